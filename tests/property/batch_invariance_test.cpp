@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
@@ -21,37 +21,6 @@ Rows first_rows(size_t count) {
   Rows rows(count);
   std::iota(rows.begin(), rows.end(), 0);
   return rows;
-}
-
-Rows shuffled(Rows rows, uint64_t seed) {
-  Random random(seed);
-  for (size_t i = rows.size(); i > 1; --i) {
-    std::swap(rows[i - 1], rows[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
-  }
-  return rows;
-}
-
-template <class T>
-std::vector<T> taken(const std::vector<T>& values, size_t tokens, const Rows& rows) {
-  const size_t width = values.size() / tokens;
-  std::vector<T> out;
-  for (const size_t row : rows) {
-    out.insert(out.end(), values.begin() + static_cast<std::ptrdiff_t>(row * width),
-               values.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
-  }
-  return out;
-}
-
-// The same problem of some of its rows, in their order.
-Case taken(const Case& c, const Rows& rows) {
-  const auto tokens = static_cast<size_t>(c.problem.tokens);
-  Case out = c;
-  out.problem.tokens = static_cast<int64_t>(rows.size());
-  out.hidden = taken(c.hidden, tokens, rows);
-  out.targets = taken(c.targets, tokens, rows);
-  out.temperature = taken(c.temperature, tokens, rows);
-  out.token_weight = taken(c.token_weight, tokens, rows);
-  return out;
 }
 
 struct Statistic {
@@ -73,7 +42,7 @@ constexpr Statistic kStatistics[] = {{"nll", &Outputs::nll},
 // The first statistic of which `some` are not the bits of these rows of `all`; empty: there is none.
 std::string difference(const Outputs& some, const Outputs& all, size_t tokens, const Rows& rows) {
   for (const Statistic& each : kStatistics) {
-    if (!same_bits(some.*each.member, taken(all.*each.member, tokens, rows))) return each.name;
+    if (!same_bits(some.*each.member, rows_of(all.*each.member, tokens, rows))) return each.name;
   }
   return "";
 }
@@ -99,7 +68,7 @@ void ignore_some(Case* c) {
 
 std::vector<Variant> variants() {
   return {
-      {"plain", [](Case* c) { c->problem.has.bias = c->problem.has.d_bias = 0; }},
+      {"plain", [](Case* c) { remove_bias(c); }},
       {"bias, softcap, entropy",
        [](Case* c) {
          c->problem.softcap = 5;
@@ -128,21 +97,19 @@ std::vector<Variant> variants() {
        }},
       {"steep rows, ignored rows",
        [](Case* c) {
-         c->problem.has.bias = c->problem.has.d_bias = 0;
+         remove_bias(c);
          make_steep(c);
          ignore_some(c);
        }},
   };
 }
 
-class BatchInvariance : public testing::TestWithParam<Engine> {
+class BatchInvariance : public EngineTest {
  protected:
-  const Engine& engine() const { return GetParam(); }
-
   // Many rows, and on a device so many columns that tiles of a row would share slots; fewer where they are
   // slow.
   PlainSize size(int64_t hidden) const {
-    if (engine().is_device()) return {1024, 12007, hidden};
+    if (is_device()) return {1024, 12007, hidden};
     const bool slow = engine().is_reference() || engine().isa == "portable" || is_slowed_down();
     return slow ? PlainSize{220, 500, hidden} : PlainSize{1024, 3011, hidden};
   }
@@ -169,31 +136,30 @@ class BatchInvariance : public testing::TestWithParam<Engine> {
     return c;
   }
 
-  Outputs forward(const Case& c, size_t budget = 0) const {
-    logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
-    problem.max_workspace_bytes = budget;
-    return run_pass(context_, problem, c);
-  }
-
-  Outputs both(const Case& c, size_t budget = 0) const {
-    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-    problem.max_workspace_bytes = budget;
-    return run_pass(context_, problem, c);
-  }
-
-  std::set<size_t> budgets(const Case& c, logitless::Pass pass) const {
+  Outputs run(const Case& c, logitless::Pass pass, size_t budget = 0) const {
     logitless::Problem problem = pass_problem(c, pass);
-    std::set<size_t> found{0};
-    for (const size_t most : {size_t{0}, size_t{1}, size_t{1} << 20, size_t{3} << 20, size_t{8} << 20}) {
-      problem.max_workspace_bytes = most;
-      for (const logitless::PlanInfo& plan : context_.plans(problem)) {
-        if (plan.workspace_bytes > 0) found.insert(plan.workspace_bytes);
+    problem.max_workspace_bytes = budget;
+    return run_pass(context_, problem, c);
+  }
+  Outputs forward(const Case& c) const { return run(c, logitless::Pass::forward); }
+  Outputs both(const Case& c) const { return run(c, logitless::Pass::forward_backward); }
+
+  // The statistics of both passes are those, under every budget and in every plan.
+  void expect_same_in_every_plan(const Case& c, const Outputs& rollout) const {
+    const auto tokens = static_cast<size_t>(c.problem.tokens);
+    for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
+      logitless::Problem problem = pass_problem(c, pass);
+      std::set<size_t> budgets{0};
+      for (const size_t most : {size_t{0}, size_t{1}, size_t{1} << 20, size_t{3} << 20, size_t{8} << 20}) {
+        problem.max_workspace_bytes = most;
+        budgets.merge(plan_bytes(problem));
+      }
+      for (const size_t budget : budgets) {
+        EXPECT_EQ(difference(run(c, pass, budget), rollout, tokens, first_rows(tokens)), "")
+            << "pass " << static_cast<int>(pass) << " within " << budget;
       }
     }
-    return found;
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(BatchInvariance, RowsAloneAndInBatches) {
@@ -204,16 +170,16 @@ TEST_P(BatchInvariance, RowsAloneAndInBatches) {
         SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
         const auto tokens = static_cast<size_t>(c.problem.tokens);
         const Outputs all = forward(c);
-        const Rows order = shuffled(first_rows(tokens), 3);
+        const Rows order = shuffled_rows(tokens, 3);
         for (const size_t count : {size_t{1}, size_t{7}, size_t{128}, tokens}) {
           const Rows rows(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
-          EXPECT_EQ(difference(forward(taken(c, rows)), all, tokens, rows), "")
+          EXPECT_EQ(difference(forward(rows_of(c, rows)), all, tokens, rows), "")
               << count << " rows, loss only";
-          EXPECT_EQ(difference(both(taken(c, rows)), all, tokens, rows), "")
+          EXPECT_EQ(difference(both(rows_of(c, rows)), all, tokens, rows), "")
               << count << " rows, with gradients";
         }
         for (size_t row = 0; row < tokens; row += tokens / 4 + 1) {
-          EXPECT_EQ(difference(forward(taken(c, {row})), all, tokens, {row}), "") << "row " << row;
+          EXPECT_EQ(difference(forward(rows_of(c, {row})), all, tokens, {row}), "") << "row " << row;
         }
       }
     }
@@ -227,11 +193,11 @@ TEST_P(BatchInvariance, ManyRows) {
     SCOPED_TRACE(describe(c));
     const auto count = static_cast<size_t>(tokens);
     const Outputs all = forward(c);
-    const Rows order = shuffled(first_rows(count), 4);
-    EXPECT_EQ(difference(both(taken(c, order)), all, count, order), "");
+    const Rows order = shuffled_rows(count, 4);
+    EXPECT_EQ(difference(both(rows_of(c, order)), all, count, order), "");
     for (const size_t few : {1, 7, 128}) {
       const Rows rows(order.end() - static_cast<std::ptrdiff_t>(few), order.end());
-      EXPECT_EQ(difference(both(taken(c, rows)), all, count, rows), "") << few << " rows";
+      EXPECT_EQ(difference(both(rows_of(c, rows)), all, count, rows), "") << few << " rows";
     }
   }
 }
@@ -245,15 +211,7 @@ TEST_P(BatchInvariance, RolloutEqualsTrainer) {
         some.tokens = 150;
         const Case c = case_of(variant, some, dtype);
         SCOPED_TRACE(std::string(variant.name) + ": " + describe(c));
-        const Rows rows = first_rows(150);
-        const Outputs rollout = forward(c);
-        for (const size_t budget : budgets(c, logitless::Pass::forward)) {
-          EXPECT_EQ(difference(forward(c, budget), rollout, 150, rows), "") << "loss only within " << budget;
-        }
-        for (const size_t budget : budgets(c, logitless::Pass::forward_backward)) {
-          EXPECT_EQ(difference(both(c, budget), rollout, 150, rows), "")
-              << "with gradients within " << budget;
-        }
+        expect_same_in_every_plan(c, forward(c));
       }
     }
   }
@@ -273,15 +231,9 @@ TEST_P(BatchInvariance, MixedOperands) {
     if (!engine().can_run(c.problem)) continue;
     SCOPED_TRACE(describe(c));
     const Outputs rollout = forward(c);
-    for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
-      for (const size_t budget : budgets(c, pass)) {
-        const bool only = pass == logitless::Pass::forward;
-        EXPECT_EQ(difference(only ? forward(c, budget) : both(c, budget), rollout, 150, first_rows(150)), "")
-            << "within " << budget;
-      }
-    }
+    expect_same_in_every_plan(c, rollout);
     const Rows few{3, 111, 74};
-    EXPECT_EQ(difference(both(taken(c, few)), rollout, 150, few), "");
+    EXPECT_EQ(difference(both(rows_of(c, few)), rollout, 150, few), "");
   }
 }
 
@@ -295,24 +247,23 @@ TEST_P(BatchInvariance, WithoutIt) {
       const auto tokens = static_cast<size_t>(c.problem.tokens);
       const Outputs all = forward(c);
       const Case mode_on = case_of(variant, size(64), dtype);
-      if (!engine().is_device()) {
+      if (!is_device()) {
         EXPECT_EQ(difference(forward(mode_on), all, tokens, first_rows(tokens)), "") << variant.name;
       }
-      const Rows order = shuffled(first_rows(tokens), 3);
+      const Rows order = shuffled_rows(tokens, 3);
       for (const size_t count : {size_t{7}, tokens}) {
         const Rows rows(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
-        differs = differs || !difference(both(taken(c, rows)), all, tokens, rows).empty();
+        differs = differs || !difference(both(rows_of(c, rows)), all, tokens, rows).empty();
       }
     }
-    const bool may_differ = engine().is_device();
+    const bool may_differ = is_device();
     if (!may_differ || engine().isa == "sm90") {
       EXPECT_EQ(differs, may_differ) << static_cast<int>(dtype);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, BatchInvariance, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(BatchInvariance, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
@@ -21,10 +21,10 @@ struct Variant {
   double offset;
 };
 
-class CommonOffset : public testing::TestWithParam<Engine> {
+class CommonOffset : public EngineTest {
  protected:
   // Logits of multiples of `step` without an offset.
-  Case base(double step) const { return base(step, GetParam().plain_dtype()); }
+  Case base(double step) const { return base(step, engine().plain_dtype()); }
   static Case base(double step, logitless_dtype dtype) {
     Case c = plain_case(3, {kTokens, kVocab, kHidden}, dtype);
     logitless::Problem& p = c.problem;
@@ -58,8 +58,16 @@ class CommonOffset : public testing::TestWithParam<Engine> {
     }
   }
 
-  // Rows of a matrix without the columns that the offset is in, times factor.
-  static std::vector<double> features(const std::vector<double>& matrix, double factor = 1) {
+  // Gradients without the columns that the offset is in; that of the classifier times factor.
+  template <class Gradients>
+  static Outputs features(const Gradients& of, double factor = 1) {
+    Outputs out;
+    out.d_hidden = features(of.d_hidden, 1);
+    out.d_classifier = features(of.d_classifier, factor);
+    out.d_bias = of.d_bias;
+    return out;
+  }
+  static std::vector<double> features(const std::vector<double>& matrix, double factor) {
     std::vector<double> out;
     for (size_t k = 0; k < matrix.size(); ++k) {
       if (k % kHidden < kFeatures) out.push_back(factor * matrix[k]);
@@ -67,32 +75,15 @@ class CommonOffset : public testing::TestWithParam<Engine> {
     return out;
   }
 
-  // Ways to the same gradients: in one run and two, all kinds of upstream gradients, thinned with all kept.
-  std::vector<Case> ways(const Case& c) const {
-    std::vector<Case> out;
-    for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
-      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-        for (bool entropy : {false, true}) {
-          if (entropy && mode == Mode::kForwardBackward) continue;
-          Case way = c;
-          way.mode = mode;
-          way.problem.reduction = reduction;
-          if (reduction == LOGITLESS_REDUCTION_NONE) way.grad_loss.assign(kTokens, 1);
-          if (entropy) {
-            way.problem.has.grad_entropy = way.problem.has.grad_lse = 1;
-            way.grad_entropy.assign(kTokens, 0.5);
-            way.grad_lse.assign(kTokens, -0.25);
-          }
-          out.push_back(way);
-          if (!why_not_thinned(GetParam()).empty()) continue;
-          for (int32_t keeps : {0, 1}) {
-            way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-            way.problem.threshold = 1e-30;
-            way.problem.has.draws = keeps;
-            out.push_back(way);
-          }
-        }
-      }
+  // Also with upstream gradients of the entropy and of lse.
+  std::vector<Case> ways_with_upstream(const Case& c) const {
+    std::vector<Case> out = ways(c, 1);
+    Case upstream = c;
+    upstream.problem.has.grad_entropy = upstream.problem.has.grad_lse = 1;
+    upstream.grad_entropy.assign(kTokens, 0.5);
+    upstream.grad_lse.assign(kTokens, -0.25);
+    for (const Case& way : ways(upstream, 1)) {
+      if (way.mode == Mode::kForwardThenBackward) out.push_back(way);
     }
     return out;
   }
@@ -121,7 +112,7 @@ class CommonOffset : public testing::TestWithParam<Engine> {
 
   // CUDA's sums of w z are float32 and of the logits themselves (docs/numerics.md).
   double smoothing_error(const Case& c, const Answer& truth, double offset) const {
-    if (!GetParam().is_device() || c.problem.dtype.hidden == LOGITLESS_F64) return 0;
+    if (!is_device() || c.problem.dtype.hidden == LOGITLESS_F64) return 0;
     double weights = c.class_weight.empty() ? kVocab : 0;
     for (double w : c.class_weight) weights += w;
     const double tiles = std::ceil(kVocab / 192.0), largest = std::fabs(offset) + 6;
@@ -129,16 +120,14 @@ class CommonOffset : public testing::TestWithParam<Engine> {
         c.problem.label_smoothing * (51 + tiles) * 0x1p-24 * largest * weights / double{kVocab};
     return c.problem.reduction == LOGITLESS_REDUCTION_NONE ? of_row : of_row * kTokens / truth.divisor;
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(CommonOffset, ChangesNoGradient) {
   const Case plain = base(0x1p-3);
-  for (const Case& way : ways(plain)) {
+  for (const Case& way : ways_with_upstream(plain)) {
     const Expected expected(way);
     const Answer& truth = expected.truth();
-    const Bounds bounds = expected.bounds_of(GetParam());
+    const Bounds bounds = expected.bounds_of(engine());
     for (const Variant& v : {Variant{By::kBias, 0},
                              {By::kBias, 100},
                              {By::kBias, -1e3},
@@ -154,16 +143,12 @@ TEST_P(CommonOffset, ChangesNoGradient) {
                                       << ", thinned " << way.problem.gradient);
       Case c = way;
       add_offset(&c, v);
-      const Outputs got = solve(context_, c);
+      const Outputs got = solve(c);
       SCOPED_TRACE(describe(c));
       const double unscale = 1 / c.problem.scale;
       EXPECT_TRUE(close("nll", got.nll, truth.nll, bounds.nll, LOGITLESS_F32));
       EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, LOGITLESS_F32));
-      EXPECT_TRUE(close("d_hidden", features(got.d_hidden), features(truth.d_hidden), bounds.d_hidden,
-                        LOGITLESS_F32));
-      EXPECT_TRUE(close("d_classifier", features(got.d_classifier, unscale), features(truth.d_classifier),
-                        bounds.d_classifier, LOGITLESS_F32));
-      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, bounds.d_bias, LOGITLESS_F32));
+      expect_gradients(features(got, unscale), features(truth), bounds);
     }
   }
 }
@@ -172,20 +157,16 @@ TEST_P(CommonOffset, ChangesNoGradient) {
 TEST_P(CommonOffset, OfAZLoss) {
   for (double offset : {100.0, 1e4, 1e6}) {
     Case c = base(0x1p-3);
-    const Bounds bounds = Expected(c).bounds_of(GetParam());
+    const Bounds bounds = Expected(c).bounds_of(engine());
     add_offset(&c, {By::kBias, offset});
     c.problem.z_loss = 1 / offset;
     const Answer truth = materialise<double>(c);
-    for (Case& way : ways(c)) {
-      if (way.problem.reduction != LOGITLESS_REDUCTION_MEAN || way.problem.has.grad_entropy != 0) continue;
+    for (const Case& way : ways(c, 1)) {
+      if (way.problem.reduction != LOGITLESS_REDUCTION_MEAN) continue;
       SCOPED_TRACE(describe(way));
-      const Outputs got = solve(context_, way);
+      const Outputs got = solve(way);
       const double factor = 1 + 2.1;  // 2 z_loss lse
-      EXPECT_TRUE(close("d_hidden", features(got.d_hidden), features(truth.d_hidden),
-                        factor * bounds.d_hidden, LOGITLESS_F32));
-      EXPECT_TRUE(close("d_classifier", features(got.d_classifier), features(truth.d_classifier),
-                        factor * bounds.d_classifier, LOGITLESS_F32));
-      EXPECT_TRUE(close("d_bias", got.d_bias, truth.d_bias, factor * bounds.d_bias, LOGITLESS_F32));
+      expect_gradients(features(got), features(truth), factor * bounds);
       // A device rounds the losses of rows.
       const double error = bounds.loss + 2.1 * bounds.lse + 0x1p-24 * truth.loss[0];
       EXPECT_TRUE(close("loss", got.loss, truth.loss, error, LOGITLESS_F32));
@@ -209,18 +190,18 @@ TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
            {LOGITLESS_BF16, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
            {LOGITLESS_F64, 0, {{By::kBias, 1e15}, {By::kBias, further}, {By::kClassifier, 1e15}}}}) {
     const Case plain = base(logits.step, logits.dtype);
-    if (!GetParam().can_run(plain.problem)) continue;
+    if (!engine().can_run(plain.problem)) continue;
     const logitless_dtype stats = stats_dtype(plain.problem);
     for (const Case& c : losses(plain)) {
       const Expected expected(c);
       const Answer& truth = expected.truth();
-      const Bounds bounds = expected.bounds_of(GetParam());
+      const Bounds bounds = expected.bounds_of(engine());
       for (const Variant& v : logits.variants) {
         Case moved = c;
         add_offset(&moved, v);
         SCOPED_TRACE(testing::Message() << "offset " << v.offset << ", step " << logits.step << ", weights "
                                         << c.class_weight.size() << ", " << describe(moved));
-        const Outputs got = solve(context_, moved);
+        const Outputs got = solve(moved);
         const double error = bounds.loss + smoothing_error(c, truth, v.offset);
         EXPECT_TRUE(close("loss", got.loss, truth.loss, error, stats));
         EXPECT_TRUE(close("nll", got.nll, truth.nll, bounds.nll, stats));
@@ -237,14 +218,14 @@ TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
 // Beyond the integers of float32: finite, and of the right sign and size.
 TEST_P(CommonOffset, BeyondTheIntegers) {
   const Case plain = base(8);
-  for (const Case& way : ways(plain)) {
+  for (const Case& way : ways_with_upstream(plain)) {
     const Answer truth = materialise<double>(way);
     for (double offset : {0x1p24, 1e8}) {
       Case c = way;
       add_offset(&c, {By::kBias, offset});
       SCOPED_TRACE(testing::Message()
                    << "offset " << offset << ", thinned " << way.problem.gradient << ", " << describe(c));
-      const Outputs got = solve(context_, c);
+      const Outputs got = solve(c);
       double largest = 0;
       for (double d : truth.d_bias) largest = std::max(largest, std::fabs(d));
       for (size_t j = 0; j < truth.d_bias.size(); ++j) {
@@ -266,7 +247,7 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   c.problem.has.entropy = 0;
   const Expected expected(c);
   add_offset(&c, {By::kBias, 1e5});
-  const Outputs whole = solve(context_, c);
+  const Outputs whole = solve(c);
   std::vector<float> max(whole.max.begin(), whole.max.end()), sum(whole.sum_exp.begin(), whole.sum_exp.end());
   std::vector<float> target(whole.target_logit.begin(), whole.target_logit.end());
   std::vector<float> lse(kTokens), lse_low(kTokens);
@@ -288,12 +269,11 @@ TEST_P(CommonOffset, OfMergedStatistics) {
     EXPECT_NEAR((known.lse[i] - 1e5) + known.lse_low[i], log_sum, 1e-6) << i;
   }
   const Outputs got = run_pass(context_, pass_problem(c, logitless::Pass::backward), c, &known);
-  const Bounds bounds = expected.bounds_of(GetParam());
+  const Bounds bounds = expected.bounds_of(engine());
   EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, CommonOffset, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(CommonOffset, engines());
 
 }  // namespace
 }  // namespace logitless_test

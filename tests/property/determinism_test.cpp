@@ -3,60 +3,84 @@
 
 #include <thread>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
 
-class Determinism : public testing::TestWithParam<Engine> {
+class Determinism : public EngineTest {
  protected:
-  // Some larger than one block of the kernels in each direction.
+  // Some larger than one block of the kernels in each direction, some with several targets a row, and what of
+  // them the engine can thin.
   std::vector<Case> cases() const {
-    std::vector<Case> out;
+    std::vector<Case> exact;
+    const auto add = [&](Case c) {
+      if (engine().can_run(c.problem)) exact.push_back(std::move(c));
+    };
+    Random random(1);
     for (uint64_t seed = 0; seed < seeds(25); ++seed) {
-      Case c = random_case(seed, {.largest_dimension = 200, .allow_fp64 = GetParam().has_float64()});
-      if (GetParam().can_run(c.problem)) out.push_back(std::move(c));
+      Case c = random_case(seed, {.largest_dimension = 200, .allow_fp64 = engine().has_float64()});
+      add(c);
+      if (seed % 4 != 0) continue;
+      give_targets(random, &c, 9, 0, 1);
+      add(c);
     }
-    const bool fast = !GetParam().is_reference();
-    for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) {
-      out.push_back(plain_case(7,
-                               fast
-                                   ? PlainSize{300, is_slowed_down() ? 600 : 1500, is_slowed_down() ? 20 : 70}
-                                   : PlainSize{40, 150, 20},
-                               dtype));
+    // The second of more columns than thinned gradients draw at a time.
+    const std::vector<PlainSize> sizes = engine().is_reference() ? std::vector<PlainSize>{{40, 150, 20}}
+                                         : is_slowed_down()
+                                             ? std::vector<PlainSize>{{300, 600, 20}}
+                                             : std::vector<PlainSize>{{300, 1500, 70}, {70, 9000, 33}};
+    for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16}) {
+      for (const PlainSize& size : sizes) {
+        Case c = plain_case(7, size, dtype);
+        add(c);
+        c.mode = Mode::kForward;
+        c.problem.top_k = 32;
+        add(c);
+      }
     }
-    return out;
+    std::vector<Case> all = exact;
+    if (!why_not_thinned(engine()).empty()) return all;
+    for (Case& c : exact) {
+      if (!engine().can_thin(c.problem) || c.problem.targets_per_row > 0) continue;
+      c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+      c.problem.seed = -3;
+      for (double threshold : {0x1p-5, 0x1p-10}) {
+        c.problem.threshold = threshold;
+        all.push_back(c);
+      }
+    }
+    return all;
   }
 };
 
 TEST_P(Determinism, FromRunToRun) {
-  const logitless::Context context = make_context(GetParam());
   for (const Case& c : cases()) {
-    const Outputs first = solve(context, c);
+    const Outputs first = solve(c);
     for (int repeat = 0; repeat < 3; ++repeat) {
-      EXPECT_STREQ(first_difference(solve(context, c), first), "") << describe(c);
+      EXPECT_STREQ(first_difference(solve(c), first), "") << describe(c);
     }
   }
 }
 
 TEST_P(Determinism, ForAnyNumberOfThreads) {
-  if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const logitless::Context one = make_context(GetParam(), 1);
+  if (is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const logitless::Context one = make_context(engine(), 1);
   std::vector<logitless::Context> others;
-  for (int threads : {2, 3, 8}) others.push_back(make_context(GetParam(), threads));
-  for (int threads : {1, 2, 3, 8}) others.push_back(make_hosted_context(GetParam(), threads));
+  for (int threads : {2, 3, 8}) others.push_back(make_context(engine(), threads));
+  for (int threads : {1, 2, 3, 8}) others.push_back(make_hosted_context(engine(), threads));
   for (const Case& c : cases()) {
-    const Outputs first = solve(one, c);
+    const Outputs first = logitless_test::solve(one, c);
     for (const logitless::Context& other : others) {
-      EXPECT_STREQ(first_difference(solve(other, c), first), "") << describe(c);
+      EXPECT_STREQ(first_difference(logitless_test::solve(other, c), first), "") << describe(c);
     }
   }
 }
 
 // One plan in several threads at once, each with buffers of its own.
 TEST_P(Determinism, ConcurrentRunsOfOnePlan) {
-  if (GetParam().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
-  const logitless::Context context = make_hosted_context(GetParam(), 2);
+  if (is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
+  const logitless::Context context = make_hosted_context(engine(), 2);
   const Case c = plain_case(3, {33, 129, 17});
   logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
   const logitless::Plan plan(context, problem);
@@ -92,8 +116,7 @@ TEST_P(Determinism, ConcurrentRunsOfOnePlan) {
   for (const Result& result : results) EXPECT_TRUE(result == results[0]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Determinism, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Determinism, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -1,6 +1,7 @@
 // logitless_divergence_run on every engine beside float64: of any shape and layout, in windows of columns,
 // and of values that no softmax likes.
 #include "divergence_fixture.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
@@ -245,8 +246,7 @@ TEST_P(Divergences, InFloat64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Divergences, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Divergences, engines());
 
 }  // namespace
 }  // namespace logitless_test

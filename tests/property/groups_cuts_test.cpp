@@ -7,21 +7,22 @@
 #include <functional>
 #include <set>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "random.h"
 #include "rank_group.h"
 
 namespace logitless_test {
 namespace {
 
-class GroupCuts : public testing::TestWithParam<Engine> {
+class GroupCuts : public EngineTest {
  protected:
   static constexpr int kRanks = 3;
 
+  GroupCuts() { context_ = make_context(engine(), 1); }
   void SetUp() override { set({20, 30, 8}, {12, 8, 10}); }
 
   void set(PlainSize size, const std::vector<int64_t>& shards) {
-    case_ = plain_case(11, size, GetParam().plain_dtype());
+    case_ = plain(11, size);
     case_.problem.dtype.d_hidden = stats_dtype(case_.problem);
     case_.targets[0] = 5;
     case_.targets[1] = 17;
@@ -68,23 +69,19 @@ class GroupCuts : public testing::TestWithParam<Engine> {
   // As many chunks of tokens as the plans have.
   void set_least_budget() {
     for (logitless::Problem& p : problems_) p.max_workspace_bytes = 0;
-    size_t least = SIZE_MAX;
-    for (const logitless::PlanInfo& plan : context_.plans(problems_[0])) {
-      least = std::min<size_t>(least, plan.workspace_bytes);
-    }
+    const size_t least = *plan_bytes(problems_[0]).begin();
     for (logitless::Problem& p : problems_) p.max_workspace_bytes = least;
   }
 
   // Nothing is waited for on a device, so that which rows a rank computes is not compared as on the host.
-  bool is_on_host() const { return !GetParam().is_device(); }
+  bool is_on_host() const { return !is_device(); }
 
-  logitless::Context context_ = make_context(GetParam(), 1);
   Case case_;
   std::vector<logitless::Problem> problems_;
   std::vector<logitless_status> statuses_;
   int64_t most_ignored_ = 0;
-  RankGroup group_{kRanks, GetParam().is_device()};
-  std::string expected(const std::string& on_host) const { return GetParam().is_device() ? "NaN" : on_host; }
+  RankGroup group_{kRanks, is_device()};
+  std::string expected(const std::string& on_host) const { return is_device() ? "NaN" : on_host; }
 };
 
 TEST_P(GroupCuts, RefusesWhatMakesNoVocabulary) {
@@ -132,7 +129,7 @@ TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
 TEST_P(GroupCuts, RefusesAllChunksOfTokens) {
   set({1200, 900, 24}, {500, 0, 400});
   set_least_budget();
-  if (GetParam().backend != "reference") {
+  if (engine().backend != "reference") {
     EXPECT_GT(logitless::Plan(context_, problems_[0]).info().gathers, 1);
   }
   const auto errors = errors_of([](int rank, logitless::Problem&, Case& c) {
@@ -218,8 +215,7 @@ TEST_P(GroupCuts, RefusesATargetOutOfRange) {
   EXPECT_EQ(statuses(), std::set<logitless_status>{LOGITLESS_INVALID_TARGET});
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, GroupCuts, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(GroupCuts, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -4,18 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <set>
 
-#include "compare.h"
 #include "formats.h"
-#include "rank_group.h"
-#include "row_fields.h"
+#include "groups_fixture.h"
 
 namespace logitless_test {
 namespace {
-
-using Sizes = std::vector<int64_t>;
 
 Sizes random_sizes(Random& random, int64_t total, int ranks) {
   Sizes sizes;
@@ -27,33 +24,13 @@ Sizes random_sizes(Random& random, int64_t total, int ranks) {
   return sizes;
 }
 
-// Every rank's own problem.
-std::vector<logitless::Problem> cut(const logitless::Problem& whole, const Sizes& sizes,
-                                    logitless::GroupDHidden d_hidden) {
-  std::vector<logitless::Problem> ranks;
-  int64_t start = 0;
-  for (int64_t size : sizes) {
-    logitless::Problem p = whole;
-    p.vocab = size;
-    logitless::set_group(p, static_cast<int32_t>(sizes.size()), start, whole.vocab, std::ranges::max(sizes),
-                         d_hidden);
-    start += size;
-    ranks.push_back(p);
-  }
-  return ranks;
-}
-
-void append(const std::vector<double>& from, std::vector<double>* to) {
-  to->insert(to->end(), from.begin(), from.end());
-}
-
-class Groups : public testing::TestWithParam<Engine> {
+class Groups : public GroupTest {
  protected:
   // The seed's random case as a group can run it. Sums of parts need parts in float32, in rows without gaps.
   // In the place of one that the engine cannot run comes another.
   Case grouped(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
-    while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    while (!engine().can_run(c.problem)) c = random_case(seed += 10'000, limits);
     if (seed % 3 == 1) {
       Random random(seed);
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
@@ -67,57 +44,7 @@ class Groups : public testing::TestWithParam<Engine> {
   }
 
   // Groups take no float64 on a device.
-  bool allows_fp64() const { return GetParam().has_float64() && !GetParam().is_device(); }
-
-  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
-  // on all of them; gradients are put together.
-  Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, size_t budget,
-                    const Outputs* known, bool only_losses = false) const {
-    RankGroup group(static_cast<int>(sizes.size()), GetParam().is_device());
-    logitless::Problem whole = pass_problem(c, pass);
-    whole.max_workspace_bytes = budget;
-    const auto ranks = static_cast<int64_t>(sizes.size());
-    const bool scatters = whole.has.d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
-    const auto problems =
-        cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
-    std::vector<Outputs> found(sizes.size());
-    group.run([&](int rank, const logitless::Communicator& communicator) {
-      found[static_cast<size_t>(rank)] =
-          run_pass(context_, problems[static_cast<size_t>(rank)], c, known, &communicator, only_losses);
-    });
-    Outputs out = found[0];
-    out.d_classifier.clear();
-    out.d_bias.clear();
-    const size_t own = out.d_hidden.size() / sizes.size();
-    for (size_t rank = 0; rank < found.size(); ++rank) {
-      append(found[rank].d_classifier, &out.d_classifier);
-      append(found[rank].d_bias, &out.d_bias);
-      if (scatters) {
-        std::copy_n(found[rank].d_hidden.begin() + static_cast<std::ptrdiff_t>(rank * own), own,
-                    out.d_hidden.begin() + static_cast<std::ptrdiff_t>(rank * own));
-      }
-    }
-    for (Outputs& each : found) {
-      each.d_classifier = out.d_classifier;
-      each.d_bias = out.d_bias;
-      if (scatters) each.d_hidden = out.d_hidden;
-      EXPECT_STREQ(first_difference(found[0], each), "") << "between ranks";
-    }
-    return out;
-  }
-
-  Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget) const {
-    if (c.mode == Mode::kForwardBackward) {
-      return run_ranks(c, logitless::Pass::forward_backward, sizes, budget, nullptr);
-    }
-    Outputs out = run_ranks(c, logitless::Pass::forward, sizes, budget, nullptr);
-    if (c.mode == Mode::kForward) return out;
-    Outputs gradients = run_ranks(c, logitless::Pass::backward, sizes, budget, &out);
-    out.d_hidden = std::move(gradients.d_hidden);
-    out.d_classifier = std::move(gradients.d_classifier);
-    out.d_bias = std::move(gradients.d_bias);
-    return out;
-  }
+  bool allows_fp64() const { return engine().has_float64() && !is_device(); }
 
   void expect_group_agrees(const Case& c, const Expected& expected, const Sizes& sizes,
                            size_t budget = 0) const {
@@ -125,7 +52,7 @@ class Groups : public testing::TestWithParam<Engine> {
                                     << ", budget " << budget);
     // The merge rounds the statistics once more (on a device), as each rank's part of d_hidden is rounded.
     const double times = static_cast<double>(sizes.size() + 1);
-    Bounds bounds = times * expected.bounds_of(GetParam());
+    Bounds bounds = times * expected.bounds_of(engine());
     const double unit = stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;
     bounds.nll += times * unit;
@@ -135,11 +62,28 @@ class Groups : public testing::TestWithParam<Engine> {
     EXPECT_STREQ(first_difference(first, solve_in_group(c, sizes, budget)), "") << "between runs";
   }
 
-  logitless::Context context_ = make_context(GetParam(), 2);
+  // What a run of two ranks fails with.
+  logitless::Error error_of(const logitless::Problem& whole,
+                            const std::function<void(int, logitless::Communicator&)>& change,
+                            const Case& c) const {
+    RankGroup group(2, is_device());
+    const auto problems = cut(whole, {10, 20}, logitless::GroupDHidden::part);
+    try {
+      group.run([&](int rank, const logitless::Communicator& given) {
+        logitless::Communicator communicator = given;
+        change(rank, communicator);
+        run_pass(context_, problems[static_cast<size_t>(rank)], c, nullptr, &communicator);
+      });
+    } catch (const logitless::Error& error) {
+      return error;
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return {LOGITLESS_OK, ""};
+  }
 };
 
 TEST_P(Groups, AnyCutOfSmallVocabulariesSlow) {
-  for (uint64_t seed = 0; seed < (GetParam().is_device() ? 20 : seeds(120)); ++seed) {
+  for (uint64_t seed = 0; seed < (is_device() ? 20 : seeds(120)); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);
@@ -148,7 +92,7 @@ TEST_P(Groups, AnyCutOfSmallVocabulariesSlow) {
 }
 
 TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
-  for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(40)); ++seed) {
+  for (uint64_t seed = 500; seed < 500 + (is_device() ? 12 : seeds(40)); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);
@@ -156,11 +100,7 @@ TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
     expect_group_agrees(c, expected, sizes);
     const auto pass =
         c.mode == Mode::kForwardBackward ? logitless::Pass::forward_backward : logitless::Pass::forward;
-    std::set<size_t> budgets;
-    for (const logitless::PlanInfo& plan :
-         context_.plans(cut(pass_problem(c, pass), sizes, logitless::GroupDHidden::sum)[0])) {
-      budgets.insert(plan.workspace_bytes);
-    }
+    const auto budgets = plan_bytes(cut(pass_problem(c, pass), sizes)[0]);
     for (size_t budget : budgets) {
       try {
         expect_group_agrees(c, expected, sizes, budget);
@@ -173,13 +113,12 @@ TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
 
 // Chunks of tokens, each with an exchange of its own; and the number of exchanges is the plan's.
 TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
-  Case c = plain_case(7, {1200, 900, 24}, GetParam().plain_dtype());
+  Case c = plain(7, {1200, 900, 24});
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
   c.targets[3] = c.problem.ignore_index;
   const Expected expected(c);
   const Sizes sizes{500, 0, 400};
-  const auto problems =
-      cut(pass_problem(c, logitless::Pass::forward_backward), sizes, logitless::GroupDHidden::sum);
+  const auto problems = cut(pass_problem(c, logitless::Pass::forward_backward), sizes);
   std::set<int64_t> chunks;
   for (const logitless::PlanInfo& listed : context_.plans(problems[0])) {
     SCOPED_TRACE(listed.config);
@@ -197,15 +136,10 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
     }
     chunks.insert(plans[0].gathers);
     expect_group_agrees(c, expected, sizes, listed.workspace_bytes);
-    RankGroup group(3, GetParam().is_device());
-    group.run([&](int rank, const logitless::Communicator& communicator) {
-      logitless::Problem p = problems[static_cast<size_t>(rank)];
-      p.max_workspace_bytes = listed.workspace_bytes;
-      run_pass(context_, p, c, nullptr, &communicator);
-    });
-    EXPECT_EQ(group.calls(), plans[0].gathers + 1);  // and the sum of d_hidden
+    run_ranks(c, logitless::Pass::forward_backward, sizes, listed.workspace_bytes);
+    EXPECT_EQ(calls_, plans[0].gathers + 1);  // and the sum of d_hidden
   }
-  if (GetParam().backend != "reference") {
+  if (engine().backend != "reference") {
     EXPECT_GT(chunks.size(), 1u);
   }
 }
@@ -219,10 +153,9 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
                                  {{0, 900}, 5},
                                  {{15'000, 15'011}, 8}}) {
     const int64_t vocab = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    Case c = plain_case(static_cast<uint64_t>(k), {33, vocab, 16}, GetParam().plain_dtype());
+    Case c = plain_case(static_cast<uint64_t>(k), {33, vocab, 16}, engine().plain_dtype());
     c.mode = Mode::kForward;
-    c.problem.has.bias = c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
-    c.bias.clear();
+    remove_bias(&c);
     c.problem.has.argmax = 1;
     c.problem.top_k = k;
     c.targets[5] = c.problem.ignore_index;
@@ -231,7 +164,7 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
     for (double& x : c.hidden) x = std::nearbyint(64 * x) / 64;
     for (double& x : c.classifier) x = std::nearbyint(64 * x) / 64;
     for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
-    const Outputs got = run_ranks(c, logitless::Pass::forward, sizes, 0, nullptr);
+    const Outputs got = run_ranks(c, logitless::Pass::forward, sizes);
     for (size_t row = 0; row < 33; ++row) {
       if (row == 5) continue;
       EXPECT_EQ(got.top_ids[row * static_cast<size_t>(k)], got.argmax[row]);
@@ -245,9 +178,8 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
 
 // NaN before infinity before numbers, and masked columns last, by the first ids.
 TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
-  Case c = plain_case(3, {4, 60, 8}, GetParam().plain_dtype());
+  Case c = plain(3, {4, 60, 8});
   c.mode = Mode::kForward;
-  c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
   c.problem.top_k = 60;
   c.problem.dtype.bias = LOGITLESS_F32;
   std::fill(c.hidden.begin(), c.hidden.end(), 0.0);
@@ -261,7 +193,7 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
     const double x = c.bias[static_cast<size_t>(a)], y = c.bias[static_cast<size_t>(b)];
     return std::isnan(x) ? !std::isnan(y) : x > y;
   });
-  const Outputs got = run_ranks(c, logitless::Pass::forward, {10, 0, 35, 15}, 0, nullptr);
+  const Outputs got = run_ranks(c, logitless::Pass::forward, {10, 0, 35, 15});
   for (std::ptrdiff_t row = 0; row < 4; ++row) {
     EXPECT_EQ(std::vector<double>(got.top_ids.begin() + 60 * row, got.top_ids.begin() + 60 * (row + 1)),
               expected);
@@ -271,8 +203,8 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
 // For one cut of the vocabulary a row has the same bits in any batch, place, plan and pass, and whatever is
 // told of it.
 TEST_P(Groups, BatchInvariantRowsSlow) {
-  const int64_t vocab = GetParam().is_device() ? 4000 : 1100;
-  Case c = plain_case(12, {260, vocab, 24}, GetParam().plain_dtype());
+  const int64_t vocab = is_device() ? 4000 : 1100;
+  Case c = plain(12, {260, vocab, 24});
   c.problem.batch_invariant = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
@@ -281,29 +213,21 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
   }
   c.targets[7] = c.problem.ignore_index;
   const Sizes sizes{vocab / 2 + 13, 0, vocab / 2 - 13};
-  const Outputs all = run_ranks(c, logitless::Pass::forward, sizes, 0, nullptr);
-  const auto rows_of = [&](const std::vector<double>& values, size_t first, size_t count) {
-    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(first);
-    return std::vector<double>(begin, begin + static_cast<std::ptrdiff_t>(count));
-  };
+  const Outputs all = run_ranks(c, logitless::Pass::forward, sizes);
   for (const auto& [first, count] : {std::pair<size_t, size_t>{0, 260}, {37, 1}, {5, 7}, {74, 128}}) {
-    Case some = c;
-    some.problem.tokens = static_cast<int64_t>(count);
-    some.hidden = rows_of(c.hidden, 24 * first, 24 * count);
-    some.targets.assign(c.targets.begin() + static_cast<std::ptrdiff_t>(first),
-                        c.targets.begin() + static_cast<std::ptrdiff_t>(first + count));
+    std::vector<size_t> rows(count);
+    std::iota(rows.begin(), rows.end(), first);
+    const Case some = rows_of(c, rows);
     const auto expect_same = [&](const Outputs& got, const char* what) {
-      SCOPED_TRACE(testing::Message() << what << ", rows " << first << " and " << count - 1 << " more");
+      SCOPED_TRACE(testing::Message()
+                   << what << ", rows " << rows[0] << " and " << rows.size() - 1 << " more");
       for (const auto member : {&Outputs::lse, &Outputs::lse_low, &Outputs::loss}) {
-        EXPECT_TRUE(same_bits(got.*member, rows_of(all.*member, first, count)));
+        EXPECT_TRUE(same_bits(got.*member, rows_of(all.*member, 260, rows)));
       }
     };
     for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
-      std::set<size_t> budgets{0};
-      for (const logitless::PlanInfo& plan :
-           context_.plans(cut(pass_problem(some, pass), sizes, logitless::GroupDHidden::sum)[0])) {
-        budgets.insert(plan.workspace_bytes);
-      }
+      std::set<size_t> budgets = plan_bytes(cut(pass_problem(some, pass), sizes)[0]);
+      budgets.insert(0);
       for (const size_t budget : budgets) {
         SCOPED_TRACE(budget);
         expect_same(run_ranks(some, pass, sizes, budget, nullptr), "all that is told");
@@ -314,54 +238,40 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
 }
 
 TEST_P(Groups, GroupOfOneIsThePlainRun) {
-  Case c = plain_case(9, {40, 700, 16}, GetParam().plain_dtype());
+  Case c = plain(9, {40, 700, 16});
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
-  const Outputs plain = solve(context_, c);
+  const Outputs plain = solve(c);
   EXPECT_STREQ(first_difference(plain, solve_in_group(c, {700}, 0)), "");
 }
 
 TEST_P(Groups, LogProbabilitiesNeedAnAllReduce) {
-  Case c = plain_case(10, {8, 30, 4}, GetParam().plain_dtype());
+  Case c = plain(10, {8, 30, 4});
   Random random(1);
   give_targets(random, &c, 3, 0, 1);
-  RankGroup group(2, GetParam().is_device());
-  const auto problems =
-      cut(pass_problem(c, logitless::Pass::forward), {10, 20}, logitless::GroupDHidden::part);
-  try {
-    group.run([&](int rank, const logitless::Communicator& given) {
-      logitless::Communicator communicator = given;
-      communicator.all_reduce = nullptr;
-      run_pass(context_, problems[static_cast<size_t>(rank)], c, nullptr, &communicator);
-    });
-    FAIL() << "nothing was thrown";
-  } catch (const logitless::Error& error) {
-    EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
-    EXPECT_STREQ(
-        error.what(),
-        "communicator.all_reduce: expected a function, as each rank has some of target_log_probs, got null");
-  }
+  const logitless::Error error = error_of(
+      pass_problem(c, logitless::Pass::forward),
+      [](int, logitless::Communicator& communicator) { communicator.all_reduce = nullptr; }, c);
+  EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
+  EXPECT_STREQ(
+      error.what(),
+      "communicator.all_reduce: expected a function, as each rank has some of target_log_probs, got null");
 }
 
 TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
-  const Case c = plain_case(11, {8, 30, 4}, GetParam().plain_dtype());
-  RankGroup group(2, GetParam().is_device());
-  const auto problems =
-      cut(pass_problem(c, logitless::Pass::forward_backward), {10, 20}, logitless::GroupDHidden::part);
-  try {
-    group.run([&](int rank, const logitless::Communicator& communicator) {
-      if (rank == 1) throw logitless::Error(LOGITLESS_COMMUNICATION_FAILED, "rank 1 is gone");
-      run_pass(context_, problems[0], c, nullptr, &communicator);
-    });
-    FAIL() << "nothing was thrown";
-  } catch (const logitless::Error& error) {
-    EXPECT_EQ(error.status(), LOGITLESS_COMMUNICATION_FAILED);
-    EXPECT_STREQ(error.what(), "communicator.all_gather: expected it to return 0, got 1");
-  }
+  const Case c = plain(11, {8, 30, 4});
+  const logitless::Error error = error_of(
+      pass_problem(c, logitless::Pass::forward_backward),
+      [](int rank, logitless::Communicator&) {
+        if (rank == 1) throw logitless::Error(LOGITLESS_COMMUNICATION_FAILED, "rank 1 is gone");
+      },
+      c);
+  EXPECT_EQ(error.status(), LOGITLESS_COMMUNICATION_FAILED);
+  EXPECT_STREQ(error.what(), "communicator.all_gather: expected it to return 0, got 1");
 }
 
 // Each rank tells sums of differences from its own maximum: what all logits have in common changes no loss.
 TEST_P(Groups, ACommonOffsetOfAllLogits) {
-  if (GetParam().is_device()) GTEST_SKIP() << "sums of w z are float32 there";
+  if (is_device()) GTEST_SKIP() << "sums of w z are float32 there";
   struct Logits {
     logitless_dtype dtype;
     double step, offset;
@@ -369,7 +279,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
   for (const Logits& logits :
        {Logits{LOGITLESS_F32, 0, 0x1p50}, {LOGITLESS_F64, 0x1p-3, -0x1p45}, {LOGITLESS_F64, 0, 1e15}}) {
     Case c = plain_case(5, {6, 90, 4}, logits.dtype);
-    if (!GetParam().can_run(c.problem)) continue;
+    if (!engine().can_run(c.problem)) continue;
     c.mode = Mode::kForward;
     c.problem.has.entropy = c.problem.has.bias = c.problem.has.class_weight = 1;
     c.problem.label_smoothing = 0.4;
@@ -380,7 +290,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
       c.class_weight.push_back(0.25 * static_cast<double>(j % 7));
     }
     const Expected expected(c);
-    const Bounds bounds = expected.bounds_of(GetParam());
+    const Bounds bounds = expected.bounds_of(engine());
     for (double& b : c.bias) b += logits.offset;
     for (const Sizes& sizes : {Sizes{90}, Sizes{45, 45}, Sizes{7, 0, 50, 33}}) {
       SCOPED_TRACE(testing::Message() << "offset " << logits.offset << ", " << testing::PrintToString(sizes));
@@ -392,8 +302,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Groups, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Groups, engines());
 
 }  // namespace
 }  // namespace logitless_test

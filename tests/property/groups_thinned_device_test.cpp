@@ -1,7 +1,7 @@
 // Thinned gradients in groups of ranks on a device. Which elements a seed keeps depends on the cut of the
 // vocabulary there, so what is tested is what does not: the loss, gradients that keep everything, repeatable
 // bits, and means over seeds.
-#include "thinned_groups_fixture.h"
+#include "groups_fixture.h"
 
 namespace logitless_test {
 namespace {
@@ -15,7 +15,7 @@ class ThinnedDeviceGroups : public ThinnedDeviceGroupsTest {
 };
 
 TEST_P(ThinnedDeviceGroups, KeepingAllIsTheExactGradient) {
-  Case c = thinned(plain_case(41, {40, 700, 24}, GetParam().plain_dtype()), kKeepsAll);
+  Case c = thinned(plain(41, {40, 700, 24}), kKeepsAll);
   for (size_t i = 0; i < c.hidden.size() / 2; ++i) c.hidden[i] *= 2;  // some rows more peaked than others
   c.targets[5] = c.problem.ignore_index;
   for (const double smoothing : {0.0, 0.25}) {
@@ -37,7 +37,7 @@ TEST_P(ThinnedDeviceGroups, RandomProblems) {
   uint64_t done = 0;
   for (uint64_t seed = 0; done < seeds(30); ++seed) {
     Case c = thinned(random_case(seed, {.largest_dimension = 300, .allow_fp64 = false}), kKeepsAll);
-    if (c.mode == Mode::kForward || !GetParam().can_thin(c.problem)) continue;
+    if (c.mode == Mode::kForward || !engine().can_thin(c.problem)) continue;
     ++done;
     Random random(seed);
     const int64_t first = random.integer(0, c.problem.vocab),
@@ -50,7 +50,7 @@ TEST_P(ThinnedDeviceGroups, RandomProblems) {
 // entries masked by a bias of -inf, without which the problem has the same answer.
 TEST_P(ThinnedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   constexpr int64_t kLikely = 150, kUnmasked = 250, kDepth = 8;
-  Case masked = thinned(plain_case(7, {30, 400, kDepth}, GetParam().plain_dtype()), kKeepsAll);
+  Case masked = thinned(plain(7, {30, 400, kDepth}), kKeepsAll);
   masked.problem.has.bias = 1;
   masked.bias.assign(400, -INFINITY);
   for (int64_t j = 0; j < kUnmasked; ++j) masked.bias[static_cast<size_t>(j)] = j < kLikely ? 0 : -300;
@@ -73,7 +73,7 @@ TEST_P(ThinnedDeviceGroups, RowsWhoseMassIsOfOneRank) {
 
 // Of one row they stay in its row, on all ranks; in the classifier, of whichever rank, all rows have them.
 TEST_P(ThinnedDeviceGroups, NaNAndInfinity) {
-  const Case c = thinned(plain_case(10, {37, 300, 11}, GetParam().plain_dtype()), kKeepsAll);
+  const Case c = thinned(plain(10, {37, 300, 11}), kKeepsAll);
   const Sizes sizes{140, 0, 160};
   const Expected expected(c);
   const Bounds bounds = bounds_of(c, sizes);
@@ -102,7 +102,7 @@ TEST_P(ThinnedDeviceGroups, NaNAndInfinity) {
 }
 
 TEST_P(ThinnedDeviceGroups, TheLossIsTheExactOne) {
-  Case c = thinned(plain_case(13, {50, 3000, 24}, GetParam().plain_dtype()), 1.0 / 64);
+  Case c = thinned(plain(13, {50, 3000, 24}), 1.0 / 64);
   for (const double scale : {0.01, 1.0, 40.0}) {
     c.problem.scale = scale;
     const Sizes sizes{1400, 100, 1500};
@@ -117,7 +117,7 @@ TEST_P(ThinnedDeviceGroups, TheLossIsTheExactOne) {
 }
 
 TEST_P(ThinnedDeviceGroups, TheSameSeedGivesTheSameBits) {
-  Case c = thinned(plain_case(17, {70, 2000, 24}, GetParam().plain_dtype()), 1.0 / 64);
+  Case c = thinned(plain(17, {70, 2000, 24}), 1.0 / 64);
   c.problem.seed = 3;
   const Outputs first = solve_in_group(c, {900, 1100});
   EXPECT_STREQ(first_difference(first, solve_in_group(c, {900, 1100})), "");
@@ -126,22 +126,22 @@ TEST_P(ThinnedDeviceGroups, TheSameSeedGivesTheSameBits) {
 }
 
 TEST_P(ThinnedDeviceGroups, TheMeanOverSeedsIsTheGradientSlow) {
-  Case c = thinned(plain_case(3, {6, 500, 5}, GetParam().plain_dtype()), 1.0 / 16);
-  expect_unbiased(c, {240, 260}, 150, Expected(c).bounds_of(GetParam()).d_hidden);
+  Case c = thinned(plain(3, {6, 500, 5}), 1.0 / 16);
+  expect_unbiased(c, {240, 260}, 150, Expected(c).bounds_of(engine()).d_hidden);
   // Of which one rank's guess is far above what its columns have.
   for (double& value : c.hidden) value *= 2;
-  expect_unbiased(c, {30, 470}, 150, Expected(c).bounds_of(GetParam()).d_hidden);
+  expect_unbiased(c, {30, 470}, 150, Expected(c).bounds_of(engine()).d_hidden);
 }
 
 // A draw with a guess tells of it, and one with known sums of nothing more than the exact plan does.
 TEST_P(ThinnedDeviceGroups, PlansCountWhatIsExchanged) {
-  const Case c = thinned(plain_case(5, {64, 300, 8}, GetParam().plain_dtype()), 0.25);
+  const Case c = thinned(plain(5, {64, 300, 8}), 0.25);
   logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
   p.vocab = 100;
   logitless::set_group(p, 3, 0, 300, 100);
   const logitless::Plan plan(context_, p);
   EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_THINNED);
-  const int64_t with_guess = GetParam().is_fused();
+  const int64_t with_guess = engine().is_fused();
   EXPECT_EQ(plan.info().gathers, 1 + with_guess);
   EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_guess) + 4)));
 }
@@ -149,13 +149,13 @@ TEST_P(ThinnedDeviceGroups, PlansCountWhatIsExchanged) {
 // And a run makes as many exchanges, beside the sum of d_hidden: none of one rank, or without tokens.
 TEST_P(ThinnedDeviceGroups, RunsExchangeWhatPlansCount) {
   for (const int64_t tokens : {64, 0}) {
-    const Case c = thinned(plain_case(5, {tokens, 300, 8}, GetParam().plain_dtype()), 0.25);
+    const Case c = thinned(plain(5, {tokens, 300, 8}), 0.25);
     for (const Sizes& sizes : {Sizes{100, 0, 200}, Sizes{300}}) {
       for (const auto pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
         logitless::Problem p = pass_problem(c, pass);
         p.vocab = sizes[0];
         logitless::set_group(p, static_cast<int32_t>(sizes.size()), 0, 300, std::ranges::max(sizes));
-        run_ranks(c, pass, sizes, nullptr, 0);
+        run_ranks(c, pass, sizes);
         const bool sums = p.has.d_hidden != 0 && sizes.size() > 1 && tokens > 0;
         EXPECT_EQ(calls_, logitless::Plan(context_, p).info().gathers + sums)
             << tokens << " tokens, " << sizes.size() << " ranks, pass " << p.pass;
@@ -164,9 +164,7 @@ TEST_P(ThinnedDeviceGroups, RunsExchangeWhatPlansCount) {
   }
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ThinnedDeviceGroups);
-INSTANTIATE_TEST_SUITE_P(Engines, ThinnedDeviceGroups, testing::ValuesIn(device_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(ThinnedDeviceGroups, device_engines());
 
 }  // namespace
 }  // namespace logitless_test

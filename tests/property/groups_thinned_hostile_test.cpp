@@ -1,7 +1,7 @@
 // Thinned gradients in groups of ranks on a device where a rank has little, or all ranks know little before
 // the draw: shards without a finite logit, guesses of lse that are far too high, and shards that are a little
 // smaller than others.
-#include "thinned_groups_fixture.h"
+#include "groups_fixture.h"
 
 namespace logitless_test {
 namespace {
@@ -10,7 +10,7 @@ class HostileThinnedGroups : public ThinnedDeviceGroupsTest {
  protected:
   // Columns before `first` and from `end` on are masked by a bias of -inf.
   Case masked(PlainSize size, double threshold, int64_t first, int64_t end) const {
-    Case c = thinned(plain_case(7, size, GetParam().plain_dtype()), threshold);
+    Case c = thinned(plain(7, size), threshold);
     c.problem.has.bias = 1;
     c.bias.assign(static_cast<size_t>(size.vocab), -INFINITY);
     std::fill(c.bias.begin() + first, c.bias.begin() + end, 0.0);
@@ -19,7 +19,7 @@ class HostileThinnedGroups : public ThinnedDeviceGroupsTest {
 
   // One device finds a bad guess by the sum of all columns.
   void expect_lse_of_one_device(const Case& c, const Sizes& sizes, double allowed) const {
-    const Outputs one = solve(context_, c), got = solve_in_group(c, sizes);
+    const Outputs one = solve(c), got = solve_in_group(c, sizes);
     for (size_t i = 0; i < one.lse.size(); ++i) EXPECT_NEAR(got.lse[i], one.lse[i], allowed) << "row " << i;
     EXPECT_NEAR(got.loss[0], one.loss[0], allowed);
   }
@@ -74,9 +74,8 @@ TEST_P(HostileThinnedGroups, RoundedTargets) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 8;
   Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, LOGITLESS_F32), 1.0 / 16);
   c.problem.compute_dtype = LOGITLESS_BF16;
-  if (!GetParam().can_thin(c.problem)) GTEST_SKIP() << "operands are not rounded";
-  c.problem.has.bias = c.problem.has.d_bias = 0;
-  c.bias.clear();
+  if (!engine().can_thin(c.problem)) GTEST_SKIP() << "operands are not rounded";
+  remove_bias(&c);
   const double value = static_cast<float>(1.00375);  // becomes 1
   std::ranges::fill(c.hidden, value);
   for (const bool has_other : {false, true}) {
@@ -100,9 +99,8 @@ TEST_P(HostileThinnedGroups, RoundedTargets) {
 // As are logits of large products that cancel, if they are added up in another order.
 TEST_P(HostileThinnedGroups, TargetsThatCancel) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 16;
-  Case c = thinned(plain_case(7, {kTokens, kVocab, kDepth}, GetParam().plain_dtype()), 1.0 / 16);
-  c.problem.has.bias = c.problem.has.d_bias = 0;
-  c.bias.clear();
+  Case c = thinned(plain(7, {kTokens, kVocab, kDepth}), 1.0 / 16);
+  remove_bias(&c);
   std::ranges::fill(c.hidden, 1.0);
   std::ranges::fill(c.classifier, 0.0);
   for (size_t j = 0; j < c.classifier.size(); j += kDepth) {
@@ -116,7 +114,7 @@ TEST_P(HostileThinnedGroups, TargetsThatCancel) {
 
 // Of 1535 columns fewer are dense than of 1536, so that more are left for the lists.
 TEST_P(HostileThinnedGroups, DrawsOfSmallerShards) {
-  Case c = thinned(plain_case(41, {40, 1536 + 1535, 8}, GetParam().plain_dtype()), 1.0 / 1024);
+  Case c = thinned(plain(41, {40, 1536 + 1535, 8}), 1.0 / 1024);
   c.mode = Mode::kForwardThenBackward;
   c.problem.has.draws = 1;
   const Sizes sizes{1536, 1535};
@@ -128,8 +126,7 @@ TEST_P(HostileThinnedGroups, DrawsOfSmallerShards) {
 TEST_P(HostileThinnedGroups, PlansOfAnyShard) {
   Random random(5);
   for (uint64_t n = 0; n < seeds(6000); ++n) {
-    Case c = thinned(plain_case(1, {1, 8, 8}, GetParam().plain_dtype()),
-                     std::exp2(-static_cast<double>(random.integer(6, 12))));
+    Case c = thinned(plain(1, {1, 8, 8}), std::exp2(-static_cast<double>(random.integer(6, 12))));
     c.problem.has.bias = random.chance(0.5);
     c.problem.has.d_bias = c.problem.has.bias && random.chance(0.5);
     c.problem.has.d_classifier = random.chance(0.5);
@@ -162,9 +159,7 @@ TEST_P(HostileThinnedGroups, PlansOfAnyShard) {
   }
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostileThinnedGroups);
-INSTANTIATE_TEST_SUITE_P(Engines, HostileThinnedGroups, testing::ValuesIn(device_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(HostileThinnedGroups, device_engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -1,6 +1,6 @@
 // Thinned gradients in groups of ranks on the host: the same seed keeps the same elements for any cut of the
 // vocabulary, which are those of the float64 reference on one device.
-#include "thinned_groups_fixture.h"
+#include "groups_fixture.h"
 
 namespace logitless_test {
 namespace {
@@ -9,7 +9,7 @@ class ThinnedGroups : public ThinnedGroupsTest {
  protected:
   // Of the same elements: each run is off by its own rounding, and each rank's part of d_hidden is rounded.
   void expect_same_elements(const Case& c, const Sizes& sizes, const Outputs& reference) const {
-    expect_same_elements(c, sizes, reference, Expected(c).bounds_of(GetParam()));
+    expect_same_elements(c, sizes, reference, Expected(c).bounds_of(engine()));
   }
   void expect_same_elements(const Case& c, const Sizes& sizes, const Outputs& reference,
                             const Bounds& of_one) const {
@@ -23,17 +23,17 @@ class ThinnedGroups : public ThinnedGroupsTest {
 };
 
 TEST_P(ThinnedGroups, TheSameElementsForAnyCutSlow) {
-  Case c = thinned(plain_case(41, {60, 3000, 24}, GetParam().plain_dtype()), 1.0 / 64);
+  Case c = thinned(plain(41, {60, 3000, 24}), 1.0 / 64);
   for (size_t i = 0; i < c.hidden.size() / 2; ++i) c.hidden[i] *= 2;  // some rows more peaked than others
   c.targets[5] = c.problem.ignore_index;
   for (const double smoothing : {0.0, 0.25}) {
     c.problem.label_smoothing = smoothing;
-    const Bounds bounds = Expected(c).bounds_of(GetParam());
+    const Bounds bounds = Expected(c).bounds_of(engine());
     for (const int64_t seed : {7, 8}) {
       c.problem.seed = seed;
       c.mode = Mode::kForwardBackward;
       c.problem.has.draws = 0;
-      const Outputs reference = solve(reference_, c);
+      const Outputs reference = logitless_test::solve(reference_, c);
       for (const Sizes& sizes :
            {Sizes{3000}, Sizes{1500, 1500}, Sizes{17, 0, 2983}, Sizes{449, 1000, 1, 1550}}) {
         for (const bool keeps : {false, true}) {
@@ -45,8 +45,8 @@ TEST_P(ThinnedGroups, TheSameElementsForAnyCutSlow) {
         }
       }
       c.problem.seed = seed + 100;  // other elements are further away than that
-      EXPECT_FALSE(close("d_hidden", solve(reference_, c).d_hidden, reference.d_hidden, 4 * bounds.d_hidden,
-                         LOGITLESS_F32));
+      EXPECT_FALSE(close("d_hidden", logitless_test::solve(reference_, c).d_hidden, reference.d_hidden,
+                         4 * bounds.d_hidden, LOGITLESS_F32));
     }
   }
 }
@@ -54,67 +54,32 @@ TEST_P(ThinnedGroups, TheSameElementsForAnyCutSlow) {
 TEST_P(ThinnedGroups, RandomProblems) {
   uint64_t done = 0;
   for (uint64_t seed = 0; done < seeds(60); ++seed) {
-    Case c = thinned(random_case(seed, {.largest_dimension = 400, .allow_fp64 = GetParam().has_float64()}),
+    Case c = thinned(random_case(seed, {.largest_dimension = 400, .allow_fp64 = engine().has_float64()}),
                      1.0 / 32);
-    if (c.mode == Mode::kForward || !GetParam().can_thin(c.problem)) continue;
+    if (c.mode == Mode::kForward || !engine().can_thin(c.problem)) continue;
     ++done;
     Random random(seed);
     const int64_t first = random.integer(0, c.problem.vocab),
                   second = random.integer(0, c.problem.vocab - first);
-    expect_same_elements(c, {first, second, c.problem.vocab - first - second}, solve(reference_, c));
+    expect_same_elements(c, {first, second, c.problem.vocab - first - second},
+                         logitless_test::solve(reference_, c));
   }
 }
 
 TEST_P(ThinnedGroups, TheMeanOverSeedsIsTheGradientSlow) {
-  expect_unbiased(thinned(plain_case(3, {6, 90, 5}, GetParam().plain_dtype()), 0.25), {40, 50},
-                  is_slowed_down() ? 150 : 1000, 1e-6);
+  expect_unbiased(thinned(plain(3, {6, 90, 5}), 0.25), {40, 50}, is_slowed_down() ? 150 : 1000, 1e-6);
 }
 
 // Lists that fill up early are thinned by what a rank knows of lse, which is less than all do.
 TEST_P(ThinnedGroups, FlatRowsOfManyColumns) {
-  Case c = thinned(plain_case(5, {20, 9000, 8}, GetParam().plain_dtype()), 1.0 / 16);
+  Case c = thinned(plain(5, {20, 9000, 8}), 1.0 / 16);
   for (double& value : c.hidden) value /= 64;
-  const Outputs reference = solve(reference_, c);
+  const Outputs reference = logitless_test::solve(reference_, c);
   expect_same_elements(c, {4500, 4500}, reference);
   expect_same_elements(c, {100, 8900}, reference);
 }
 
-TEST_P(ThinnedGroups, WhatIsRefused) {
-  Case c = thinned(plain_case(5, {4, 30, 8}, GetParam().plain_dtype()), 0.25);
-  logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
-  p.vocab = 10;
-  logitless::set_group(p, 3, 0, 30, 10);
-  const logitless::Plan plan(context_, p);
-  EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_THINNED);
-  logitless::Buffers b;
-  std::vector<float> some(300);
-  std::vector<int64_t> targets(4);
-  std::vector<int32_t> counts(4);
-  b.hidden = b.classifier = b.bias = some.data();
-  b.d_hidden = b.d_classifier = b.d_bias = some.data();
-  b.targets = targets.data();
-  b.kept_count = counts.data();
-  try {
-    std::vector<std::byte> memory(plan.info().workspace_bytes + 64);
-    auto address = reinterpret_cast<uintptr_t>(memory.data()) % 64;
-    logitless::Communicator communicator;
-    communicator.size = 3;
-    communicator.all_gather = [](const void*, void*, int64_t, int32_t, void*, void*) { return int32_t{0}; };
-    communicator.all_reduce = [](void*, int64_t, int32_t, void*, void*) { return int32_t{0}; };
-    logitless::run_group(plan, b, {memory.data() + (64 - address), plan.info().workspace_bytes}, communicator,
-                         nullptr);
-    FAIL() << "nothing was thrown";
-  } catch (const logitless::Error& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "kept_count: expected null without a pass that makes thinned gradients, and in a group of ranks, of "
-        "which each knows its own elements "
-        "alone, got a pointer");
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Engines, ThinnedGroups, testing::ValuesIn(host_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(ThinnedGroups, host_engines());
 
 }  // namespace
 }  // namespace logitless_test

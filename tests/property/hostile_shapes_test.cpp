@@ -4,101 +4,126 @@
 #include <sys/mman.h>
 
 #include <cmath>
+#include <functional>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
 
-class EdgeShapes : public testing::TestWithParam<Engine> {
+class EdgeShapes : public EngineTest {
  protected:
-  const Engine& engine() const { return GetParam(); }
-  logitless::Context context_ = make_context(GetParam());
+  // Of each dtype and option, in one run and in two.
+  void expect_truth_of(const std::vector<PlainSize>& sizes) const {
+    const std::function<void(Case*)> options[] = {
+        [](Case* c) { c->problem.has.entropy = c->problem.has.argmax = 1; },
+        [](Case* c) {
+          c->problem.softcap = 3;
+          c->problem.has.temperature = 1;
+          for (int64_t row = 0; row < c->problem.tokens; ++row) {
+            c->temperature.push_back(std::exp2(static_cast<double>(row % 7) - 3));
+          }
+        },
+        [](Case* c) {
+          Random random(c->seed);
+          give_targets(random, c, random.pick<int64_t>({1, 2, 64}), 0, 1);
+          c->problem.reduction = LOGITLESS_REDUCTION_NONE;
+          c->grad_loss.assign(static_cast<size_t>(c->problem.tokens), 0.5);
+          c->hidden_layout = c->d_hidden_layout = {.padding = 5, .skew = 3};
+          c->classifier_layout = c->d_classifier_layout = {.padding = 1, .skew = 1};
+          c->skew = 3;
+        }};
+    for (const PlainSize& size : sizes) {
+      if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
+      for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
+        for (const auto& option : options) {
+          Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
+          option(&c);
+          if (!engine().can_run(c.problem)) continue;
+          const Expected expected(c);
+          for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
+            c.mode = mode;
+            expected.check(engine(), solve(c));
+          }
+        }
+      }
+    }
+  }
 };
 
 TEST_P(EdgeShapes, OnesAndPrimes) {
-  const PlainSize sizes[] = {{1, 1, 1},    {1, 1, 257},   {1, 257, 1},    {257, 1, 1},
-                             {1, 257, 3},  {3, 1, 257},   {257, 3, 1},    {13, 17, 19},
-                             {5, 257, 31}, {2, 1031, 3},  {257, 257, 3},  {1, 1031, 257},
-                             {3, 4099, 5}, {253, 511, 3}, {3, 257, 1031}, {1031, 31, 5}};
-  for (const PlainSize& size : sizes) {
-    if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
-    for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
-      Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
-      c.problem.has.entropy = c.problem.has.argmax = 1;
+  expect_truth_of({{1, 1, 1},
+                   {1, 1, 257},
+                   {1, 257, 1},
+                   {257, 1, 1},
+                   {1, 257, 3},
+                   {3, 1, 257},
+                   {257, 3, 1},
+                   {13, 17, 19},
+                   {5, 257, 31},
+                   {2, 1031, 3},
+                   {257, 257, 3},
+                   {1, 1031, 257},
+                   {3, 4099, 5},
+                   {253, 511, 3},
+                   {3, 257, 1031},
+                   {1031, 31, 5}});
+}
+
+TEST_P(EdgeShapes, OneTileAndTwo) {
+  expect_truth_of({{1, 191, 64}, {127, 8, 72}, {129, 193, 64}, {257, 192, 8}});
+}
+
+// More rows and columns than one tile of a device's kernels, in whole tiles and not, and a depth of which
+// sm90's work in another way.
+TEST_P(EdgeShapes, SeveralTilesSlow) {
+  if (!is_device()) GTEST_SKIP() << "of kernels on a device";
+  expect_truth_of({{256, 384, 64}, {300, 500, 72}, {129, 1031, 40}, {700, 97, 136}, {130, 200, 3080}});
+}
+
+// Rows of any length that begin anywhere, with anything between them: loads and stores are of 16 bytes where
+// they can be. Some are ignored, so that the others are found by their numbers.
+TEST_P(EdgeShapes, RowsThatBeginAnywhereSlow) {
+  for (int64_t hidden : {1, 2, 7, 8, 9, 15, 16, 17, 31, 877, 1024, 1030, 2049}) {
+    for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
+      Case c = plain_case(static_cast<uint64_t>(hidden), {11, 19, hidden}, dtype);
+      for (size_t row : {0, 4, 5}) c.targets[row] = c.problem.ignore_index;
+      c.problem.dtype.d_classifier = LOGITLESS_F32;
+      c.problem.accumulate.d_classifier = 1;
+      c.d_classifier_start.assign(static_cast<size_t>(19 * hidden), 0.5);
       if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
-      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-        c.mode = mode;
-        expected.check(engine(), solve(context_, c));
+      for (int64_t skew = 0; skew < 8; ++skew) {
+        for (int64_t gap : {0, 1, 3, 8}) {
+          c.hidden_layout = c.d_classifier_layout = {gap, skew};
+          c.classifier_layout = c.d_hidden_layout = {gap + skew % 2, 7 - skew};
+          SCOPED_TRACE(describe(c));
+          expected.check(engine(), solve(c));
+        }
       }
     }
   }
 }
 
-// No token at all: the loss of nothing, no gradient.
+// No token at all, and no pointers to any: the loss of nothing, no gradient.
 TEST_P(EdgeShapes, NoTokens) {
   for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
       for (double num_items : {0.0, 2.0}) {
-        Case c = plain_case(1, {0, 9, 5}, engine().plain_dtype());
+        Case c = plain(1, {0, 9, 5});
         c.mode = mode;
         c.problem.reduction = reduction;
         if (reduction == LOGITLESS_REDUCTION_MEAN) c.problem.num_items = num_items;
-        if (mode == Mode::kForward) {
-          c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
-        }
-        const Outputs got = solve(context_, c);
+        c.problem.dtype.d_classifier = LOGITLESS_F32;
+        c.problem.accumulate.d_classifier = num_items == 2;
+        if (num_items == 2) c.d_classifier_start.assign(45, 7);
+        const Outputs got = solve(c);
         Expected(c).check(engine(), got);
         EXPECT_EQ(got.valid_count, std::vector<double>{0});
         if (reduction == LOGITLESS_REDUCTION_MEAN && num_items == 0) {
           EXPECT_TRUE(std::isnan(got.loss[0]));
         }
-        for (double d : got.d_classifier) EXPECT_EQ(d, 0);
-      }
-    }
-  }
-}
-
-TEST_P(EdgeShapes, NoTokensAndNoPointersToThem) {
-  if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
-  Case c = plain_case(1, {0, 9, 5});
-  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-  problem.accumulate.d_classifier = 1;
-  const std::vector<float> classifier(45), bias(9);
-  std::vector<float> d_classifier(45, 7), d_bias(9, 7);
-  float loss = 0;
-  logitless::Buffers b;
-  b.classifier = classifier.data();
-  b.bias = bias.data();
-  b.loss = &loss;
-  b.d_classifier = d_classifier.data();
-  b.d_bias = d_bias.data();
-  logitless::run_once(context_, problem, b);
-  EXPECT_TRUE(std::isnan(loss));
-  EXPECT_EQ(d_classifier, std::vector<float>(45, 7));  // added to
-  EXPECT_EQ(d_bias, std::vector<float>(9, 0));         // written
-}
-
-// Every row ignored: a mean over nothing is NaN, yet gradients are 0, as in PyTorch.
-TEST_P(EdgeShapes, AllRowsIgnored) {
-  for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
-    for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16}) {
-      Case c = plain_case(2, {11, 29, 7}, dtype);
-      c.problem.reduction = reduction;
-      c.problem.has.argmax = 1;
-      for (int64_t& target : c.targets) target = c.problem.ignore_index;
-      const Outputs got = solve(context_, c);
-      for (double loss : got.loss) {
-        if (reduction == LOGITLESS_REDUCTION_MEAN) {
-          EXPECT_TRUE(std::isnan(loss));
-        } else {
-          EXPECT_EQ(loss, 0);
-        }
-      }
-      EXPECT_EQ(got.correct_count, std::vector<double>{0});
-      for (const auto* gradient : {&got.d_hidden, &got.d_classifier, &got.d_bias}) {
-        for (double d : *gradient) EXPECT_EQ(d, 0);
+        for (double d : got.d_classifier) EXPECT_EQ(d, num_items == 2 ? 7 : 0);
       }
     }
   }
@@ -127,7 +152,7 @@ class SparseMatrix {
 
 // Rows so far apart that their offsets need more than 32 bits.
 TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
-  if (engine().is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
+  if (is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
   constexpr int64_t kTokens = 4, kVocab = 5, kHidden = 6;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden});
@@ -158,7 +183,7 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   b.d_bias = d_bias.data();
   b.loss = &loss;
   logitless::run_once(context_, pass_problem(c, logitless::Pass::forward_backward), b);
-  const Outputs tight = solve(context_, c);
+  const Outputs tight = solve(c);
   EXPECT_EQ(loss, tight.loss[0]);
   const auto gathered = [](const float* from, int64_t rows) {
     std::vector<double> out;
@@ -179,7 +204,6 @@ TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
   constexpr int64_t kTokens = 70000, kVocab = 32000, kHidden = 4, kPeriod = 7;
   static_assert(kTokens * kVocab > int64_t{1} << 31);
   Case c = plain_case(4, {kPeriod, kVocab, kHidden});
-  c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
   c.mode = Mode::kForward;
   const Expected expected(c);
   const std::vector<float> classifier(c.classifier.begin(), c.classifier.end());
@@ -203,11 +227,10 @@ TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
   std::vector<double> all;
   for (int64_t row = 0; row < kTokens; ++row)
     all.push_back(expected.truth().nll[static_cast<size_t>(row % kPeriod)]);
-  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(GetParam()).nll, LOGITLESS_F32));
+  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(engine()).nll, LOGITLESS_F32));
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, EdgeShapes, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(EdgeShapes, engines());
 
 }  // namespace
 }  // namespace logitless_test

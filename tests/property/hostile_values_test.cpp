@@ -4,22 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
 namespace {
 
-class HostileValues : public testing::TestWithParam<Engine> {
- protected:
-  const Engine& engine() const { return GetParam(); }
-  logitless::Context context_ = make_context(GetParam());
-};
-
-// A plain problem in the engine's most precise format.
-Case plain(const Engine& engine, uint64_t seed, PlainSize size) {
-  return plain_case(seed, size, engine.plain_dtype());
-}
+class HostileValues : public EngineTest {};
 
 bool all_finite(const std::vector<double>& values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -29,14 +20,15 @@ bool all_finite(const std::vector<double>& values) {
 TEST_P(HostileValues, HugeLogits) {
   for (double sign : {1.0, -1.0}) {
     for (bool smoothing : {false, true}) {
-      Case c = plain(engine(), 5, {17, 300, 9});
+      // sm90's kernels of such a depth work in another way.
+      Case c = plain(5, is_device() && smoothing ? PlainSize{17, 300, 3080} : PlainSize{17, 300, 9});
       c.problem.scale = sign * 3000;
       c.problem.label_smoothing = smoothing ? 0.1 : 0;
       c.problem.has.entropy = c.problem.has.argmax = 1;
       const Expected expected(c);
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         c.mode = mode;
-        const Outputs got = solve(context_, c);
+        const Outputs got = solve(c);
         EXPECT_TRUE(all_finite(got.lse));
         EXPECT_TRUE(all_finite(got.d_hidden));
         expected.check(engine(), got);
@@ -48,11 +40,11 @@ TEST_P(HostileValues, HugeLogits) {
 // All of a row's logits huge and of one sign, by the bias: nothing but their differences matters.
 TEST_P(HostileValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 1e9, -1e9, 3e38, -3e38}) {
-    Case c = plain(engine(), 6, {9, 40, 5});
+    Case c = plain(6, {9, 40, 5});
     c.problem.scale = 0;
     c.problem.dtype.bias = c.problem.dtype.d_bias = LOGITLESS_F32;
     std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     for (double nll : got.nll)
       EXPECT_NEAR(nll, std::log(40.0), 0x1p-24 * std::max(4.0, 2 * std::fabs(common)));
     for (double max : got.max) EXPECT_EQ(max, rounded(common, LOGITLESS_F32));
@@ -62,14 +54,14 @@ TEST_P(HostileValues, HugeCommonLogit) {
 
 // One winner, far ahead: the loss of its rows is 0 or the gap, gradients 0 or 1.
 TEST_P(HostileValues, Saturated) {
-  Case c = plain(engine(), 7, {2, 300, 1});
+  Case c = plain(7, {2, 300, 1});
   std::fill(c.hidden.begin(), c.hidden.end(), 1);
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
   c.classifier[123] = 9984;  // which bfloat16 has
   c.targets = {123, 7};
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
-  const Outputs got = solve(context_, c);
+  const Outputs got = solve(c);
   EXPECT_EQ(got.nll[0], 0);
   EXPECT_EQ(got.nll[1], 9984);
   for (size_t j = 0; j < 300; ++j) EXPECT_EQ(got.d_bias[j], j == 123 ? 1 : (j == 7 ? -1 : 0)) << j;
@@ -81,7 +73,7 @@ TEST_P(HostileValues, Saturated) {
 TEST_P(HostileValues, TinyAndLargeLosses) {
   const std::vector<double> below = {30, 20, 16, 12, 8, 2, -2, -20, -60, -80, -92};
   const int64_t rows = static_cast<int64_t>(below.size());
-  Case c = plain(engine(), 9, {rows, 4, 2});
+  Case c = plain(9, {rows, 4, 2});
   std::fill(c.bias.begin(), c.bias.end(), 0);
   for (size_t i = 0; i < below.size(); ++i) {
     c.hidden[2 * i] = below[i];
@@ -95,7 +87,7 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
   const Expected expected(c);
   for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     c.mode = mode;
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     expected.check(engine(), got);
     for (size_t i = 0; i < below.size(); ++i) {
       const double nll = std::log1p(3 * std::exp(-below[i]));
@@ -110,7 +102,7 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
 TEST_P(HostileValues, CertainTargets) {
   constexpr int64_t kTokens = 5, kVocab = 700, kHidden = 1200;
   const logitless_dtype dtype = engine().plain_dtype();
-  Case c = plain(engine(), 15, {kTokens, kVocab, kHidden});
+  Case c = plain(15, {kTokens, kVocab, kHidden});
   std::fill(c.bias.begin(), c.bias.end(), 0);
   double square = 0;
   for (double x : c.classifier) square += x * x / kVocab;
@@ -132,48 +124,10 @@ TEST_P(HostileValues, CertainTargets) {
   for (Case& each : cases) {
     for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
       each.mode = mode;
-      const Outputs got = solve(context_, each);
+      const Outputs got = solve(each);
       for (size_t i = 0; i < c.targets.size(); ++i) EXPECT_NEAR(got.nll[i], 0, 0x1p-22) << i;
       for (double d : got.d_bias) EXPECT_NEAR(d, 0, 0x1p-20);
     }
-  }
-}
-
-// A masked vocabulary entry (bias -inf) has probability 0 and takes no gradient.
-TEST_P(HostileValues, MaskedEntries) {
-  Case c = plain(engine(), 8, {12, 300, 8});
-  c.problem.has.entropy = c.problem.has.argmax = 1;
-  for (size_t j = 0; j < 300; ++j) {
-    if (std::find(c.targets.begin(), c.targets.end(), static_cast<int64_t>(j)) == c.targets.end() &&
-        j % 3 != 0) {
-      c.bias[j] = -INFINITY;
-    }
-  }
-  const Outputs got = solve(context_, c);
-  // The same with these entries left out.
-  Case fewer = c;
-  fewer.classifier.clear();
-  fewer.bias.clear();
-  std::vector<int64_t> new_id(300, -1);
-  for (size_t j = 0; j < 300; ++j) {
-    if (std::isinf(c.bias[j])) continue;
-    new_id[j] = static_cast<int64_t>(fewer.bias.size());
-    fewer.bias.push_back(c.bias[j]);
-    fewer.classifier.insert(fewer.classifier.end(), c.classifier.begin() + static_cast<std::ptrdiff_t>(8 * j),
-                            c.classifier.begin() + static_cast<std::ptrdiff_t>(8 * j + 8));
-  }
-  fewer.problem.vocab = static_cast<int64_t>(fewer.bias.size());
-  for (int64_t& target : fewer.targets) target = new_id[static_cast<size_t>(target)];
-  const Expected expected(fewer);
-  const Bounds bounds = expected.tightest_bounds_of(engine());
-  EXPECT_TRUE(close("loss", got.loss, expected.truth().loss, bounds.loss, LOGITLESS_F32));
-  EXPECT_TRUE(close("entropy", got.entropy, expected.truth().entropy, bounds.entropy, LOGITLESS_F32));
-  EXPECT_TRUE(
-      close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, engine().plain_dtype()));
-  for (size_t j = 0; j < 300; ++j) {
-    if (new_id[j] >= 0) continue;
-    EXPECT_EQ(got.d_bias[j], 0);
-    for (size_t k = 8 * j; k < 8 * j + 8; ++k) EXPECT_EQ(got.d_classifier[k], 0);
   }
 }
 
@@ -189,14 +143,14 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
         c.mode = mode;
         c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(kTokens, 1);
-        const Outputs before = solve(context_, c);
-        const Bounds rounding = engine().is_device() ? 2 * Expected(c).bounds_of(engine()) : Bounds{};
+        const Outputs before = solve(c);
+        const Bounds rounding = is_device() ? 2 * Expected(c).bounds_of(engine()) : Bounds{};
         const auto expect_same = [&](double x, double y, double error, logitless_dtype format) {
-          const double unit = engine().is_device() ? 2 * rounding_unit(format) : 0;
+          const double unit = is_device() ? 2 * rounding_unit(format) : 0;
           EXPECT_LE(std::fabs(x - y), error + unit * std::fabs(y));
         };
         c.hidden[kBadRow * kHidden + 3] = bad;
-        const Outputs after = solve(context_, c);
+        const Outputs after = solve(c);
         for (size_t i = 0; i < kTokens; ++i) {
           SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << bad << " row " << i);
           if (i == kBadRow) {
@@ -222,12 +176,12 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
 
 // A NaN in the classifier is in every logit's row, so in every loss.
 TEST_P(HostileValues, NaNInTheClassifier) {
-  Case c = plain(engine(), 11, {5, 300, 4});
+  Case c = plain(11, {5, 300, 4});
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
     Case bad = c;
     bad.classifier[column * 4 + 1] = NAN;
-    const Outputs got = solve(context_, bad);
+    const Outputs got = solve(bad);
     for (double loss : got.loss) EXPECT_TRUE(std::isnan(loss)) << "column " << column;
     for (double d : got.d_hidden) EXPECT_TRUE(std::isnan(d));
   }
@@ -243,20 +197,20 @@ TEST_P(HostileValues, EndsOfTheFormats) {
       c.hidden[i] = i % 3 == 0 ? largest : static_cast<double>(i % 5) * smallest;
     for (double& value : c.classifier) value = rounded(value * 1e-5, dtype);
     c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = LOGITLESS_F32;
-    Expected(c).check(engine(), solve(context_, c));
+    Expected(c).check(engine(), solve(c));
   }
 }
 
 // The first of equal largest logits wins, wherever a block ends.
 TEST_P(HostileValues, ArgmaxOfEqualLogits) {
   for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
-    Case c = plain(engine(), 13, {3, 600, 4});
+    Case c = plain(13, {3, 600, 4});
     c.problem.has.argmax = 1;
     std::fill(c.classifier.begin(), c.classifier.end(), 0);
     std::fill(c.bias.begin(), c.bias.end(), 0);
     for (size_t j = static_cast<size_t>(first); j < 600; ++j) c.bias[j] = 1;
     c.targets = {first, first, 598};
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
     EXPECT_EQ(got.correct_count, std::vector<double>{first == 598 ? 3.0 : 2.0});
   }
@@ -270,7 +224,7 @@ TEST_P(HostileValues, TargetOutOfRange) {
     for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         SCOPED_TRACE(testing::Message() << bad << ", reduction " << reduction);
-        Case c = plain(engine(), 14, {9, 40, 8});
+        Case c = plain(14, {9, 40, 8});
         c.mode = mode;
         c.problem.reduction = reduction;
         c.problem.num_items = reduction == LOGITLESS_REDUCTION_MEAN ? 9 : 0;
@@ -280,17 +234,17 @@ TEST_P(HostileValues, TargetOutOfRange) {
           c.targets[row] = bad;
           without.targets[row] = c.problem.ignore_index;
         }
-        if (!engine().is_device()) {
+        if (!is_device()) {
           try {
-            solve(context_, c);
+            solve(c);
             ADD_FAILURE() << "not refused";
           } catch (const logitless::Error& error) {
             EXPECT_EQ(error.status(), LOGITLESS_INVALID_TARGET);
           }
           continue;
         }
-        const Outputs got = solve(context_, c);
-        const Outputs expected = solve(context_, without);
+        const Outputs got = solve(c);
+        const Outputs expected = solve(without);
         EXPECT_EQ(got.invalid_targets, (std::vector<double>{2, 3}));
         EXPECT_EQ(got.valid_count, expected.valid_count);
         for (size_t i = 0; i < 9; ++i) {
@@ -315,8 +269,7 @@ TEST_P(HostileValues, TargetOutOfRange) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, HostileValues, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(HostileValues, engines());
 
 }  // namespace
 }  // namespace logitless_test

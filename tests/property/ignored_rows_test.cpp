@@ -4,16 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "row_fields.h"
 
 namespace logitless_test {
 namespace {
 
-class IgnoredRows : public testing::TestWithParam<Engine> {
- protected:
-  logitless::Context context_ = make_context(GetParam());
-};
+class IgnoredRows : public EngineTest {};
 
 std::vector<bool> ignored_rows(const Case& c) {
   std::vector<bool> out;
@@ -41,13 +38,19 @@ Case poisoned(Case c) {
 TEST_P(IgnoredRows, MayHoldNaN) {
   int tested = 0;
   for (uint64_t seed = 100; tested < 40; ++seed) {
-    const Case c = random_case(seed, {.allow_fp64 = GetParam().has_float64()});
+    const Case c = random_case(seed, {.allow_fp64 = engine().has_float64()});
     const std::vector<bool> ignored = ignored_rows(c);
-    if (std::count(ignored.begin(), ignored.end(), true) == 0 || !GetParam().can_run(c.problem)) continue;
+    if (std::count(ignored.begin(), ignored.end(), true) == 0 || !engine().can_run(c.problem)) continue;
     ++tested;
     SCOPED_TRACE(describe(c));
-    const Outputs got = solve(context_, poisoned(c));
-    EXPECT_STREQ(first_difference(got, solve(context_, c)), "");
+    Case thinned = c;
+    thinned.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+    thinned.problem.threshold = 0x1p-4;
+    if (why_not_thinned(engine()).empty() && c.wants_gradients() && engine().can_thin(c.problem)) {
+      EXPECT_STREQ(first_difference(solve(poisoned(thinned)), solve(thinned)), "");
+    }
+    const Outputs got = solve(poisoned(c));
+    EXPECT_STREQ(first_difference(got, solve(c)), "");
     const auto width = static_cast<size_t>(c.problem.hidden);
     for (size_t i = 0; i < ignored.size(); ++i) {
       if (!ignored[i]) continue;
@@ -71,50 +74,30 @@ TEST_P(IgnoredRows, MayHoldNaN) {
   }
 }
 
-TEST_P(IgnoredRows, MayHoldNaNBesideThinnedGradients) {
-  if (const std::string why = why_not_thinned(GetParam()); !why.empty()) GTEST_SKIP() << why;
-  int tested = 0;
-  for (uint64_t seed = 500; tested < 20; ++seed) {
-    Case c = random_case(seed, {.allow_fp64 = GetParam().is_reference()});
-    const std::vector<bool> ignored = ignored_rows(c);
-    if (std::count(ignored.begin(), ignored.end(), true) == 0 || !GetParam().can_run(c.problem)) continue;
-    if (!c.wants_gradients() || !GetParam().can_thin(c.problem)) continue;
-    ++tested;
-    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-    c.problem.threshold = 0x1p-4;
-    EXPECT_STREQ(first_difference(solve(context_, poisoned(c)), solve(context_, c)), "") << describe(c);
-  }
-}
-
 // Removing them is the same as ignoring them.
 TEST_P(IgnoredRows, MayBeAbsent) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    Case c = plain_case(seed, {37, 61, 19}, GetParam().plain_dtype());
-    Case fewer = c;
-    fewer.targets.clear();
-    fewer.hidden.clear();
+    Case c = plain(seed, {37, 61, 19});
     Random random(seed);
-
+    std::vector<size_t> valid;
     for (size_t row = 0; row < c.targets.size(); ++row) {
       if (random.chance(0.5)) {
         c.targets[row] = c.problem.ignore_index;
-        continue;
+      } else {
+        valid.push_back(row);
       }
-      fewer.targets.push_back(c.targets[row]);
-      fewer.hidden.insert(fewer.hidden.end(), c.hidden.begin() + static_cast<std::ptrdiff_t>(row * 19),
-                          c.hidden.begin() + static_cast<std::ptrdiff_t>((row + 1) * 19));
     }
-    fewer.problem.tokens = static_cast<int64_t>(fewer.targets.size());
-    const Outputs with = solve(context_, c);
-    const Outputs without = solve(context_, fewer);
+    const Case fewer = rows_of(c, valid);
+    const Outputs with = solve(c);
+    const Outputs without = solve(fewer);
     EXPECT_EQ(with.valid_count, without.valid_count);
-    if (GetParam().is_device()) {  // another plan, and other sizes of the products
+    if (is_device()) {  // another plan, and other sizes of the products
       const Expected expected(fewer);
-      expected.check(GetParam(), without);
-      EXPECT_TRUE(close("loss", with.loss, expected.truth().loss, expected.bounds_of(GetParam()).loss,
-                        LOGITLESS_F32));
+      expected.check(engine(), without);
+      EXPECT_TRUE(
+          close("loss", with.loss, expected.truth().loss, expected.bounds_of(engine()).loss, LOGITLESS_F32));
       EXPECT_TRUE(close("d_classifier", with.d_classifier, expected.truth().d_classifier,
-                        expected.bounds_of(GetParam()).d_classifier, GetParam().plain_dtype()));
+                        expected.bounds_of(engine()).d_classifier, engine().plain_dtype()));
       continue;
     }
     EXPECT_EQ(with.loss, without.loss);
@@ -123,8 +106,7 @@ TEST_P(IgnoredRows, MayBeAbsent) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, IgnoredRows, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(IgnoredRows, engines());
 
 }  // namespace
 }  // namespace logitless_test

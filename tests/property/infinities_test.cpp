@@ -5,42 +5,20 @@
 #include <cmath>
 #include <limits>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class Infinities : public testing::TestWithParam<Engine> {
+class Infinities : public EngineTest {
  protected:
   Case plain(uint64_t seed, PlainSize size) const {
-    Case c = plain_case(seed, size, GetParam().plain_dtype());
+    Case c = EngineTest::plain(seed, size);
     c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
     return c;
   }
-
-  // In one run and in two, of a mean and of every row's own loss, exact and thinned with all elements kept.
-  std::vector<Case> ways(const Case& c) const {
-    std::vector<Case> out;
-    for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
-      for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
-        Case way = c;
-        way.problem.reduction = reduction;
-        way.mode = mode;
-        if (reduction == LOGITLESS_REDUCTION_NONE)
-          way.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 0.5);
-        out.push_back(way);
-        if (!why_not_thinned(GetParam()).empty()) continue;
-        way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-        way.problem.threshold = 1e-30;
-        out.push_back(way);
-      }
-    }
-    return out;
-  }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 // A masked target costs infinity in its own row, whose gradient is finite: p = 0 there as in any other masked
@@ -51,16 +29,14 @@ TEST_P(Infinities, MaskedTarget) {
   Case finite = c;  // of the same gradients
   c.bias[3] = -kInfinity;
   finite.bias[3] = -1024;
-  const std::vector<Case> finite_ways = ways(finite);
+  const std::vector<Case> finite_ways = ways(finite, 0.5);
   size_t at = 0;
-  for (const Case& way : ways(c)) {
+  for (const Case& way : ways(c, 0.5)) {
     SCOPED_TRACE(describe(way));
     Case same = finite_ways[at++];
-    const Expected expected(same);
+    const Answer truth = Expected(same).truth();
     same.bias[3] = 0;  // a bound without the rounding of a logit of -1024
-    same.problem.gradient = LOGITLESS_EXACT;
-    const Bounds bounds = Expected(same).bounds_of(GetParam());
-    const Outputs got = solve(context_, way);
+    const Outputs got = solve(way);
     for (size_t i = 0; i < 6; ++i) {
       if (got.loss.size() == 6) {
         EXPECT_EQ(got.loss[i] == kInfinity, i == 2);
@@ -68,10 +44,7 @@ TEST_P(Infinities, MaskedTarget) {
       }
       EXPECT_EQ(got.nll[i] == kInfinity, i == 2);
     }
-    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
-    EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
-                      LOGITLESS_F32));
-    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
+    expect_gradients(got, truth, bounds_of(same));
   }
 }
 
@@ -83,9 +56,9 @@ TEST_P(Infinities, PlusInfinity) {
     c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
     c.targets = {7, 8, 9};
     c.bias[static_cast<size_t>(column)] = kInfinity;
-    for (const Case& way : ways(c)) {
+    for (const Case& way : ways(c, 0.5)) {
       SCOPED_TRACE(describe(way));
-      const Outputs got = solve(context_, way);
+      const Outputs got = solve(way);
       EXPECT_EQ(got.mean_logit, std::vector<double>(3, kInfinity));
       EXPECT_EQ(got.max_logit, std::vector<double>(3, kInfinity));
       EXPECT_EQ(got.is_top1, (std::vector<double>{column == 7 ? 1.0 : 0.0, 0, 0}));
@@ -98,34 +71,41 @@ TEST_P(Infinities, PlusInfinity) {
   }
 }
 
-// Masked columns have no part in what is summed over probabilities; all others' mean is -inf.
-TEST_P(Infinities, StatisticsOfMaskedColumns) {
-  Case c = plain(8, {5, 300, 4});
+// Masked columns have probability 0, no part in what is summed over probabilities, and no gradient; all
+// others' mean is -inf. Some are a whole block.
+TEST_P(Infinities, MaskedColumns) {
+  Case c = plain(8, {5, 1500, 4});
+  c.problem.has.entropy = c.problem.has.argmax = 1;
   c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
+  c.targets = {0, 1, 2, 3, 4};
   Case finite = c;
-  for (size_t j = 100; j < 300; ++j) {
-    c.bias[j] = -kInfinity;
-    finite.bias[j] = -1000;
+  const auto is_masked = [](size_t j) { return j >= 100 && (j < 1100 || j % 3 != 0); };
+  for (size_t j = 0; j < 1500; ++j) {
+    if (is_masked(j)) c.bias[j] = -kInfinity, finite.bias[j] = -1000;
   }
-  for (int64_t i = 0; i < 5; ++i)
-    c.targets[static_cast<size_t>(i)] = finite.targets[static_cast<size_t>(i)] = i;
-  const std::vector<Case> finite_ways = ways(finite);
+  const std::vector<Case> finite_ways = ways(finite, 0.5);
   size_t at = 0;
-  for (const Case& way : ways(c)) {
+  for (const Case& way : ways(c, 0.5)) {
     SCOPED_TRACE(describe(way));
-    const Case& same = finite_ways[at++];
-    const Expected expected(same);
-    Case bounded = same;  // a bound without the rounding of a logit of -1000
-    for (size_t j = 100; j < 300; ++j) bounded.bias[j] = 0;
-    bounded.problem.gradient = LOGITLESS_EXACT;
-    const Bounds bounds = Expected(bounded).bounds_of(GetParam());
-    const Outputs got = solve(context_, way);
+    Case same = finite_ways[at++];
+    const Answer truth = Expected(same).truth();
+    for (double& bias : same.bias) bias = std::max(bias, -10.0);  // a bound without the rounding of -1000
+    const Bounds bounds = bounds_of(same);
+    const Outputs got = solve(way);
     const logitless_dtype dtype = stats_dtype(c.problem);
     EXPECT_EQ(got.mean_logit, std::vector<double>(5, -kInfinity));
-    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, expected.truth().log_sum_sq_probs,
+    EXPECT_TRUE(close("loss", got.loss, truth.loss, bounds.loss, dtype));
+    EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, dtype));
+    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, truth.log_sum_sq_probs,
                       bounds.log_sum_sq_probs, dtype));
-    EXPECT_TRUE(close("max_logit", got.max_logit, expected.truth().max_logit, bounds.logit, dtype));
-    EXPECT_TRUE(close("target_logit", got.target_logit, expected.truth().target_logit, bounds.logit, dtype));
+    EXPECT_TRUE(close("max_logit", got.max_logit, truth.max_logit, bounds.logit, dtype));
+    EXPECT_TRUE(close("target_logit", got.target_logit, truth.target_logit, bounds.logit, dtype));
+    expect_gradients(got, truth, bounds);
+    for (size_t j = 0; j < 1500; ++j) {
+      if (!is_masked(j)) continue;
+      EXPECT_EQ(got.d_bias[j], 0);
+      for (size_t k = 4 * j; k < 4 * j + 4; ++k) EXPECT_EQ(got.d_classifier[k], 0);
+    }
   }
 }
 
@@ -137,7 +117,7 @@ TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
     c.bias[20] = 100;  // before and after, where NaN are lost in a maximum of numbers
     c.bias[600] = 200;
     for (int64_t j : {first, int64_t{899}}) c.bias[static_cast<size_t>(j)] = NAN;
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
     EXPECT_TRUE(std::isnan(got.loss[0]));
     for (const auto* nan : {&got.max, &got.max_logit, &got.mean_logit, &got.log_sum_sq_probs}) {
@@ -153,13 +133,13 @@ TEST_P(Infinities, WeightsOfUnusedClasses) {
   c.problem.has.class_weight = 1;
   c.targets = {1, 2, 3, 1, 2, 3};
   c.class_weight.assign(90, 1.5);
-  const std::vector<Case> finite = ways(c);
+  const std::vector<Case> finite = ways(c, 0.5);
   for (double weight : {kInfinity, -kInfinity, static_cast<double>(NAN)}) {
     std::fill(c.class_weight.begin() + 4, c.class_weight.end(), weight);
     size_t at = 0;
-    for (const Case& way : ways(c)) {
+    for (const Case& way : ways(c, 0.5)) {
       SCOPED_TRACE(describe(way));
-      const Outputs got = solve(context_, way), expected = solve(context_, finite[at++]);
+      const Outputs got = solve(way), expected = solve(finite[at++]);
       for (const auto member :
            {&Outputs::loss, &Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias}) {
         EXPECT_EQ(got.*member, expected.*member);
@@ -174,9 +154,9 @@ TEST_P(Infinities, SaturatedSoftcap) {
     Case c = plain(5, {4, 500, 3});
     c.problem.softcap = softcap;
     for (size_t j = 0; j < 500; ++j) c.bias[j] = j % 2 == 0 ? 4096 : -4096;
-    for (const Case& way : ways(c)) {
+    for (const Case& way : ways(c, 0.5)) {
       SCOPED_TRACE(describe(way));
-      const Outputs got = solve(context_, way);
+      const Outputs got = solve(way);
       for (const auto* zero : {&got.d_hidden, &got.d_classifier, &got.d_bias}) {
         EXPECT_TRUE(std::all_of(zero->begin(), zero->end(), [](double v) { return v == 0; }));
       }
@@ -190,22 +170,14 @@ TEST_P(Infinities, SmallSoftcap) {
   c.problem.softcap = 0x1p-10;
   c.problem.scale = 0x1p-11;
   std::fill(c.bias.begin(), c.bias.end(), 0);
-  for (const Case& way : ways(c)) {
+  for (const Case& way : ways(c, 0.5)) {
     SCOPED_TRACE(describe(way));
     const Expected expected(way);
-    Case exact = way;
-    exact.problem.gradient = LOGITLESS_EXACT;
-    const Bounds bounds = Expected(exact).bounds_of(GetParam());
-    const Outputs got = solve(context_, way);
-    EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
-    EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier, bounds.d_classifier,
-                      LOGITLESS_F32));
-    EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
+    expect_gradients(solve(way), expected.truth(), expected.bounds_of(engine()));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Infinities, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Infinities, engines());
 
 }  // namespace
 }  // namespace logitless_test

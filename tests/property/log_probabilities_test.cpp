@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
@@ -15,8 +15,7 @@ constexpr double kLargestLogit = 40, kMostError = 1e-5;
 // The largest |logit| of every row is just below kLargestLogit.
 Case steep_case(uint64_t seed, PlainSize size) {
   Case c = plain_case(seed, size, LOGITLESS_BF16);
-  c.problem.has.bias = c.problem.has.d_bias = 0;
-  c.bias.clear();
+  remove_bias(&c);
   c.problem.batch_invariant = 1;
   const auto depth = static_cast<size_t>(size.hidden), columns = static_cast<size_t>(size.vocab);
   for (size_t i = 0; i < static_cast<size_t>(size.tokens); ++i) {
@@ -33,26 +32,24 @@ Case steep_case(uint64_t seed, PlainSize size) {
   return c;
 }
 
-class LogProbabilities : public testing::TestWithParam<Engine> {
+class LogProbabilities : public EngineTest {
  protected:
   // Instructions that multiply 16-bit numbers in pairs or more add these up before they round, or cut off
   // what is over: of them no more is asked than the derived bound.
-  static double limit(const Expected& expected) {
-    const Engine& engine = GetParam();
-    const bool rounds_each = !engine.is_device() && engine.isa != "avx512_bf16";
-    return rounds_each ? kMostError : std::max(kMostError, expected.bounds_of(engine).nll);
+  double limit(const Expected& expected) const {
+    const bool rounds_each = !is_device() && engine().isa != "avx512_bf16";
+    return rounds_each ? kMostError : std::max(kMostError, expected.bounds_of(engine()).nll);
   }
 };
 
 TEST_P(LogProbabilities, AreWithinOneHundredThousandthSlow) {
-  const logitless::Context context = make_context(GetParam());
   for (const PlainSize size : {PlainSize{60, 700, 64}, {40, 2000, 512}, {8, 500, 4096}}) {
     const Case c = steep_case(7, size);
     SCOPED_TRACE(describe(c));
-    if (!GetParam().can_run(c.problem)) continue;
+    if (!engine().can_run(c.problem)) continue;
     const Expected expected(c);
     for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
-      const Outputs got = run_pass(context, pass_problem(c, pass), c);
+      const Outputs got = run_pass(context_, pass_problem(c, pass), c);
       double most = 0;
       for (size_t i = 0; i < got.nll.size(); ++i) {
         most = std::max(most, std::fabs(got.nll[i] - expected.truth().nll[i]));
@@ -63,8 +60,7 @@ TEST_P(LogProbabilities, AreWithinOneHundredThousandthSlow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, LogProbabilities, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(LogProbabilities, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -6,18 +6,17 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
 namespace {
 
-class LongSums : public testing::TestWithParam<Engine> {
+class LongSums : public EngineTest {
  protected:
   void SetUp() override {
-    if (GetParam().is_device()) GTEST_SKIP() << "sums of tensor cores and of cuBLAS";
+    if (is_device()) GTEST_SKIP() << "sums of tensor cores and of cuBLAS";
   }
-  logitless::Context context_ = make_context(GetParam());
 };
 
 // Terms and their sum in blocks.
@@ -58,9 +57,8 @@ TEST_P(LongSums, OfLogits) {
       const int64_t tokens = 300;
       Case c = plain_case(1, {tokens, 1, hidden}, dtype);
       c.mode = Mode::kForward;
-      c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
       c.bias = {0};
-      const Outputs got = solve(context_, c);
+      const Outputs got = solve(c);
       Errors errors;
       for (size_t i = 0; i < tokens; ++i) {
         BlockedSum sum;
@@ -82,7 +80,7 @@ TEST_P(LongSums, OverTokens) {
   std::fill(c.targets.begin(), c.targets.end(), 0);  // sums of the other columns have terms of one sign
   const Answer truth = materialise<double>(c);
   for (size_t first_chunk : {size_t{0}, size_t{1}}) {
-    const Outputs got = solve(context_, c, first_chunk == 0 ? 0 : size_t{4} << 20);
+    const Outputs got = solve(c, first_chunk == 0 ? 0 : size_t{4} << 20);
     Errors bias, classifier;
     for (size_t j = 1; j < kVocab; ++j) {
       BlockedSum of_bias, of_classifier;
@@ -99,8 +97,7 @@ TEST_P(LongSums, OverTokens) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, LongSums, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(LongSums, engines());
 
 }  // namespace
 }  // namespace logitless_test

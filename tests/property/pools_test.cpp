@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
@@ -56,63 +56,64 @@ void with_a_late_thread(int64_t tasks, logitless_task body, void* data, void* po
   if (tasks > 0) body(0, 0, data);
 }
 
-class Pools : public testing::TestWithParam<Engine> {
+class Pools : public EngineTest {
  protected:
   // Large enough for several threads of the fastest instruction set, and several blocks.
   Case large_case() const {
-    if (GetParam().is_reference()) return plain_case(5, {40, 150, 20});
+    if (engine().is_reference()) return plain_case(5, {40, 150, 20});
     if (!is_slowed_down()) return plain_case(5, {300, 1500, 160});
-    return plain_case(5, {300, 1000, GetParam().isa == "portable" ? 10 : 60});
+    return plain_case(5, {300, 1000, engine().isa == "portable" ? 10 : 60});
   }
   std::vector<Case> cases() const {
     std::vector<Case> out{large_case(), large_case()};
     out[1].problem.softcap = 5;
     out[1].problem.label_smoothing = 0.1;
     for (uint64_t seed = 40; out.size() < 2 + seeds(16); ++seed) {
-      Case c = random_case(seed, {.largest_dimension = 200, .allow_fp64 = GetParam().has_float64()});
-      if (GetParam().can_run(c.problem)) out.push_back(std::move(c));
+      Case c = random_case(seed, {.largest_dimension = 200, .allow_fp64 = engine().has_float64()});
+      if (engine().can_run(c.problem)) out.push_back(std::move(c));
     }
     return out;
   }
 };
 
 TEST_P(Pools, SameBitsFromAnyPoolSlow) {
-  if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const logitless::Context one = make_context(GetParam(), 1);
+  if (is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const logitless::Context one = make_context(engine(), 1);
   for (const Case& c : cases()) {
-    const Outputs expected = solve(one, c);
+    const Outputs expected = logitless_test::solve(one, c);
     for (logitless_parallel_for run : {in_order, in_reverse, on_two_threads, with_a_late_thread}) {
       Pool pool;
-      const logitless::Context context = make_hosted_context(GetParam(), kThreads, run, &pool);
-      EXPECT_STREQ(first_difference(solve(context, c), expected), "") << describe(c);
+      const logitless::Context context = make_hosted_context(engine(), kThreads, run, &pool);
+      EXPECT_STREQ(first_difference(logitless_test::solve(context, c), expected), "") << describe(c);
       if (c.mode != Mode::kForwardBackward) continue;
       size_t least = ~size_t{0};
       for (const auto& plan : context.plans(pass_problem(c, logitless::Pass::forward_backward))) {
         least = std::min(least, plan.workspace_bytes);
       }
-      EXPECT_STREQ(first_difference(solve(context, c, least), expected), "") << least << ", " << describe(c);
+      EXPECT_STREQ(first_difference(logitless_test::solve(context, c, least), expected), "")
+          << least << ", " << describe(c);
     }
   }
 }
 
 // A thread that comes late to every loop is waited for at its end: one loop is one wait.
 TEST_P(Pools, OneLoopForAChunkOfTokens) {
-  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's runs";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's runs";
   Pool pool;
-  const logitless::Context context = make_hosted_context(GetParam(), kThreads, in_order, &pool);
+  const logitless::Context context = make_hosted_context(engine(), kThreads, in_order, &pool);
   Case c = large_case();
   c.mode = Mode::kForwardBackward;
-  solve(context, c, LOGITLESS_FASTEST);  // one chunk
+  logitless_test::solve(context, c, LOGITLESS_FASTEST);  // one chunk
   EXPECT_EQ(pool.loops, 1);
   EXPECT_GT(pool.most_tasks, 1) << "no work for two threads";
   EXPECT_LE(pool.most_tasks, kThreads);
 }
 
 TEST_P(Pools, SmallProblemsTakeFewThreads) {
-  if (GetParam().is_device() || GetParam().is_reference()) GTEST_SKIP() << "of the cpu's plans";
-  if (GetParam().isa == "portable") GTEST_SKIP() << "slow enough for several threads";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  if (engine().isa == "portable") GTEST_SKIP() << "slow enough for several threads";
   Pool pool;
-  const logitless::Context context = make_hosted_context(GetParam(), 64, in_order, &pool);
+  const logitless::Context context = make_hosted_context(engine(), 64, in_order, &pool);
   const auto threads_of = [&](PlainSize size) {
     const Case c = plain_case(6, size);
     const logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
@@ -123,12 +124,11 @@ TEST_P(Pools, SmallProblemsTakeFewThreads) {
   EXPECT_EQ(threads_of({1024, 4096, 1024}), 64);
   // Alone, a thread needs no pool.
   const Case c = plain_case(6, {4, 10, 8});
-  solve(context, c);
+  logitless_test::solve(context, c);
   EXPECT_EQ(pool.loops, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Pools, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Pools, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "row_fields.h"
 
 namespace logitless_test {
@@ -199,13 +199,13 @@ void for_every_cut(int64_t total, const std::function<void(const std::vector<int
   }
 }
 
-class Shards : public testing::TestWithParam<Engine> {
+class Shards : public EngineTest {
  protected:
   // The seed's random case as shards can run it: forward, then backward; a sum of parts needs parts in
   // float32. In the place of one that the engine cannot run comes another.
   Case shardable(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
-    while (!GetParam().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    while (!engine().can_run(c.problem)) c = random_case(seed += 10'000, limits);
     c.problem.top_k = 0;  // shards have none
     if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
     logitless::Problem& p = c.problem;
@@ -224,23 +224,21 @@ class Shards : public testing::TestWithParam<Engine> {
                                     << static_cast<int>(how));
     // Every joining rounds the statistics once more, as each shard's part of d_hidden is rounded.
     const double times = static_cast<double>(sizes.size() + 1);
-    Bounds bounds = times * expected.bounds_of(GetParam());
+    Bounds bounds = times * expected.bounds_of(engine());
     const double unit = stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
     bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
     bounds.nll += times * unit;
     bounds.log_sum_sq_probs += 3 * times * unit;  // of both sums, one of them twice
     expected.check(solve_in_shards(context_, c, sizes, how), bounds);
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kIntoTheLast,
                            Join::kRebaseAndSum};
 
 TEST_P(Shards, EveryCutOfSmallVocabularies) {
-  for (uint64_t seed = 0; seed < (GetParam().is_device() ? 12 : seeds(60)); ++seed) {
-    const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = GetParam().has_float64()});
+  for (uint64_t seed = 0; seed < (is_device() ? 12 : seeds(60)); ++seed) {
+    const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = engine().has_float64()});
     const Expected expected(c);
     const Join how = kJoins[seed % std::size(kJoins)];
     for_every_cut(c.problem.vocab, [&](const auto& sizes) { expect_shards_agree(c, expected, sizes, how); });
@@ -248,8 +246,8 @@ TEST_P(Shards, EveryCutOfSmallVocabularies) {
 }
 
 TEST_P(Shards, RandomCutsOfLargerVocabularies) {
-  for (uint64_t seed = 500; seed < 500 + (GetParam().is_device() ? 12 : seeds(30)); ++seed) {
-    const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = GetParam().has_float64()});
+  for (uint64_t seed = 500; seed < 500 + (is_device() ? 12 : seeds(30)); ++seed) {
+    const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = engine().has_float64()});
     const Expected expected(c);
     Random random(seed);
     std::vector<int64_t> sizes;
@@ -265,7 +263,8 @@ TEST_P(Shards, RandomCutsOfLargerVocabularies) {
 // Equal logits, of which the first is the argmax; a NaN, which no merge loses; masked columns, which have no
 // part in what the others are relative to. All as in one run over the whole vocabulary.
 TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::nan("");
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(),
+                   kNaN = std::numeric_limits<double>::quiet_NaN();
   const std::vector<double> all_logits[] = {{2, 1, 2, 2, 0, -1},
                                             {1, kNaN, 5, kNaN, 0, 7},
                                             {-kInfinity, -kInfinity, 3, 1, -kInfinity, 3},
@@ -273,15 +272,14 @@ TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
                                             {1, kInfinity, 2, 3, kInfinity, 0},
                                             {kNaN, kInfinity, -kInfinity, 0, 1, 2}};
   for (const std::vector<double>& logits : all_logits) {
-    Case c = plain_case(1, {3, 6, 2}, GetParam().plain_dtype());
+    Case c = plain(1, {3, 6, 2});
     c.mode = Mode::kForward;
-    c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
     c.problem.has.argmax = c.problem.has.entropy = c.problem.has.mean_logit = 1;
     c.problem.reduction = LOGITLESS_REDUCTION_NONE;
     c.targets = {0, 3, 5};
     std::fill(c.hidden.begin(), c.hidden.end(), 0);
     c.bias = logits;
-    const Outputs whole = solve(context_, c);
+    const Outputs whole = solve(c);
     for (const Join how : {Join::kForwards, Join::kBackwards, Join::kPairs, Join::kIntoTheLast}) {
       for_every_cut(6, [&](const std::vector<int64_t>& sizes) {
         SCOPED_TRACE(testing::Message()
@@ -300,8 +298,7 @@ TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Shards, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Shards, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "compare.h"
+#include "thinned_fixture.h"
 
 namespace logitless_test {
 namespace {
@@ -45,13 +45,8 @@ double largest_chi_square_mean(double degrees) {
   return std::pow(1 - v + 5 * std::sqrt(v), 3);
 }
 
-class ThinnedBias : public testing::TestWithParam<Engine> {
+class ThinnedBias : public ThinnedTest {
  protected:
-  void SetUp() override {
-    const std::string why = why_not_thinned(GetParam());
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-
   // The mean of one gradient against the truth, after all seeds and after the first of them.
   // bound: the error of exact arithmetic. degrees: independent components, at least.
   static void expect_unbiased(const char* what, const Sums& sums, const Sums& early,
@@ -85,7 +80,7 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
   void check(const Case& c, const std::function<Outputs(int64_t seed)>& draw) const {
     const Answer truth = materialise<double>(c);
     const Expected expected(c);
-    const Bounds bounds = expected.bounds_of(GetParam());
+    const Bounds bounds = expected.bounds_of(engine());
     Sums d_hidden, d_classifier, d_bias;
     Sums early[3];
     for (int64_t seed = 0; seed < kSeeds; ++seed) {
@@ -108,13 +103,9 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
 
   // Gradients in float32, so that a rounding to their dtype is no bias of the mean.
   Case base(uint64_t seed, double scale) const {
-    Case c = plain_case(seed, GetParam().is_reference() ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4},
-                        GetParam().plain_dtype());
-    logitless::Problem& p = c.problem;
-    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
-    p.scale = scale;
-    p.gradient = LOGITLESS_ALWAYS_THINNED;
-    p.threshold = GetParam().is_reference() ? 0x1p-4 : 0x1p-6;
+    const bool slow = engine().is_reference();
+    Case c = thinned(slow ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4}, slow ? 0x1p-4 : 0x1p-6, seed);
+    c.problem.scale = scale;
     return c;
   }
 
@@ -144,11 +135,9 @@ class ThinnedBias : public testing::TestWithParam<Engine> {
     return [this, &c](int64_t seed) {
       Case t = c;
       t.problem.seed = seed;
-      return solve(context_, t);
+      return solve(t);
     };
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(ThinnedBias, Plain) {
@@ -183,13 +172,9 @@ TEST_P(ThinnedBias, SoftcapAndKeptDraws) {
 
 // Of some columns nearly every row keeps an element; CUDA's kernels leave these columns to products.
 TEST_P(ThinnedBias, ColumnsThatManyRowsKeep) {
-  if (!GetParam().is_device()) GTEST_SKIP() << "no column is special there";
-  Case c = plain_case(35, {64, 1400, 4}, GetParam().plain_dtype());
-  logitless::Problem& p = c.problem;
-  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
-  p.gradient = LOGITLESS_ALWAYS_THINNED;
-  p.threshold = 0x1p-6;
-  p.has.draws = 1;
+  if (!is_device()) GTEST_SKIP() << "no column is special there";
+  Case c = thinned({64, 1400, 4}, 0x1p-6, 35);
+  c.problem.has.draws = 1;
   c.mode = Mode::kForwardThenBackward;
   for (size_t k = 0; k < 8; ++k) c.bias[100 + 50 * k] = k % 2 == 0 ? 5 : 3.3;
   for (int64_t& target : c.targets) target = 600 + target % 800;
@@ -236,8 +221,7 @@ TEST_P(ThinnedBias, Shards) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ThinnedBias, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(ThinnedBias, engines());
 
 }  // namespace
 }  // namespace logitless_test

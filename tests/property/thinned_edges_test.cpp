@@ -16,7 +16,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class ThinnedEdges : public ThinnedTest {
  protected:
   PlainSize reduced(PlainSize size) const {
-    if (GetParam().is_reference()) size.vocab = std::min<int64_t>(size.vocab, 500);
+    if (engine().is_reference()) size.vocab = std::min<int64_t>(size.vocab, 500);
     return size;
   }
 };
@@ -34,7 +34,7 @@ TEST_P(ThinnedEdges, SmallestShapes) {
         }
         // dz of at most 1, or 2 columns, and d_hidden are rounded to the operands' format.
         double near = 1e-5;
-        if (GetParam().shortens_gradients(c.problem)) {
+        if (engine().shortens_gradients(c.problem)) {
           for (double v : c.classifier) near = std::max(near, 3 * 0x1p-9 * std::abs(v));
         }
         // Probabilities are at least 2^-10 here.
@@ -60,14 +60,14 @@ TEST_P(ThinnedEdges, AllIgnored) {
 
 // Of a uniform softmax systematic draws keep 1 / threshold elements in all rows but for the ends of blocks.
 TEST_P(ThinnedEdges, Uniform) {
-  Case c = thinned(reduced({16, 20'000, 4}), GetParam().is_reference() ? 0x1p-5 : 0x1p-9);
+  Case c = thinned(reduced({16, 20'000, 4}), engine().is_reference() ? 0x1p-5 : 0x1p-9);
   std::fill(c.bias.begin(), c.bias.end(), 0);
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   const double expected = 1 / c.problem.threshold;
   for (const Outputs& got : all_ways(c)) {
     double kept = 0;
     for (double count : got.kept_count) kept += count / 16;
-    const double dense = GetParam().is_device() ? 208 : 0;  // of 20,000 columns
+    const double dense = is_device() ? 208 : 0;  // of 20,000 columns
     EXPECT_NEAR(kept, expected * (1 - dense / 20'000) + 1 + dense,
                 5 * std::sqrt(expected / 16) + (dense > 0));
     double sum = 0;  // of dz: the target's exact part, and draws of the same weight
@@ -86,8 +86,8 @@ TEST_P(ThinnedEdges, OneHot) {
   c.targets[0] = 211;
   for (const Outputs& got : all_ways(c)) {
     for (size_t i = 0; i < 9; ++i) {
-      const double kept = GetParam().is_device() ? std::min(got.kept_count[i], 2.0) : got.kept_count[i];
-      EXPECT_EQ(kept, i == 0 && !GetParam().is_device() ? 1 : 2);
+      const double kept = is_device() ? std::min(got.kept_count[i], 2.0) : got.kept_count[i];
+      EXPECT_EQ(kept, i == 0 && !is_device() ? 1 : 2);
     }
     for (size_t j = 0; j < got.d_bias.size(); ++j) EXPECT_EQ(got.d_bias[j], j == 211 ? 8 : (j == 3 ? -8 : 0));
   }
@@ -108,14 +108,14 @@ Case late_mass(Case c, double step) {
 TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
   for (double step : {0.0, 0.0005, 0.02}) {
     const Case c =
-        late_mass(thinned(reduced({8, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
+        late_mass(thinned(reduced({8, 60'000, 3}), engine().is_reference() ? 0x1p-5 : 0x1p-8), step);
     const double most = 1 / c.problem.threshold + std::sqrt(128 / c.problem.threshold) + 49;
     for (const Outputs& got : all_ways(c)) {
       double sum = 0;  // of dz: draws for all but the target's part
       for (double v : got.d_bias) sum += v;
       EXPECT_NEAR(sum, 0, 6 * std::sqrt(c.problem.threshold / 8));
       for (double kept : got.kept_count) {
-        EXPECT_LE(kept, most + (GetParam().is_device() ? 624 : 0));  // dense columns of 60,000
+        EXPECT_LE(kept, most + (is_device() ? 624 : 0));  // dense columns of 60,000
         EXPECT_GE(kept, 2);
       }
     }
@@ -124,16 +124,17 @@ TEST_P(ThinnedEdges, AllMassInTheLastColumns) {
 
 // When a full list is thinned depends on the threads, what is left of it does not.
 TEST_P(ThinnedEdges, FullListsDoNotDependOnThreadsSlow) {
-  if (GetParam().is_device()) GTEST_SKIP() << "runs on a device use no threads";
-  const logitless::Context one = make_context(GetParam(), 1);
+  if (is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const logitless::Context one = make_context(engine(), 1);
   for (double step : {0.0, 0.0005, 0.02}) {
-    Case c = late_mass(thinned(reduced({40, 60'000, 3}), GetParam().is_reference() ? 0x1p-5 : 0x1p-8), step);
+    Case c = late_mass(thinned(reduced({40, 60'000, 3}), engine().is_reference() ? 0x1p-5 : 0x1p-8), step);
     for (int32_t keeps : {0, 1}) {
       c.problem.has.draws = keeps;
       c.mode = keeps != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
-      const Outputs expected = solve(one, c);
+      const Outputs expected = logitless_test::solve(one, c);
       for (int threads : {2, 5}) {
-        EXPECT_STREQ(first_difference(solve(make_hosted_context(GetParam(), threads), c), expected), "");
+        EXPECT_STREQ(
+            first_difference(logitless_test::solve(make_hosted_context(engine(), threads), c), expected), "");
       }
     }
   }
@@ -211,8 +212,7 @@ TEST_P(ThinnedEdges, Refusals) {
          {"label_smoothing: expected 0 with thinned gradients and a softcap", "got 0.25"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ThinnedEdges, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(ThinnedEdges, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -16,13 +16,13 @@ class ThinnedLimits : public ThinnedTest {};
 
 // All logits the same, of a size that no logarithm of a sum changes; of either sign.
 TEST_P(ThinnedLimits, HugeEqualLogitsEnd) {
-  const int64_t vocab = GetParam().is_reference() ? 600 : 4096;
+  const int64_t vocab = engine().is_reference() ? 600 : 4096;
   for (double value : {1e3, 1e5, 1e9, 0x1p62, -1e9, -0x1p62}) {
     // Logits of the reference are float64, and those of 1e9 no numbers that a saved lse has all digits of.
-    if (GetParam().is_reference() && std::fabs(value) == 1e9) continue;
+    if (engine().is_reference() && std::fabs(value) == 1e9) continue;
     Case c = thinned({2, vocab, 8}, 0x1p-6);
-    std::fill(c.hidden.begin(), c.hidden.end(), rounded(std::fabs(value), GetParam().plain_dtype()));
-    std::fill(c.classifier.begin(), c.classifier.end(), rounded(value, GetParam().plain_dtype()));
+    std::fill(c.hidden.begin(), c.hidden.end(), rounded(std::fabs(value), engine().plain_dtype()));
+    std::fill(c.classifier.begin(), c.classifier.end(), rounded(value, engine().plain_dtype()));
     std::fill(c.bias.begin(), c.bias.end(), 0);
     c.targets = {1, vocab - 1};
     c.problem.reduction = LOGITLESS_REDUCTION_SUM;
@@ -33,7 +33,7 @@ TEST_P(ThinnedLimits, HugeEqualLogitsEnd) {
       EXPECT_NEAR(sum, 0, 6 * std::sqrt(c.problem.threshold * 2));
       for (double kept : got.kept_count) {
         const double most = 1 / c.problem.threshold + std::sqrt(128 / c.problem.threshold) + 49;
-        EXPECT_LE(kept, most + (GetParam().is_device() ? 8 + static_cast<double>(vocab) / 96 : 0));
+        EXPECT_LE(kept, most + (is_device() ? 8 + static_cast<double>(vocab) / 96 : 0));
         EXPECT_GE(kept, 2);
       }
     }
@@ -73,14 +73,10 @@ TEST_P(ThinnedLimits, TinyThresholdsKeepAll) {
     for (double threshold : {1e-12, 1e-30, 0x1p-126}) {
       const Case c = thinned({5, vocab, 3}, threshold);
       const Expected expected(c);
-      const Bounds bounds = expected.bounds_of(GetParam());
+      const Bounds bounds = expected.bounds_of(engine());
       SCOPED_TRACE(testing::Message() << "threshold " << threshold << ", " << describe(c));
       for (const Outputs& got : all_ways(c)) {
-        EXPECT_TRUE(
-            close("d_hidden", got.d_hidden, expected.truth().d_hidden, bounds.d_hidden, LOGITLESS_F32));
-        EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.truth().d_classifier,
-                          bounds.d_classifier, LOGITLESS_F32));
-        EXPECT_TRUE(close("d_bias", got.d_bias, expected.truth().d_bias, bounds.d_bias, LOGITLESS_F32));
+        expect_gradients(got, expected.truth(), bounds);
       }
     }
   }
@@ -105,8 +101,7 @@ TEST_P(ThinnedLimits, ThresholdsThatFloat32HasNot) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ThinnedLimits, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(ThinnedLimits, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compare.h"
+#include "thinned_fixture.h"
 
 namespace logitless_test {
 namespace {
 
-Case thinned(Case c, double threshold, int64_t seed) {
+Case as_thinned(Case c, double threshold, int64_t seed) {
   c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
   c.problem.threshold = threshold;
   c.problem.seed = seed;
@@ -19,45 +19,35 @@ Case thinned(Case c, double threshold, int64_t seed) {
 
 constexpr const char* kPortableSkip = "draws and sums follow the blocks of logits that the budget holds";
 
-class Thinned : public testing::TestWithParam<Engine> {
+class Thinned : public ThinnedTest {
  protected:
-  void SetUp() override {
-    const std::string why = why_not_thinned(GetParam());
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-
   std::vector<Case> random_cases(uint64_t first, uint64_t count, int64_t largest) const {
     std::vector<Case> out;
     for (uint64_t seed = first; seed < first + count; ++seed) {
-      Case c = random_case(seed, {.largest_dimension = largest, .allow_fp64 = GetParam().is_reference()});
-      if (GetParam().can_run(c.problem) && GetParam().can_thin(c.problem)) out.push_back(std::move(c));
+      Case c = random_case(seed, {.largest_dimension = largest, .allow_fp64 = engine().is_reference()});
+      if (engine().can_run(c.problem) && engine().can_thin(c.problem)) out.push_back(std::move(c));
     }
     return out;
   }
 
   // More columns than a window of blocks, on the fast engines.
   Case large_case(logitless_dtype dtype) const {
-    Case c = GetParam().is_reference() ? plain_case(11, {20, 150, 20}, dtype)
-                                       : plain_case(11, {70, is_slowed_down() ? 1500 : 9000, 33}, dtype);
+    Case c = engine().is_reference() ? plain_case(11, {20, 150, 20}, dtype)
+                                     : plain_case(11, {70, is_slowed_down() ? 1500 : 9000, 33}, dtype);
     c.mode = Mode::kForwardThenBackward;
     return c;
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
-
-// No probability is below such a threshold: nothing is drawn.
-constexpr double kKeepsAll = 1e-30;
 
 TEST_P(Thinned, IsExactWhereAllIsKept) {
   for (const Case& c : random_cases(0, seeds(100), 300)) {
     const Expected expected(c);
     for (int32_t keeps : {0, 1}) {
-      Case t = thinned(c, kKeepsAll, 5);
+      Case t = as_thinned(c, kKeepsAll, 5);
       t.problem.has.draws = keeps;
       SCOPED_TRACE(testing::Message() << "keeps draws " << keeps << ", " << describe(c));
-      const Outputs got = solve(context_, t);
-      expected.check(got, expected.bounds_of(GetParam()));
+      const Outputs got = solve(t);
+      expected.check(got, expected.bounds_of(engine()));
       for (double variance : got.draw_variance) EXPECT_TRUE(variance == 0 || std::isnan(variance));
     }
   }
@@ -66,17 +56,17 @@ TEST_P(Thinned, IsExactWhereAllIsKept) {
 // Lists of every length that a vocabulary gives them: CUDA's kernels put them in order in shared memory.
 TEST_P(Thinned, IsExactForAnyLengthOfLists) {
   for (int64_t vocab : {2000, 3300, 4100, 4700, 5100, 5120, 5160, 6300, 8000}) {
-    const Case c = plain_case(13, {3, vocab, 5}, GetParam().plain_dtype());
+    const Case c = plain_case(13, {3, vocab, 5}, engine().plain_dtype());
     SCOPED_TRACE(testing::Message() << "vocabulary " << vocab);
     const Expected expected(c);
-    expected.check(solve(context_, thinned(c, kKeepsAll, 5)), expected.bounds_of(GetParam()));
+    expected.check(solve(as_thinned(c, kKeepsAll, 5)), expected.bounds_of(engine()));
   }
 }
 
 // Some columns are kept in every row, the others in half of the rows: CUDA's kernels leave such columns to
 // products, and need many columns to choose from.
 TEST_P(Thinned, IsExactWhereAllIsKeptOfSomeColumns) {
-  Case c = plain_case(12, {200, GetParam().is_device() ? 3000 : 300, 3}, GetParam().plain_dtype());
+  Case c = plain_case(12, {200, is_device() ? 3000 : 300, 3}, engine().plain_dtype());
   Random random(5);
   for (size_t i = 0; i < 200; ++i) {
     c.hidden[3 * i] = i % 2 == 0 ? 1 : -1;
@@ -99,23 +89,23 @@ TEST_P(Thinned, IsExactWhereAllIsKeptOfSomeColumns) {
     for (int32_t keeps : {0, 1}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         if (keeps == 1 && mode == Mode::kForwardBackward) continue;
-        Case t = thinned(c, kKeepsAll, 5);
+        Case t = as_thinned(c, kKeepsAll, 5);
         t.mode = mode;
         t.problem.has.draws = keeps;
         SCOPED_TRACE(testing::Message() << "smoothing " << smoothing << ", keeps draws " << keeps);
-        const Outputs got = solve(context_, t);
-        expected.check(got, expected.bounds_of(GetParam()));
-        EXPECT_STREQ(first_difference(solve(context_, t), got), "");
+        const Outputs got = solve(t);
+        expected.check(got, expected.bounds_of(engine()));
+        EXPECT_STREQ(first_difference(solve(t), got), "");
       }
     }
   }
 }
 
 TEST_P(Thinned, LossIsThatOfExact) {
-  if (GetParam().is_device()) GTEST_SKIP() << "sums have another anchor there; IsExact compares the losses";
+  if (is_device()) GTEST_SKIP() << "sums have another anchor there; IsExact compares the losses";
   for (Case c : random_cases(300, seeds(60), 1100)) {
-    const Outputs exact = solve(context_, c);
-    Outputs got = solve(context_, thinned(c, 0.01, 7));
+    const Outputs exact = solve(c);
+    Outputs got = solve(as_thinned(c, 0.01, 7));
     got.d_hidden = exact.d_hidden;
     got.d_classifier = exact.d_classifier;
     got.d_bias = exact.d_bias;
@@ -125,60 +115,28 @@ TEST_P(Thinned, LossIsThatOfExact) {
   }
 }
 
-TEST_P(Thinned, SameSeedSameBitsSlow) {
-  std::vector<Case> cases = random_cases(400, seeds(30), 600);
-  for (logitless_dtype dtype : {GetParam().plain_dtype(), LOGITLESS_BF16}) cases.push_back(large_case(dtype));
-  std::vector<logitless::Context> others;
-  if (!GetParam().is_device()) {
-    for (int threads : {1, 2, 4}) others.push_back(make_context(GetParam(), threads));
-    for (int threads : {2, 8}) others.push_back(make_hosted_context(GetParam(), threads));
-  }
-  for (const Case& c : cases) {
-    for (double threshold : {0x1p-5, 0x1p-10}) {
-      const Case t = thinned(c, threshold, -3);
-      const Outputs first = solve(context_, t);
-      EXPECT_STREQ(first_difference(solve(context_, t), first), "") << describe(c);
-      for (const logitless::Context& other : others) {
-        EXPECT_STREQ(first_difference(solve(other, t), first), "") << describe(c);
-      }
-    }
-  }
-}
-
 // The smallest plan and the fastest.
 TEST_P(Thinned, SameBitsForAnyBudgetSlow) {
-  if (GetParam().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
-  for (Case c : {large_case(GetParam().plain_dtype()), large_case(LOGITLESS_BF16)}) {
+  if (engine().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
+  for (Case c : {large_case(engine().plain_dtype()), large_case(LOGITLESS_BF16)}) {
     c.mode = Mode::kForwardBackward;
-    const Case t = thinned(c, 0x1p-8, 9);
+    const Case t = as_thinned(c, 0x1p-8, 9);
     const logitless::Problem problem = pass_problem(t, logitless::Pass::forward_backward);
-    size_t smallest = SIZE_MAX;
     for (const logitless::PlanInfo& plan : context_.plans(problem)) {
       EXPECT_EQ(plan.kind, LOGITLESS_PLAN_THINNED);
-      smallest = std::min(smallest, plan.workspace_bytes);
     }
     logitless::Problem tight = problem;
     tight.max_workspace_bytes = 1;
-    try {
-      logitless::Plan plan(context_, tight);
-      ADD_FAILURE() << "a workspace of one byte";
-    } catch (const logitless::Error& error) {
-      EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL);
-    }
-    for (const logitless::PlanInfo& plan : context_.plans(tight)) {
-      smallest = std::min(smallest, plan.workspace_bytes);
-    }
-    Outputs few = solve(context_, t, smallest);
-    const Outputs most = solve(context_, t);
-    EXPECT_STREQ(first_difference(few, most), "");
+    EXPECT_THROW(logitless::Plan(context_, tight), logitless::Error);
+    const size_t smallest = std::min(*plan_bytes(problem).begin(), *plan_bytes(tight).begin());
+    EXPECT_STREQ(first_difference(solve(t, smallest), solve(t)), "");
   }
 }
 
 // One forward pass' draws serve as those that the backward pass of a single run makes.
 TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
-  if (GetParam().is_reference())
-    GTEST_SKIP() << "a single run has an lse of float64, a backward pass has not";
-  if (GetParam().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
+  if (engine().is_reference()) GTEST_SKIP() << "a single run has an lse of float64, a backward pass has not";
+  if (engine().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
   for (Case c : random_cases(600, seeds(60), 700)) {
     if (c.mode == Mode::kForward) continue;
     c.problem.has.grad_nll = c.problem.has.grad_lse = c.problem.has.grad_entropy = 0;
@@ -186,18 +144,18 @@ TEST_P(Thinned, KeptDrawsGiveTheSameBits) {
     if (c.problem.reduction == LOGITLESS_REDUCTION_NONE && c.grad_loss.empty()) {
       c.grad_loss.assign(static_cast<size_t>(c.problem.tokens), 1);
     }
-    Case t = thinned(c, 0x1p-6, 11);
+    Case t = as_thinned(c, 0x1p-6, 11);
     t.mode = Mode::kForwardBackward;
-    const Outputs at_once = solve(context_, t);
+    const Outputs at_once = solve(t);
     t.mode = Mode::kForwardThenBackward;
     t.problem.has.draws = 1;
-    EXPECT_STREQ(first_difference(solve(context_, t), at_once), "") << describe(c);
+    EXPECT_STREQ(first_difference(solve(t), at_once), "") << describe(c);
   }
 }
 
 TEST_P(Thinned, OtherSeedOtherDraw) {
-  const Case c = large_case(GetParam().plain_dtype());
-  logitless::Problem problem = pass_problem(thinned(c, 0x1p-5, 1), logitless::Pass::forward_backward);
+  const Case c = large_case(engine().plain_dtype());
+  logitless::Problem problem = pass_problem(as_thinned(c, 0x1p-5, 1), logitless::Pass::forward_backward);
   const Outputs one = run_pass(context_, problem, c);
   for (int64_t seed : {int64_t{2}, int64_t{-1}, int64_t{1} + (int64_t{1} << 32)}) {
     problem.seed = seed;
@@ -210,7 +168,7 @@ TEST_P(Thinned, KeptCounts) {
   for (Case c : random_cases(700, seeds(40), 600)) {
     if (!c.wants_gradients()) continue;
     for (double threshold : {0.5, 0x1p-5, 0x1p-9}) {
-      const Outputs got = solve(context_, thinned(c, threshold, 3));
+      const Outputs got = solve(as_thinned(c, threshold, 3));
       const Answer truth = materialise<double>(c);
       const auto vocab = static_cast<size_t>(c.problem.vocab);
       for (size_t i = 0; i < got.kept_count.size(); ++i) {
@@ -227,7 +185,7 @@ TEST_P(Thinned, KeptCounts) {
         }
         const double most = 1 / threshold + std::sqrt(128 / threshold) + 48;
         EXPECT_GE(got.kept_count[i], sure) << describe(c);
-        const double dense = GetParam().is_device() ? 8.0 + static_cast<double>(vocab) / 96 : 0;
+        const double dense = is_device() ? 8.0 + static_cast<double>(vocab) / 96 : 0;
         EXPECT_LE(got.kept_count[i], std::min(static_cast<double>(vocab), most + dense + 1)) << describe(c);
       }
     }
@@ -239,7 +197,7 @@ TEST_P(Thinned, KeptCounts) {
 TEST_P(Thinned, EstimatesItsVariance) {
   constexpr int64_t kVocab = 64;
   constexpr int64_t kTokens = 8;
-  Case c = plain_case(21, {kTokens, kVocab, kVocab}, GetParam().plain_dtype());
+  Case c = plain_case(21, {kTokens, kVocab, kVocab}, engine().plain_dtype());
   std::fill(c.classifier.begin(), c.classifier.end(), 0);
   for (size_t j = 0; j < kVocab; ++j) c.classifier[j * kVocab + j] = 1;
   c.problem.dtype.d_hidden = LOGITLESS_F32;
@@ -249,7 +207,7 @@ TEST_P(Thinned, EstimatesItsVariance) {
   for (double value : truth.d_hidden) norm += value * value;
   for (int64_t seed = 0; seed < kSeeds; ++seed) {
     const Outputs got =
-        run_pass(context_, pass_problem(thinned(c, 0x1p-4, seed), logitless::Pass::forward_backward), c);
+        run_pass(context_, pass_problem(as_thinned(c, 0x1p-4, seed), logitless::Pass::forward_backward), c);
     for (size_t k = 0; k < truth.d_hidden.size(); ++k) {
       error += std::pow(got.d_hidden[k] - truth.d_hidden[k], 2) / kSeeds;
     }
@@ -265,8 +223,7 @@ TEST_P(Thinned, EstimatesItsVariance) {
   EXPECT_NEAR(estimated / error, 1, 0.1) << error / norm;
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Thinned, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Thinned, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
@@ -14,14 +14,13 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class TopK : public testing::TestWithParam<Engine> {
+class TopK : public EngineTest {
  protected:
   // Without a bias, for products alone make ties.
   Case plain(uint64_t seed, PlainSize size, int64_t k) const {
-    Case c = plain_case(seed, size, GetParam().plain_dtype());
+    Case c = EngineTest::plain(seed, size);
     c.mode = Mode::kForward;
-    c.problem.has.bias = c.problem.has.d_hidden = c.problem.has.d_classifier = c.problem.has.d_bias = 0;
-    c.bias.clear();
+    remove_bias(&c);
     c.problem.has.argmax = 1;
     c.problem.top_k = k;
     return c;
@@ -55,15 +54,13 @@ class TopK : public testing::TestWithParam<Engine> {
 
   void expect_ids(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
     const Case c = of_bias(logits, tokens, k);
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     const std::vector<double> expected = sorted_ids(logits, k);
     for (int64_t row = 0; row < tokens; ++row) {
       EXPECT_EQ(row_of(got.top_ids, row, k), expected) << "row " << row;
       EXPECT_EQ(got.argmax[static_cast<size_t>(row)], expected[0]) << "row " << row;
     }
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
 
 TEST_P(TopK, AgreesWithASortOfAllLogits) {
@@ -73,7 +70,7 @@ TEST_P(TopK, AgreesWithASortOfAllLogits) {
     for (const int64_t k : {1, 2, 8, 63, 64}) {
       if (k > size.vocab) continue;
       const Case c = plain(static_cast<uint64_t>(size.vocab + k), size, k);
-      Expected(c).check(GetParam(), solve(context_, c));
+      expect_truth(c);
     }
   }
 }
@@ -81,35 +78,14 @@ TEST_P(TopK, AgreesWithASortOfAllLogits) {
 TEST_P(TopK, OfALargeVocabularySlow) {
   for (const int64_t k : {1, 8, 64}) {
     const Case c = plain(static_cast<uint64_t>(k), {40, 30'011, 32}, k);
-    Expected(c).check(GetParam(), solve(context_, c));
-  }
-}
-
-TEST_P(TopK, OfTransformedLogits) {
-  for (int options = 0; options < 16; ++options) {
-    Case c = plain(static_cast<uint64_t>(options), {37, 901, 24}, 9);
-    logitless::Problem& p = c.problem;
-    p.scale = 0.75;
-    if ((options & 1) != 0) {
-      p.has.bias = 1;
-      c.bias = normal_values(*std::make_unique<Random>(7), p.vocab, 2, as_dtype(p.dtype.bias));
-    }
-    if ((options & 2) != 0) p.softcap = 2;
-    if ((options & 4) != 0) p.temperature = 0.5;
-    if ((options & 8) != 0) {
-      p.temperature = 1;
-      p.has.temperature = 1;
-      for (int64_t row = 0; row < p.tokens; ++row)
-        c.temperature.push_back(0.25 * static_cast<double>(row + 1));
-    }
-    Expected(c).check(GetParam(), solve(context_, c));
+    expect_truth(c);
   }
 }
 
 TEST_P(TopK, AllOfASmallVocabulary) {
   const Case c = plain(5, {9, 61, 12}, 61);
-  const Outputs got = solve(context_, c);
-  Expected(c).check(GetParam(), got);
+  const Outputs got = solve(c);
+  Expected(c).check(engine(), got);
   for (int64_t row = 0; row < 9; ++row) {
     const std::vector<double> log_probs = row_of(got.top_log_probs, row, 61);
     double sum = 0;
@@ -120,10 +96,10 @@ TEST_P(TopK, AllOfASmallVocabulary) {
 
 TEST_P(TopK, TheFirstIsTheArgmax) {
   Case c = plain(6, {300, 2103, 8}, 1);
-  const Outputs one = solve(context_, c);
+  const Outputs one = solve(c);
   EXPECT_EQ(one.top_ids, one.argmax);
   c.problem.top_k = 64;
-  const Outputs more = solve(context_, c);
+  const Outputs more = solve(c);
   for (int64_t row = 0; row < 300; ++row)
     EXPECT_EQ(row_of(more.top_ids, row, 64)[0], one.argmax[static_cast<size_t>(row)]);
 }
@@ -153,7 +129,7 @@ TEST_P(TopK, OfRowsOfTheClassifierThatComeAgain) {
   for (const PlainSize& size : {PlainSize{33, 3000, 16}, PlainSize{5, 30'000, 16}}) {
     Case c = plain(8, size, 64);
     for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     for (int64_t row = 0; row < size.tokens; ++row) {
       const std::vector<double> ids = row_of(got.top_ids, row, 64);
       for (size_t r = 0; r < 64; ++r) {
@@ -171,7 +147,7 @@ TEST_P(TopK, NaNBeforeInfinityBeforeNumbers) {
   logits[300] = logits[4000] = kInfinity;
   logits[3] = -kInfinity;
   expect_ids(logits, 4, 8);
-  const Outputs got = solve(context_, of_bias(logits, 4, 8));
+  const Outputs got = solve(of_bias(logits, 4, 8));
   for (const double log_p : got.top_log_probs) EXPECT_TRUE(std::isnan(log_p));
   expect_ids(std::vector<double>(5000, kNaN), 2, 64);
   expect_ids(std::vector<double>(5000, kInfinity), 2, 64);
@@ -186,7 +162,7 @@ TEST_P(TopK, OfMaskedColumns) {
     logits[static_cast<size_t>(vocab - 2)] = 2;
     logits[static_cast<size_t>(vocab / 2)] = 1;
     expect_ids(logits, 3, 8);
-    const Outputs got = solve(context_, of_bias(logits, 3, 8));
+    const Outputs got = solve(of_bias(logits, 3, 8));
     for (int64_t row = 0; row < 3; ++row) {
       const std::vector<double> log_probs = row_of(got.top_log_probs, row, 8);
       for (size_t r = 0; r < 8; ++r) EXPECT_EQ(log_probs[r] == -kInfinity, r >= 3);
@@ -202,65 +178,24 @@ TEST_P(TopK, OfIgnoredRows) {
       if (row < 140 || row % 3 == 0) c.targets[row] = c.problem.ignore_index;
     }
     const Expected expected(c);
-    expected.check(GetParam(), solve(context_, c));
+    expected.check(engine(), solve(c));
     std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
-    const Outputs got = solve(context_, c);
+    const Outputs got = solve(c);
     EXPECT_EQ(got.top_ids, std::vector<double>(1500, -1));
     EXPECT_EQ(got.top_log_probs, std::vector<double>(1500, 0));
-  }
-}
-
-// Whatever the plan; of operands as they are, and of converted ones.
-TEST_P(TopK, ForEveryBudgetSlow) {
-  for (const bool converts : {false, true}) {
-    Case c = plain(10, {600, 6'201, 20}, 16);
-    logitless::Problem& p = c.problem;
-    if (converts) {
-      p.dtype.hidden = p.dtype.classifier = LOGITLESS_F32;
-      p.compute_dtype = LOGITLESS_BF16;
-    }
-    for (size_t row = 0; row < 600; row += 5) c.targets[row] = p.ignore_index;
-    const Expected expected(c);
-    const Outputs most = solve(context_, c);
-    expected.check(GetParam(), most);
-    size_t least = most.workspace_bytes;
-    for (const logitless::PlanInfo& info : context_.plans(pass_problem(c, logitless::Pass::forward))) {
-      least = std::min(least, info.workspace_bytes);
-    }
-    for (const size_t budget : {least, least * 2, (least + most.workspace_bytes) / 2}) {
-      if (budget > most.workspace_bytes) continue;
-      const Outputs got = solve(context_, c, budget);
-      expected.check(GetParam(), got);
-      if (!GetParam().is_device()) {
-        EXPECT_EQ(got.top_ids, most.top_ids);
-        EXPECT_EQ(got.top_log_probs, most.top_log_probs);
-      }
-      EXPECT_LE(got.workspace_bytes, budget);
-    }
   }
 }
 
 // The pass has the losses of one without.
 TEST_P(TopK, ChangesNoLoss) {
   Case c = plain(11, {100, 700, 24}, 8);
-  const Outputs with = solve(context_, c);
+  const Outputs with = solve(c);
   c.problem.top_k = 0;
-  const Outputs without = solve(context_, c);
-  const Bounds bounds = Expected(c).bounds_of(GetParam());
-  expect_same_results(c, with, without, bounds);
+  const Outputs without = solve(c);
+  expect_same_results(c, with, without, bounds_of(c));
 }
 
-TEST_P(TopK, TheSameBitsForAnyThreads) {
-  if (GetParam().is_device()) GTEST_SKIP() << "of engines on the host";
-  const Case c = plain(12, {200, 2000, 16}, 32);
-  const Outputs one = solve(make_context(GetParam(), 1), c);
-  for (const int threads : {2, 3, 7}) {
-    EXPECT_STREQ(first_difference(one, solve(make_context(GetParam(), threads), c)), "");
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Engines, TopK, testing::ValuesIn(engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(TopK, engines());
 
 }  // namespace
 }  // namespace logitless_test

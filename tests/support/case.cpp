@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 
 #include "formats.h"
@@ -269,27 +270,56 @@ Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype) {
   return c;
 }
 
+Case rows_of(const Case& c, const std::vector<size_t>& rows) {
+  const auto tokens = static_cast<size_t>(c.problem.tokens);
+  Case out = c;
+  out.problem.tokens = static_cast<int64_t>(rows.size());
+  out.targets = rows_of(c.targets, tokens, rows);
+  for (const auto member :
+       {&Case::hidden, &Case::target_weight, &Case::token_weight, &Case::temperature, &Case::grad_nll,
+        &Case::grad_lse, &Case::grad_entropy, &Case::grad_target_logit, &Case::d_hidden_start}) {
+    out.*member = rows_of(c.*member, tokens, rows);
+  }
+  if (c.problem.reduction == LOGITLESS_REDUCTION_NONE) out.grad_loss = rows_of(c.grad_loss, tokens, rows);
+  return out;
+}
+
+std::vector<size_t> shuffled_rows(size_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<size_t> rows(count);
+  std::iota(rows.begin(), rows.end(), 0);
+  for (size_t i = count; i > 1; --i) {
+    std::swap(rows[i - 1], rows[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
+  }
+  return rows;
+}
+
+void remove_bias(Case* c) {
+  c->problem.has.bias = c->problem.has.d_bias = 0;
+  c->bias.clear();
+}
+
 std::string describe(const Case& c) {
   const logitless::Problem& p = c.problem;
-  const auto name = [](int32_t dtype) { return name_of(as_dtype(dtype)); };
+  const logitless::Problem plain;
   std::ostringstream out;
-  out << "seed " << c.seed << ": N " << p.tokens << " V " << p.vocab << " D " << p.hidden << ", mode "
-      << static_cast<int>(c.mode) << ", reduction " << p.reduction << ", E " << name(p.dtype.hidden) << " C "
-      << name(p.dtype.classifier) << " in " << name(p.compute_dtype) << " dE " << name(p.dtype.d_hidden)
-      << " dC " << name(p.dtype.d_classifier) << ", wants " << p.has.d_hidden << p.has.d_classifier
-      << p.has.d_bias << ", adds " << p.accumulate.d_hidden << p.accumulate.d_classifier
-      << p.accumulate.d_bias << ", upstream " << p.has.grad_nll << p.has.grad_lse << p.has.grad_entropy
-      << p.has.grad_target_logit << ", bias " << p.has.bias << " (" << name(p.dtype.bias) << ", gradient "
-      << name(p.dtype.d_bias) << "), class weight " << p.has.class_weight << ", token weight "
-      << p.has.token_weight << ", scale " << p.scale << ", softcap " << p.softcap << ", temperature "
-      << (p.has.temperature != 0 ? "of rows" : std::to_string(p.temperature)) << ", smoothing "
-      << p.label_smoothing << ", z_loss " << p.z_loss << ", num_items " << p.num_items << ", ignore "
-      << p.ignore_index << ", shift " << p.shift << " of " << p.sequence_length << ", entropy "
-      << p.has.entropy << ", argmax " << p.has.argmax << ", top_k " << p.top_k << ", targets of a row "
-      << p.targets_per_row << ", mean logit " << p.has.mean_logit << ", log sum p^2 "
-      << p.has.log_sum_sq_probs << ", strides +" << c.hidden_layout.padding << " +"
-      << c.classifier_layout.padding << " +" << c.d_hidden_layout.padding << " +"
-      << c.d_classifier_layout.padding;
+  out << "seed " << c.seed << ", mode " << static_cast<int>(c.mode);
+#define LOGITLESS_OPTION(name, NAME) \
+  if (p.name != plain.name) out << ", " #name " " << p.name;
+#include <logitless/options.def>
+  out << "; with";
+#define LOGITLESS_TENSOR(name, ...) \
+  if (p.has.name) out << " " #name;
+#include <logitless/tensors.def>
+  out << "; dtypes";
+  for (int32_t dtype : {p.dtype.hidden, p.dtype.classifier, p.dtype.bias, p.dtype.d_hidden,
+                        p.dtype.d_classifier, p.dtype.d_bias}) {
+    out << " " << name_of(as_dtype(dtype));
+  }
+  out << "; adds " << p.accumulate.d_hidden << p.accumulate.d_classifier << p.accumulate.d_bias << "; rows";
+  for (const Layout& l : {c.hidden_layout, c.classifier_layout, c.d_hidden_layout, c.d_classifier_layout}) {
+    out << " +" << l.padding << " at " << l.skew;
+  }
   return out.str();
 }
 

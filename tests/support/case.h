@@ -16,8 +16,8 @@ enum class Mode { kForward, kForwardBackward, kForwardThenBackward };
 struct Case {
   uint64_t seed = 0;
   Mode mode = Mode::kForwardBackward;
-  // The whole vocabulary; pass and budget are set by those who run it. Options of the backward pass alone
-  // (has_grad_...) only with Mode::kForwardThenBackward.
+  // The whole vocabulary; pass and budget are set by those who run it, and a forward pass makes no gradient.
+  // Options of the backward pass alone (has_grad_...) only with Mode::kForwardThenBackward.
   logitless::Problem problem;
 
   std::vector<double> hidden;         // [N, D]
@@ -42,6 +42,7 @@ struct Case {
   int64_t skew = 0;  // elements by which all other buffers are off a 64-byte boundary
 
   bool wants_gradients() const {
+    if (mode == Mode::kForward) return false;
     return problem.has.d_hidden != 0 || problem.has.d_classifier != 0 || problem.has.d_bias != 0;
   }
   int64_t targets_per_row() const { return problem.targets_per_row > 0 ? problem.targets_per_row : 1; }
@@ -73,11 +74,30 @@ Case random_case(uint64_t seed, const CaseLimits& limits = {});
 // again, and takes its class weights away.
 void give_targets(Random& random, Case* c, int64_t count, double low, double high);
 
+// The same problem of some of its rows, in their order. Without a shift.
+Case rows_of(const Case& c, const std::vector<size_t>& rows);
+// Of a vector with as many elements for each of the tokens.
+template <class T>
+std::vector<T> rows_of(const std::vector<T>& values, size_t tokens, const std::vector<size_t>& rows) {
+  const size_t width = tokens == 0 ? 0 : values.size() / tokens;
+  std::vector<T> out;
+  for (const size_t row : rows) {
+    out.insert(out.end(), values.begin() + static_cast<std::ptrdiff_t>(row * width),
+               values.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
+  }
+  return out;
+}
+// 0 to count - 1, in an order of chance.
+std::vector<size_t> shuffled_rows(size_t count, uint64_t seed);
+
 // A plain cross entropy of standard normal data: mean, no options, all gradients that exist.
 struct PlainSize {
   int64_t tokens, vocab, hidden;
 };
 Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype = LOGITLESS_F32);
+
+// Products alone make the logits then.
+void remove_bias(Case* c);
 
 // A dtype field of a problem as the enumeration.
 inline logitless_dtype as_dtype(int32_t value) {

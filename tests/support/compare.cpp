@@ -19,6 +19,32 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return largest;
 }
 
+// The numbers of rows, and the loss; wanted: the tensor that a plan needs for it.
+struct Compared {
+  const char* name;
+  std::vector<double> Outputs::*got;
+  std::vector<double> Answer::*truth;
+  double Bounds::*bound;
+  bool logitless::Problem::Has::*wanted = nullptr;
+};
+#define LOGITLESS_COMPARED(name, bound) #name, &Outputs::name, &Answer::name, &Bounds::bound
+constexpr Compared kCompared[] = {
+    {LOGITLESS_COMPARED(lse, lse)},
+    {LOGITLESS_COMPARED(nll, nll)},
+    {LOGITLESS_COMPARED(entropy, entropy), &logitless::Problem::Has::entropy},
+    {LOGITLESS_COMPARED(target_logit, logit)},
+    {LOGITLESS_COMPARED(max_logit, logit)},
+    {LOGITLESS_COMPARED(mean_logit, mean_logit), &logitless::Problem::Has::mean_logit},
+    {LOGITLESS_COMPARED(log_sum_sq_probs, log_sum_sq_probs), &logitless::Problem::Has::log_sum_sq_probs},
+    {LOGITLESS_COMPARED(loss, loss)},
+};
+#undef LOGITLESS_COMPARED
+
+// Of a sum over several targets an error is as many times larger.
+double times_of(const Compared& each, double target_weight) {
+  return each.got == &Outputs::target_logit ? target_weight : 1;
+}
+
 Answer true_answer(const Case& c) {
   return c.problem.dtype.hidden == LOGITLESS_F64 ? materialise<long double>(c) : materialise<double>(c);
 }
@@ -192,22 +218,11 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   SCOPED_TRACE(describe(c_));
   const logitless::Problem& p = c_.problem;
   const logitless_dtype stats = stats_dtype(p);
-  EXPECT_TRUE(close("lse", got.lse, truth_.lse, bounds.lse, stats));
-  EXPECT_TRUE(close("nll", got.nll, truth_.nll, bounds.nll, stats));
-  if (p.has.entropy) {
-    EXPECT_TRUE(close("entropy", got.entropy, truth_.entropy, bounds.entropy, stats));
+  for (const Compared& each : kCompared) {
+    if (each.wanted != nullptr && !(p.has.*each.wanted)) continue;
+    const double bound = bounds.*each.bound * times_of(each, truth_.terms.target_weight);
+    EXPECT_TRUE(close(each.name, got.*each.got, truth_.*each.truth, bound, stats));
   }
-  EXPECT_TRUE(close("target_logit", got.target_logit, truth_.target_logit,
-                    bounds.logit * truth_.terms.target_weight, stats));
-  EXPECT_TRUE(close("max_logit", got.max_logit, truth_.max_logit, bounds.logit, stats));
-  if (p.has.mean_logit) {
-    EXPECT_TRUE(close("mean_logit", got.mean_logit, truth_.mean_logit, bounds.mean_logit, stats));
-  }
-  if (p.has.log_sum_sq_probs) {
-    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, truth_.log_sum_sq_probs,
-                      bounds.log_sum_sq_probs, stats));
-  }
-  EXPECT_TRUE(close("loss", got.loss, truth_.loss, bounds.loss, stats));
   EXPECT_EQ(got.valid_count, std::vector<double>{static_cast<double>(truth_.valid_count)});
   if (!got.invalid_targets.empty()) {
     EXPECT_EQ(got.invalid_targets, (std::vector<double>{0, -1}));
@@ -319,14 +334,10 @@ void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, cons
     const double second = rounding_unit(dtype) * largest + subnormal_unit(dtype);
     EXPECT_TRUE(close(what, x, y, error + second, dtype));
   };
-  same("loss", a.loss, b.loss, bounds.loss, stats);
-  same("nll", a.nll, b.nll, bounds.nll, stats);
-  same("entropy", a.entropy, b.entropy, bounds.entropy, stats);
-  same("target_logit", a.target_logit, b.target_logit,
-       bounds.logit * (p.targets_per_row > 0 ? largest_target_weight(c) : 1), stats);
-  same("max_logit", a.max_logit, b.max_logit, bounds.logit, stats);
-  same("mean_logit", a.mean_logit, b.mean_logit, bounds.mean_logit, stats);
-  same("log_sum_sq_probs", a.log_sum_sq_probs, b.log_sum_sq_probs, bounds.log_sum_sq_probs, stats);
+  const double target_weight = p.targets_per_row > 0 ? largest_target_weight(c) : 1;
+  for (const Compared& each : kCompared) {
+    same(each.name, a.*each.got, b.*each.got, bounds.*each.bound * times_of(each, target_weight), stats);
+  }
   same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.dtype.d_hidden));
   same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.dtype.d_classifier));
   same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.dtype.d_bias));

@@ -71,6 +71,15 @@ class Expected {
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
                                const std::vector<double>& expected, double error, logitless_dtype dtype);
 
+// Those of a run; of an Answer, or of other Outputs.
+template <class Gradients>
+void expect_gradients(const Outputs& got, const Gradients& expected, const Bounds& bounds,
+                      logitless_dtype dtype = LOGITLESS_F32) {
+  EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.d_hidden, bounds.d_hidden, dtype));
+  EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.d_classifier, bounds.d_classifier, dtype));
+  EXPECT_TRUE(close("d_bias", got.d_bias, expected.d_bias, bounds.d_bias, dtype));
+}
+
 // Two runs agree in losses and gradients, each with its own error; per-row outputs must be in the same order.
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds);
 

@@ -30,6 +30,7 @@ struct Engine {
   // The same with thinned gradients.
   bool can_thin(logitless::Problem problem) const {
     problem.gradient = LOGITLESS_ALWAYS_THINNED;
+    if (is_device() && problem.dtype.hidden == LOGITLESS_F64) return false;
     return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
   }
   // The most precise format of operands that it can run, but for float64.

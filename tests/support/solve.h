@@ -7,18 +7,11 @@
 
 namespace logitless_test {
 
-// What runs wrote; empty where nothing was asked for. Scalars are vectors of one.
+// What runs wrote, by the names of tensors; empty where nothing was asked for. Scalars are vectors of one,
+// draws 32-bit integers.
 struct Outputs {
-  std::vector<double> max, sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum, sum_sq_exp;
-  std::vector<double> loss, nll, lse, lse_low, entropy;
-  std::vector<double> mean_logit, log_sum_sq_probs, max_logit, is_top1;
-  std::vector<double> argmax, correct_count, valid_count;
-  std::vector<double> top_ids, top_log_probs;  // [N, top_k]
-  std::vector<double> target_log_probs;        // [N, targets_per_row]
-  std::vector<double> invalid_targets;         // of runs on a device alone
-  std::vector<double> d_hidden, d_classifier, d_bias;
-  std::vector<double> kept_count, draw_variance;  // of thinned gradients
-  std::vector<double> draws;                      // as 32-bit integers, of a forward pass that keeps them
+#define LOGITLESS_TENSOR(name, ...) std::vector<double> name;
+#include <logitless/tensors.def>
   size_t workspace_bytes = 0;
 };
 

@@ -56,8 +56,9 @@ class Tensor {
   std::vector<double> values() const;
   void remember();  // its present bytes, for unchanged()
 
-  void* data() { return memory_.data(); }
-  const void* data() const { return memory_.data(); }
+  // Null where there is no element.
+  void* data() { return memory_.size() == 0 ? nullptr : memory_.data(); }
+  const void* data() const { return memory_.size() == 0 ? nullptr : memory_.data(); }
   int64_t stride() const { return stride_; }
   logitless_dtype dtype() const { return dtype_; }
   GuardedMemory* memory() { return &memory_; }

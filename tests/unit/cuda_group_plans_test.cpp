@@ -6,7 +6,6 @@
 #include <set>
 #include <vector>
 
-#include "core/group_stats.h"
 #include "cuda/run/bound_plan.h"
 #include "head_plans.h"
 
@@ -77,26 +76,6 @@ TEST(CudaGroupPlans, ExchangesThreeNumbersARow) {
   const Plan plan = best(p);
   EXPECT_EQ(plan.gathers, (8192 + plan.token_chunk - 1) / plan.token_chunk);
   EXPECT_EQ(plan.gathered_bytes, static_cast<size_t>(5 * 4 * (3 * 8192 + 4 * plan.gathers)));
-}
-
-TEST(CudaGroupPlans, EveryNumberHasAPlace) {
-  Problem p = rank_problem(kShards[0], Pass::kForwardBackward, DType::kBF16, 2048);
-  p.has.argmax = p.has.entropy = p.has.mean_logit = p.has.log_sum_sq_probs = true;
-  p.label_smoothing = 0.1;
-  const int64_t rows = 128, numbers = group_numbers(p, DType::kF32);
-  std::vector<float> memory(static_cast<size_t>(p.group_size * numbers_of_rank(p, DType::kF32, rows)));
-  const GroupStats g = group_stats(p, memory.data(), rows);
-  EXPECT_EQ(g.slots.slots, 5);
-  EXPECT_EQ(g.slots.stride, numbers * rows + 4);
-  EXPECT_EQ(static_cast<void*>(g.cut), memory.data() + numbers * rows);
-  std::vector<const void*> places{g.slots.max, g.slots.sum, g.target_logit, g.slots.argmax};
-#define LOGITLESS_PLACE(name, part, ...) places.push_back(g.slots.part);
-  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PLACE)
-#undef LOGITLESS_PLACE
-  EXPECT_EQ(static_cast<int64_t>(places.size()), numbers);
-  std::ranges::sort(places);
-  for (size_t i = 0; i < places.size(); ++i)
-    EXPECT_EQ(places[i], memory.data() + static_cast<int64_t>(i) * rows);
 }
 
 }  // namespace

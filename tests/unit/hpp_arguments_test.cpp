@@ -3,28 +3,12 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "c_calls.h"
 
 namespace {
-
-struct DestroyContext {
-  void operator()(logitless_context* context) const { logitless_context_destroy(context); }
-};
-struct DestroyPlan {
-  void operator()(logitless_plan* plan) const { logitless_plan_destroy(plan); }
-};
-using ContextHandle = std::unique_ptr<logitless_context, DestroyContext>;
-using PlanHandle = std::unique_ptr<logitless_plan, DestroyPlan>;
-
-ContextHandle make_context() {
-  logitless_context* context = nullptr;
-  EXPECT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
-  return ContextHandle(context);
-}
 
 logitless::Problem valid_problem() {
   logitless::Problem p;
@@ -167,30 +151,26 @@ void expect_refusal(logitless_status got, const std::string& argument) {
 }
 
 TEST(Arguments, EveryInvalidOptionIsNamed) {
-  const ContextHandle context = make_context();
+  const logitless::Context context;
   for (const BadProblem& bad : bad_problems()) {
     logitless::Problem problem = valid_problem();
     bad.spoil(problem);
     auto* const untouched = reinterpret_cast<logitless_plan*>(8);
     logitless_plan* plan = untouched;
-    expect_refusal(logitless_plan_create(context.get(), &problem, &plan), bad.argument);
+    expect_refusal(logitless_plan_create(context.handle(), &problem, &plan), bad.argument);
     EXPECT_EQ(plan, untouched);
     int32_t count = -1;
-    expect_refusal(logitless_plan_list(context.get(), &problem, nullptr, 0, &count), bad.argument);
+    expect_refusal(logitless_plan_list(context.handle(), &problem, nullptr, 0, &count), bad.argument);
     EXPECT_EQ(count, -1);
   }
 }
 
 TEST(Arguments, TheValidProblemIsValid) {
-  const ContextHandle context = make_context();
-  const logitless::Problem problem = valid_problem();
-  logitless_plan* plan = nullptr;
-  EXPECT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK) << logitless_last_error();
-  logitless_plan_destroy(plan);
+  EXPECT_NO_THROW(logitless::Plan(logitless::Context(), valid_problem()));
 }
 
 TEST(Arguments, NullPointersOfTheFunctions) {
-  const ContextHandle context = make_context();
+  const logitless::Context context;
   const logitless::Problem problem = valid_problem();
   logitless_plan* plan = nullptr;
   logitless_plan_info info;
@@ -198,15 +178,15 @@ TEST(Arguments, NullPointersOfTheFunctions) {
   int32_t count = 0;
   expect_refusal(logitless_context_create(nullptr, nullptr), "context");
   expect_refusal(logitless_plan_create(nullptr, &problem, &plan), "context");
-  expect_refusal(logitless_plan_create(context.get(), nullptr, 1, nullptr, 0, &plan), "options");
-  expect_refusal(logitless_plan_create(context.get(), nullptr, 0, nullptr, 1, &plan), "tensors");
-  expect_refusal(logitless_plan_create(context.get(), &problem, nullptr), "plan");
+  expect_refusal(logitless_plan_create(context.handle(), nullptr, 1, nullptr, 0, &plan), "options");
+  expect_refusal(logitless_plan_create(context.handle(), nullptr, 0, nullptr, 1, &plan), "tensors");
+  expect_refusal(logitless_plan_create(context.handle(), &problem, nullptr), "plan");
   expect_refusal(logitless_plan_get_info(nullptr, &info), "plan");
   expect_refusal(logitless_plan_list(nullptr, &problem, &info, 1, &count), "context");
-  expect_refusal(logitless_plan_list(context.get(), &problem, nullptr, 1, &count), "infos");
-  expect_refusal(logitless_plan_list(context.get(), &problem, &info, 1, nullptr), "count");
+  expect_refusal(logitless_plan_list(context.handle(), &problem, nullptr, 1, &count), "infos");
+  expect_refusal(logitless_plan_list(context.handle(), &problem, &info, 1, nullptr), "count");
   expect_refusal(logitless_run(nullptr, &buffers, nullptr, 0, nullptr), "plan");
-  ASSERT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK);
+  ASSERT_EQ(logitless_plan_create(context.handle(), &problem, &plan), LOGITLESS_OK);
   expect_refusal(logitless_plan_get_info(plan, nullptr), "info");
   expect_refusal(logitless_run(plan, nullptr, 1, nullptr, 0, nullptr), "tensors");
   expect_refusal(logitless_row_stats_merge(plan, nullptr, 0, nullptr, 1), "tensors");
@@ -220,14 +200,14 @@ TEST(Arguments, NullPointersOfTheFunctions) {
 
 // Ids, fields and dtypes of the arrays themselves.
 TEST(Arguments, OptionsAndTensorsById) {
-  const ContextHandle context = make_context();
+  const logitless::Context context;
   const logitless_option options[] = {
       {LOGITLESS_OPTION_TOKENS, 6, 0}, {LOGITLESS_OPTION_VOCAB, 5, 0}, {LOGITLESS_OPTION_HIDDEN, 4, 0}};
   logitless_plan* plan = nullptr;
   const auto refuses = [&](const logitless_option& option, const std::string& message) {
     std::vector<logitless_option> given(std::begin(options), std::end(options));
     given.push_back(option);
-    expect_refusal(logitless_plan_create(context.get(), given.data(), given.size(), nullptr, 0, &plan),
+    expect_refusal(logitless_plan_create(context.handle(), given.data(), given.size(), nullptr, 0, &plan),
                    message);
   };
   refuses({-1, 0, 0}, "options.id: expected 0 to ");
@@ -242,7 +222,7 @@ TEST(Arguments, OptionsAndTensorsById) {
   refuses({LOGITLESS_OPTION_BATCH_INVARIANT, -1, 0}, "batch_invariant: expected 0 or 1, got -1");
   const auto refuses_tensor = [&](const logitless_tensor_desc& tensor, const std::string& message) {
     const logitless_tensor_desc given[] = {{LOGITLESS_TENSOR_BIAS, LOGITLESS_F32, 0}, tensor};
-    expect_refusal(logitless_plan_create(context.get(), options, 3, given, 2, &plan), message);
+    expect_refusal(logitless_plan_create(context.handle(), options, 3, given, 2, &plan), message);
   };
   refuses_tensor({LOGITLESS_TENSOR_COUNT, 0, 0}, "tensors.id: expected 0 to ");
   refuses_tensor({LOGITLESS_TENSOR_BIAS, 0, 0}, "tensors: expected each once, got bias twice");
@@ -252,8 +232,7 @@ TEST(Arguments, OptionsAndTensorsById) {
   refuses_tensor({LOGITLESS_TENSOR_ARGMAX, LOGITLESS_I32, 0}, "argmax.dtype: expected 0");
   refuses_tensor({LOGITLESS_TENSOR_NLL, 0, 1}, "nll.accumulate: expected 0");
   refuses_tensor({LOGITLESS_TENSOR_D_HIDDEN, 0, 2}, "d_hidden.accumulate: expected 0 or 1, got 2");
-  ASSERT_EQ(logitless_plan_create(context.get(), options, 3, nullptr, 0, &plan), LOGITLESS_OK);
-  const PlanHandle made(plan);
+  ASSERT_EQ(logitless_plan_create(context.handle(), options, 3, nullptr, 0, &plan), LOGITLESS_OK);
   float data[64] = {};
   const auto refuses_run = [&](const logitless_tensor& tensor, const std::string& message) {
     const logitless_tensor given[] = {{LOGITLESS_TENSOR_NLL, data, 0}, tensor};
@@ -262,15 +241,16 @@ TEST(Arguments, OptionsAndTensorsById) {
   refuses_run({-1, data, 0}, "tensors.id: expected 0 to ");
   refuses_run({LOGITLESS_TENSOR_NLL, data, 0}, "tensors: expected each once, got nll twice");
   refuses_run({LOGITLESS_TENSOR_LSE, data, 6}, "lse.stride: expected 0");
+  logitless_plan_destroy(plan);
 }
 
 // A failure is told as data, too: nothing has to be read out of the message.
 TEST(Arguments, ErrorsAreData) {
-  const ContextHandle context = make_context();
+  const logitless::Context context;
   logitless::Problem problem = valid_problem();
   problem.label_smoothing = 2;
   logitless_plan* plan = nullptr;
-  expect_refusal(logitless_plan_create(context.get(), &problem, &plan), "label_smoothing");
+  expect_refusal(logitless_plan_create(context.handle(), &problem, &plan), "label_smoothing");
   logitless_error_info info;
   logitless_last_error_info(&info);
   EXPECT_EQ(info.status, LOGITLESS_INVALID_ARGUMENT);
@@ -282,11 +262,11 @@ TEST(Arguments, ErrorsAreData) {
   logitless_last_error_info(nullptr);
   problem = valid_problem();
   problem.max_workspace_bytes = 1;
-  ASSERT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_BUDGET_TOO_SMALL);
+  ASSERT_EQ(logitless_plan_create(context.handle(), &problem, &plan), LOGITLESS_BUDGET_TOO_SMALL);
   logitless_last_error_info(&info);
   EXPECT_STREQ(info.argument, "max_workspace_bytes");
   problem.max_workspace_bytes = info.required_bytes;
-  EXPECT_EQ(logitless_plan_create(context.get(), &problem, &plan), LOGITLESS_OK) << logitless_last_error();
+  EXPECT_EQ(logitless_plan_create(context.handle(), &problem, &plan), LOGITLESS_OK) << logitless_last_error();
   logitless_plan_destroy(plan);
 }
 
@@ -346,14 +326,7 @@ TEST(Arguments, BackendsAreListed) {
 
 // Buffers are in host memory unless a device is asked for, whatever backends come first in the list.
 TEST(Arguments, AHostContextChoosesTheCpu) {
-  const ContextHandle context = make_context();
-  const logitless::Problem problem = valid_problem();
-  logitless_plan* made = nullptr;
-  ASSERT_EQ(logitless_plan_create(context.get(), &problem, &made), LOGITLESS_OK) << logitless_last_error();
-  const PlanHandle plan(made);
-  logitless_plan_info info;
-  ASSERT_EQ(logitless_plan_get_info(plan.get(), &info), LOGITLESS_OK);
-  EXPECT_STREQ(info.backend, "cpu");
+  EXPECT_STREQ(logitless::Plan(logitless::Context(), valid_problem()).info().backend, "cpu");
 }
 
 TEST(Arguments, NamesOfEverything) {

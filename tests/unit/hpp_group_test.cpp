@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "logitless/distributed.h"
 
@@ -100,7 +101,7 @@ TEST_F(Group, PlansTellWhatIsExchanged) {
 
 TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   ASSERT_EQ(plan(group_problem()), LOGITLESS_OK) << logitless_last_error();
-  const logitless::Buffers buffers;
+  logitless::Buffers buffers;
   logitless_communicator communicator;
   logitless_communicator_init(&communicator);
   const auto expect_refused = [&](const char* message) {
@@ -118,12 +119,25 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   expect_refused("communicator.all_reduce: expected a function, as d_hidden is added up, got null");
   communicator.rank = 3;
   expect_refused("communicator.rank: expected 0 to 2, got 3");
+  communicator.rank = 0;
+  communicator.all_reduce = [](void*, int64_t, int32_t, void*, void*) -> int32_t { return 0; };
+  logitless::Problem thinned = group_problem();
+  thinned.gradient = LOGITLESS_ALWAYS_THINNED;
+  ASSERT_EQ(plan(thinned), LOGITLESS_OK) << logitless_last_error();
+  EXPECT_EQ(info().kind, LOGITLESS_PLAN_THINNED);
+  std::vector<float> some(200);
+  buffers.hidden = buffers.classifier = buffers.targets = some.data();
+  buffers.d_hidden = buffers.d_classifier = some.data();
+  buffers.kept_count = reinterpret_cast<int32_t*>(some.data());
+  expect_refused(
+      "kept_count: expected null without a pass that makes thinned gradients, and in a group of ranks, of "
+      "which each knows its own elements alone, got a pointer");
+  buffers = {};
   logitless::Problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
   alone.group_vocab = 0;
   alone.pass = LOGITLESS_BACKWARD;
   ASSERT_EQ(plan(alone), LOGITLESS_OK) << logitless_last_error();
-  communicator.rank = 0;
   expect_refused("plan: expected one with group_size for a run of a group, got one without");
 }
 

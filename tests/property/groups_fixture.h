@@ -1,0 +1,162 @@
+#pragma once
+// Ranks that are threads, each with a shard of the vocabulary.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "engine_test.h"
+#include "rank_group.h"
+
+namespace logitless_test {
+
+using Sizes = std::vector<int64_t>;
+
+constexpr double kKeepsAll = 1e-30;  // as a threshold
+
+class GroupTest : public EngineTest {
+ protected:
+  GroupTest() { context_ = make_context(engine(), 2); }
+
+  // Every rank's own problem.
+  static std::vector<logitless::Problem> cut(
+      const logitless::Problem& whole, const Sizes& sizes,
+      logitless::GroupDHidden d_hidden = logitless::GroupDHidden::sum) {
+    std::vector<logitless::Problem> ranks;
+    int64_t start = 0;
+    for (int64_t size : sizes) {
+      logitless::Problem p = whole;
+      p.vocab = size;
+      logitless::set_group(p, static_cast<int32_t>(sizes.size()), start, whole.vocab, std::ranges::max(sizes),
+                           d_hidden);
+      start += size;
+      ranks.push_back(p);
+    }
+    return ranks;
+  }
+
+  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
+  // on all of them; gradients are put together.
+  Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, size_t budget = 0,
+                    const Outputs* known = nullptr, bool only_losses = false) const {
+    logitless::Problem whole = pass_problem(c, pass);
+    whole.max_workspace_bytes = budget;
+    const auto ranks = static_cast<int64_t>(sizes.size());
+    const bool is_exact = whole.gradient == LOGITLESS_EXACT;
+    const bool scatters = is_exact && whole.has.d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
+    const auto problems =
+        cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
+    std::vector<Outputs> found(sizes.size());
+    RankGroup group(static_cast<int>(ranks), is_device());
+    group.run([&](int rank, const logitless::Communicator& communicator) {
+      const auto r = static_cast<size_t>(rank);
+      Outputs mine;  // draws are each rank's own
+      if (known != nullptr) mine = *known;
+      if (known != nullptr && whole.has.draws) mine.draws = draws_[r];
+      found[r] =
+          run_pass(context_, problems[r], c, known == nullptr ? nullptr : &mine, &communicator, only_losses);
+    });
+    calls_ = group.calls();
+    Outputs out = found[0];
+    const auto join = [&](std::vector<double> Outputs::*gradient) {
+      (out.*gradient).clear();
+      for (const Outputs& each : found) {
+        (out.*gradient).insert((out.*gradient).end(), (each.*gradient).begin(), (each.*gradient).end());
+      }
+    };
+    join(&Outputs::d_classifier);
+    join(&Outputs::d_bias);
+    draws_.clear();
+    const size_t own = out.d_hidden.size() / sizes.size();
+    for (size_t rank = 0; rank < found.size(); ++rank) {
+      draws_.push_back(found[rank].draws);
+      if (!scatters) continue;
+      const auto first = static_cast<std::ptrdiff_t>(rank * own);
+      std::copy_n(found[rank].d_hidden.begin() + first, own, out.d_hidden.begin() + first);
+    }
+    for (Outputs& each : found) {
+      EXPECT_TRUE(same_bits(each.loss, out.loss) && same_bits(each.lse, out.lse)) << "between ranks";
+      if (!is_exact) continue;
+      each.d_classifier = out.d_classifier;
+      each.d_bias = out.d_bias;
+      if (scatters) each.d_hidden = out.d_hidden;
+      EXPECT_STREQ(first_difference(out, each), "") << "between ranks";
+    }
+    return out;
+  }
+
+  Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget = 0) const {
+    if (c.mode == Mode::kForwardBackward) {
+      return run_ranks(c, logitless::Pass::forward_backward, sizes, budget);
+    }
+    Outputs out = run_ranks(c, logitless::Pass::forward, sizes, budget);
+    if (c.mode == Mode::kForward) return out;
+    Outputs gradients = run_ranks(c, logitless::Pass::backward, sizes, budget, &out);
+    out.d_hidden = std::move(gradients.d_hidden);
+    out.d_classifier = std::move(gradients.d_classifier);
+    out.d_bias = std::move(gradients.d_bias);
+    return out;
+  }
+
+  mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
+  mutable int64_t calls_ = 0;                       // of collectives in the last pass
+};
+
+class ThinnedGroupsTest : public GroupTest {
+ protected:
+  static Case thinned(Case c, double threshold) {
+    logitless::Problem& p = c.problem;
+    p.gradient = LOGITLESS_ALWAYS_THINNED;
+    p.threshold = threshold;
+    p.top_k = 0;
+    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
+    c.d_hidden_start.clear();
+    c.d_classifier_start.clear();
+    c.d_bias_start.clear();
+    c.d_hidden_layout = {};
+    if (p.dtype.hidden != LOGITLESS_F64) {
+      p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
+    }
+    return c;
+  }
+
+  // The mean over seeds, but for 5 of its own standard deviations.
+  void expect_unbiased(Case c, const Sizes& sizes, int seed_count, double rounding) const {
+    const std::vector<double> truth = Expected(c).truth().d_hidden;
+    std::vector<double> sum(truth.size()), squares(truth.size());
+    for (int seed = 0; seed < seed_count; ++seed) {
+      c.problem.seed = seed;
+      const Outputs got = solve_in_group(c, sizes);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        sum[i] += got.d_hidden[i];
+        squares[i] += got.d_hidden[i] * got.d_hidden[i];
+      }
+    }
+    for (size_t i = 0; i < sum.size(); ++i) {
+      const double mean = sum[i] / seed_count, variance = squares[i] / seed_count - mean * mean;
+      EXPECT_NEAR(mean, truth[i], 5 * std::sqrt(std::max(variance, 0.0) / seed_count) + rounding)
+          << "d_hidden[" << i << "]";
+    }
+  }
+};
+
+// Of engines that run on a device.
+class ThinnedDeviceGroupsTest : public ThinnedGroupsTest {
+ protected:
+  void SetUp() override {
+    const std::string why = why_not_thinned(engine());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+
+  // Each run is off by its own rounding, each rank's part of d_hidden is rounded, and so are the sums that
+  // ranks tell each other.
+  Bounds bounds_of(const Case& c, const Sizes& sizes) const {
+    Bounds bounds = static_cast<double>(sizes.size() + 1) * Expected(c).bounds_of(engine());
+    bounds.lse += static_cast<double>(sizes.size()) * 0x1p-23;
+    return bounds;
+  }
+};
+
+}  // namespace logitless_test
