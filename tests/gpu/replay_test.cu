@@ -1,6 +1,7 @@
 // Runs that come again with the same pointers are launched as one graph: what they compute must not depend on
 // it.
 #include <array>
+#include <deque>
 #include <optional>
 #include <thread>
 
@@ -29,15 +30,26 @@ class Replays : public testing::TestWithParam<Engine> {
     return logitless::Plan(context_, problem);
   }
 
+  // A plan's runs over buffers of its own, which hold NaN before each.
+  struct Runs {
+    Runs(const Case& c, const logitless::Plan& plan) : tensors(c), workspace(plan.info().workspace_bytes) {}
+    std::vector<std::byte> results_of(const logitless::Plan& plan, cudaStream_t on) {
+      tensors.clear();
+      plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), on);
+      cuda_check(cudaStreamSynchronize(on));
+      return tensors.results();
+    }
+    std::vector<std::byte> results_of(const logitless::Plan& plan) { return results_of(plan, stream); }
+
+    PlainTensors tensors;
+    DeviceMemory workspace;
+    Stream stream;
+  };
+
   // The results of a plan's first run.
   std::vector<std::byte> expected(const Case& c, const char* gradient, size_t budget = 0) const {
-    PlainTensors tensors(c);
     const logitless::Plan plan = plan_of(c, gradient, budget);
-    const DeviceMemory workspace(plan.info().workspace_bytes);
-    const Stream stream;
-    plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
-    stream.wait();
-    return tensors.results();
+    return Runs(c, plan).results_of(plan);
   }
 
   logitless::Context context_ = make_context(GetParam());
@@ -59,16 +71,11 @@ TEST_P(Replays, ReadWhatTheBuffersHold) {
                                                  expected(cases[1], gradient, budget)};
       ASSERT_NE(results[0] == results[1], true);
       const logitless::Plan plan = plan_of(cases[0], gradient, budget);
-      PlainTensors tensors(cases[0]);
-      const DeviceMemory workspace(plan.info().workspace_bytes);
-      const Stream stream;
+      Runs runs(cases[0], plan);
       for (int run = 0; run < kRuns; ++run) {
         const Case& now = cases[run % 2];
-        tensors.targets().write(encoded({now.targets.begin(), now.targets.end()}, LOGITLESS_I64));
-        tensors.clear();
-        plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
-        stream.wait();
-        EXPECT_EQ(tensors.results() == results[run % 2], true) << "run " << run;
+        runs.tensors.targets().write(encoded({now.targets.begin(), now.targets.end()}, LOGITLESS_I64));
+        EXPECT_EQ(runs.results_of(plan) == results[run % 2], true) << "run " << run;
       }
     }
   }
@@ -101,19 +108,13 @@ TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
   const Case c = case_of(2);
   const std::vector<std::byte> result = expected(c, "exact");
   const logitless::Plan plan = plan_of(c, "exact");
-  const DeviceMemory workspace(plan.info().workspace_bytes);
-  const Stream stream;
   for (const int sets : {2, 4, 7}) {
-    std::vector<PlainTensors> tensors;
-    tensors.reserve(static_cast<size_t>(sets));
-    for (int i = 0; i < sets; ++i) tensors.emplace_back(c);
+    std::deque<Runs> all;
+    for (int i = 0; i < sets; ++i) all.emplace_back(c, plan);
     for (int run = 0; run < kRuns * sets; ++run) {
       const bool in_turn = run < 3 * sets;
-      PlainTensors& own = tensors[static_cast<size_t>(in_turn ? run % sets : run / 3 % sets)];
-      own.clear();
-      plan.run(own.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
-      stream.wait();
-      EXPECT_EQ(own.results() == result, true) << sets << " sets, run " << run;
+      Runs& own = all[static_cast<size_t>(in_turn ? run % sets : run / 3 % sets)];
+      EXPECT_EQ(own.results_of(plan) == result, true) << sets << " sets, run " << run;
     }
   }
 }
@@ -127,15 +128,8 @@ TEST_P(Replays, OfThreadsThatShareAPlan) {
   for (int& count : wrong) {
     threads.emplace_back([&] {
       cuda_check(cudaSetDevice(0));
-      PlainTensors tensors(c);
-      const DeviceMemory workspace(plan.info().workspace_bytes);
-      const Stream stream;
-      for (int run = 0; run < 20; ++run) {
-        tensors.clear();
-        plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
-        stream.wait();
-        if (tensors.results() != result) ++count;
-      }
+      Runs runs(c, plan);
+      for (int run = 0; run < 20; ++run) count += runs.results_of(plan) != result;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -147,20 +141,12 @@ TEST_P(Replays, OnOtherStreams) {
   const Case c = case_of(4);
   const std::vector<std::byte> result = expected(c, "exact");
   const logitless::Plan plan = plan_of(c, "exact");
-  PlainTensors tensors(c);
-  const DeviceMemory workspace(plan.info().workspace_bytes);
+  Runs runs(c, plan);
   const Stream streams[2];
   for (int run = 0; run < 2 * kRuns; ++run) {
-    const Stream& stream = streams[run % 2];
-    tensors.clear();
-    plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes(), stream);
-    stream.wait();
-    EXPECT_EQ(tensors.results() == result, true) << "run " << run;
+    EXPECT_EQ(runs.results_of(plan, streams[run % 2]) == result, true) << "run " << run;
   }
-  tensors.clear();
-  plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), workspace.bytes());
-  cuda_check(cudaDeviceSynchronize());
-  EXPECT_EQ(tensors.results() == result, true) << "null stream";
+  EXPECT_EQ(runs.results_of(plan, nullptr) == result, true) << "null stream";
 }
 
 // A host may forget a plan while its runs are queued, and others' captures go on beside a recording.

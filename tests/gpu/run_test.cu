@@ -288,27 +288,6 @@ TEST_P(Run, ADeviceThatIsNotThere) {
   }
 }
 
-TEST_P(Run, WorkspaceIsChecked) {
-  const Case c = case_of();
-  PlainTensors tensors(c);
-  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
-  const size_t bytes = plan.info().workspace_bytes;
-  const DeviceMemory workspace(bytes + 64);
-  const auto refusal = [&](std::span<std::byte> memory) -> std::string {
-    try {
-      plan.run(tensors.buffers(LOGITLESS_FORWARD_BACKWARD), memory);
-    } catch (const logitless::Error& error) {
-      return error.what();
-    }
-    return "";
-  };
-  EXPECT_NE(refusal(workspace.bytes().first(bytes - 1)), "");
-  EXPECT_NE(refusal({static_cast<std::byte*>(nullptr), bytes}), "");
-  EXPECT_NE(refusal(workspace.bytes().subspan(8)), "");
-  EXPECT_EQ(refusal(workspace.bytes()), "");
-  cuda_check(cudaDeviceSynchronize());
-}
-
 // A gradient of d_classifier in a dtype that no product writes goes through a window of the workspace, here
 // of fewer columns than the exps that are kept. It is that in float32, rounded.
 TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
@@ -358,25 +337,6 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
                     << ", allowed " << allowed;
     }
   }
-}
-
-TEST_P(Run, NoTokensAndNoPointersToThem) {
-  Case c = plain_case(1, {0, 9, 5}, GetParam().plain_dtype());
-  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-  PlainTensors tensors(c);
-  const logitless::Plan plan(context_, problem);
-  const DeviceMemory workspace(plan.info().workspace_bytes);
-  logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
-  b.hidden = b.targets = nullptr;
-  b.d_hidden = b.lse = b.nll = nullptr;
-  const DeviceMemory loss(4);
-  b.loss = loss.as();
-  plan.run(b, workspace.bytes());
-  cuda_check(cudaDeviceSynchronize());
-  EXPECT_NE(loss.read<float>()[0], loss.read<float>()[0]);  // NaN: the mean of nothing
-  std::vector<std::byte> d_classifier(9 * 5 * size_of(GetParam().plain_dtype()));
-  cuda_check(cudaMemcpy(d_classifier.data(), b.d_classifier, d_classifier.size(), cudaMemcpyDeviceToHost));
-  EXPECT_EQ(d_classifier, std::vector<std::byte>(d_classifier.size()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, Run, testing::ValuesIn(device_engines()),

@@ -18,13 +18,6 @@
 
 namespace logitless::cuda::sm90::test {
 
-// Makes the slots those of no column.
-inline void clear_slots(const StatSlots& slots) {
-  LoadRows<float> load{};
-  load.slots = slots;
-  launch_load_rows(load, nullptr);
-}
-
 inline void check_cuda(cudaError_t error) {
   ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
 }
@@ -161,7 +154,6 @@ struct Transform {
     double x = scale * problem.dot[i * problem.shape.columns + j] + (bias.empty() ? 0.0 : bias[j]);
     return softcap == 0 ? x : softcap * std::tanh(x / softcap);
   }
-  double slope(double z) const { return softcap == 0 ? 1 : 1 - (z / softcap) * (z / softcap); }
   // A tensor core truncates the running sum once for 16 products, and no running sum passes the sum of
   // magnitudes; 1e-6 of softcap is the transform's own bound.
   double error(const Problem& problem, int64_t i, int64_t j) const {
@@ -202,19 +194,15 @@ inline std::vector<int32_t> make_targets(Shape shape, bool ignored) {
 }
 
 struct Options {
-  bool general = false;
   Transform transform;
-  std::vector<float> class_weight;
 };
 
-inline Options make_options(Shape shape, bool general, DType dtype) {
+inline Options make_options(Shape shape, bool general) {
   Options options;
-  options.general = general || dtype == DType::kF16;
   options.transform.scale = general ? -0.7f : 1.25f;
   if (!general) return options;
   options.transform.softcap = 5;
   options.transform.bias = random_floats(shape.columns, 1.f, 11);
-  options.class_weight = random_floats(shape.columns, 1.f, 12);
   return options;
 }
 
@@ -250,39 +238,6 @@ class Logits : public testing::TestWithParam<Shape> {
 // The copy engine clips a store at 16 bytes, so this many columns may be written.
 inline int64_t stored_columns(int64_t columns) {
   return (columns + 7) / 8 * 8;
-}
-
-// exps and dz: an output of [rows, columns] in rows of `stride`. What lies past stored_columns() must stay as
-// it is.
-struct Output {
-  Output(Shape shape)
-      : columns(shape.columns), stride(stored_columns(shape.columns) + 8), data(shape.rows * stride) {}
-
-  StoredColumns first_columns(int64_t count) const {
-    return {.data = data.get(), .columns = count, .stride = stride};
-  }
-  StoredColumns all_columns() const { return first_columns(columns); }
-
-  int64_t columns, stride;
-  Guarded<uint16_t> data;
-};
-
-inline constexpr uint16_t kUntouched = 0xA5A5;
-
-// Checks what lies around the matrix and past row_count; false for elements that are to be compared.
-inline bool is_outside(const Output& out, const std::vector<uint16_t>& values, Shape shape, int64_t rows,
-                       int64_t i, int64_t j) {
-  const uint16_t value = values[i * out.stride + j];
-  if (j >= shape.columns) {
-    if (j >= stored_columns(shape.columns)) {
-      EXPECT_EQ(value, kUntouched) << "past row " << i;
-    }
-    return true;
-  }
-  if (i < rows) return false;
-  const bool in_last_block = i / 128 == (rows - 1) / 128 && rows > 0;
-  EXPECT_EQ(value, in_last_block ? 0 : kUntouched) << "row " << i << " past row_count";
-  return true;
 }
 
 }  // namespace logitless::cuda::sm90::test

@@ -40,7 +40,7 @@ class Thinning {
  public:
   Thinning(Shape shape, const ThinOptions& wishes)
       : shape_(shape), wishes_(wishes), problem_(shape, wishes.dtype) {
-    options_ = make_options(shape, wishes.general, wishes.dtype);
+    options_ = make_options(shape, wishes.general);
     targets_ = make_targets(shape, true);
     const std::vector<double> lse = exact_lse(problem_, options_.transform);
     std::mt19937 engine(3);
