@@ -109,43 +109,12 @@ static void check_errors(void) {
   const logitless_option smoothing = {LOGITLESS_OPTION_LABEL_SMOOTHING, 0, 2};
   EXPECT(make_plan(context, smoothing, &plan) == LOGITLESS_INVALID_ARGUMENT);
   EXPECT(strcmp(logitless_last_error(), "label_smoothing: expected a number in [0, 1], got 2") == 0);
-  const logitless_option twice = {LOGITLESS_OPTION_VOCAB, VOCAB, 0};
-  EXPECT(make_plan(context, twice, &plan) == LOGITLESS_INVALID_ARGUMENT);
-  EXPECT(strcmp(logitless_last_error(), "options: expected each once, got vocab twice") == 0);
-  logitless_context_destroy(context);
-}
-
-/* In bf16 the hidden states are those of the known numbers: what is 2^-10 off is rounded away. */
-static void check_compute_dtype(void) {
-  logitless_context* context = NULL;
-  EXPECT(logitless_context_create(NULL, &context) == LOGITLESS_OK);
-  const logitless_option in_bf16 = {LOGITLESS_OPTION_COMPUTE_DTYPE, LOGITLESS_BF16, 0};
-  logitless_plan* plan = NULL;
-  EXPECT(make_plan(context, in_bf16, &plan) == LOGITLESS_OK);
-  logitless_plan_info info;
-  EXPECT(logitless_plan_get_info(plan, &info) == LOGITLESS_OK);
-  void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
-  float hidden[TOKENS * HIDDEN], loss = 0, d_hidden[TOKENS * HIDDEN] = {0},
-                                 d_classifier[VOCAB * HIDDEN] = {0};
-  for (int k = 0; k < TOKENS * HIDDEN; ++k) hidden[k] = kHidden[k] * (1 + 1.0f / 1024);
-  EXPECT(run(plan, hidden, kTargets, &loss, d_hidden, d_classifier, workspace, info.workspace_bytes) ==
-         LOGITLESS_OK);
-  double exact = 0;
-  for (int i = 0; i < TOKENS; ++i) {
-    double sum = 0;
-    for (int j = 0; j < VOCAB; ++j) sum += exp(kLogits[i][j]);
-    exact += (log(sum) - kLogits[i][kTargets[i]]) / TOKENS;
-  }
-  EXPECT(fabs(loss - exact) < 1e-6);
-  free(workspace);
-  logitless_plan_destroy(plan);
-
   const logitless_option in_f64 = {LOGITLESS_OPTION_COMPUTE_DTYPE, LOGITLESS_F64, 0};
   EXPECT(make_plan(context, in_f64, &plan) == LOGITLESS_INVALID_ARGUMENT);
   EXPECT(strstr(logitless_last_error(), "compute_dtype: expected 0 to 2, got 3") != NULL);
-  const logitless_option flag = {LOGITLESS_OPTION_ALLOW_TF32, 2, 0};
-  EXPECT(make_plan(context, flag, &plan) == LOGITLESS_INVALID_ARGUMENT);
-  EXPECT(strcmp(logitless_last_error(), "allow_tf32: expected 0 or 1, got 2") == 0);
+  const logitless_option twice = {LOGITLESS_OPTION_VOCAB, VOCAB, 0};
+  EXPECT(make_plan(context, twice, &plan) == LOGITLESS_INVALID_ARGUMENT);
+  EXPECT(strcmp(logitless_last_error(), "options: expected each once, got vocab twice") == 0);
   logitless_context_destroy(context);
 }
 
@@ -161,7 +130,6 @@ int main(void) {
     if (why[0] == '\0') run_on(logitless_backend_name(i));
   }
   check_errors();
-  check_compute_dtype();
   if (failures == 0) puts("ok");
   return failures != 0;
 }
