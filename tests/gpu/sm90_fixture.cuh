@@ -235,9 +235,4 @@ class Logits : public testing::TestWithParam<Shape> {
   }
 };
 
-// The copy engine clips a store at 16 bytes, so this many columns may be written.
-inline int64_t stored_columns(int64_t columns) {
-  return (columns + 7) / 8 * 8;
-}
-
 }  // namespace logitless::cuda::sm90::test
