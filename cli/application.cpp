@@ -1,13 +1,12 @@
 #include "application.h"
 
-#include <logitless/logitless.hpp>
-
 #include <exception>
 #include <iostream>
 #include <new>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "commands/options.h"
 
 namespace logitless::cli {
 namespace {
@@ -65,6 +64,17 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
   return fail(message + "\nSee '" + command + " --help'.", kUsage);
 }
 
+// Under the name that the user typed. A value that no plan has is wrong usage.
+int fail_library(const CLI::App& app, const Error& error) {
+  const std::string flag = error.argument == "max_workspace_bytes" ? "--budget" : flag_of(error.argument);
+  for (const CLI::App* chosen : app.get_subcommands()) {
+    if (chosen->get_option_no_throw(flag) == nullptr) continue;
+    return fail(flag + ": expected " + error.expected + ", got " + error.got,
+                error.status() == LOGITLESS_INVALID_ARGUMENT ? kUsage : kFailure);
+  }
+  return fail(error.what(), kFailure);
+}
+
 }  // namespace
 
 int run_application(int argc, const char* const* argv, std::span<const AddCommand> commands) {
@@ -96,10 +106,8 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
     return fail(error.what(), kUsage);
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kFailure);
-  } catch (const logitless::Error& error) {
-    const bool is_budget = error.argument == "max_workspace_bytes";  // --budget here
-    return fail(is_budget ? "--budget: expected " + error.expected + ", got " + error.got : error.what(),
-                kFailure);
+  } catch (const Error& error) {
+    return fail_library(app, error);
   } catch (const std::exception& error) {
     return fail(error.what(), kFailure);
   }

@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include "application.h"
-#include "io/atomic_file.h"
+#include "io/files.h"
 
 namespace {
 

@@ -8,9 +8,9 @@ foreach(header CLI nlohmann)
 endforeach()
 
 add_executable(planner
-  application.cpp models.cpp planner.cpp
-  commands/context.cpp commands/options.cpp commands/plan.cpp commands/plan_model.cpp commands/plan_notes.cpp
-  commands/plan_text.cpp io/json.cpp io/mapped_file.cpp io/model_config.cpp io/tensor.cpp support/format.cpp)
+  application.cpp planner.cpp
+commands/options.cpp commands/plan.cpp commands/plan_model.cpp
+  commands/plan_text.cpp io/files.cpp io/json.cpp io/model_config.cpp io/tensor.cpp support/format.cpp)
 target_include_directories(planner PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
 target_include_directories(planner SYSTEM PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/include)
 target_link_libraries(planner PRIVATE logitless_internal logitless_options)

@@ -1,11 +1,26 @@
+#include "commands/bench.h"
+
+#include <sys/resource.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <new>
+#include <optional>
+#include <random>
 #include <stdexcept>
 
-#include "commands/bench.h"
 #include "commands/options.h"
+#include "commands/run.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -13,6 +28,190 @@ namespace logitless::cli {
 namespace {
 
 using nlohmann::ordered_json;
+
+// One way to compute the loss (and gradients) of a shape.
+struct BenchResult {
+  std::string method;  // "materialized", or "logitless" with its budget
+  bool gradients = false;
+  std::optional<uint64_t> budget_bytes = {};  // 0: none; nothing: materialized
+  std::optional<double> threshold = {};       // of thinned gradients
+  std::string refusal = {};                   // why it did not run; else empty
+  std::string detail = {};                    // plan and configuration
+  int64_t workspace_bytes = 0;                // by the method's own account
+  // Resident memory beyond inputs and outputs, measured; nothing on a device, where runs allocate none.
+  std::optional<int64_t> peak_extra_bytes = {};
+  std::vector<double> seconds = {};  // of each repeat
+  double loss = 0;
+  double median_seconds() const {
+    if (seconds.empty()) return NAN;
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+  }
+};
+
+constexpr int kWarmUps = 2;
+
+// The most memory this process has had resident since the last reset, or since its start where the system
+// cannot reset it (only Linux can); 0 where it cannot say.
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
+  }
+  rusage usage{};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
+}
+
+// From what is resident now on, without memory that was freed.
+void reset_peak_resident_bytes() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+  std::ofstream("/proc/self/clear_refs") << "5\n";
+}
+
+// `count` normal numbers as the dtype holds them; from a pool read at a stride, as drawing each would take
+// longer than the measurement. `wide`: the same numbers in float32, where not null.
+std::vector<std::byte> normal_numbers(int64_t count, double std, logitless_dtype dtype, uint64_t seed,
+                                      std::vector<float>* wide) {
+  std::vector<float> pool(1 << 16);
+  std::vector<uint16_t> bits(pool.size());
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0, static_cast<float>(std));
+  for (size_t i = 0; i < pool.size(); ++i) {
+    pool[i] = normal(random);
+    bits[i] = dtype == LOGITLESS_BF16 ? float_to_bf16(pool[i]) : float_to_f16(pool[i]);
+    if (dtype != LOGITLESS_F32)
+      pool[i] = dtype == LOGITLESS_BF16 ? bf16_to_float(bits[i]) : f16_to_float(bits[i]);
+  }
+  const auto size = static_cast<size_t>(dtype_bytes(dtype)), elements = static_cast<size_t>(count);
+  std::vector<std::byte> out(elements * size);
+  if (wide != nullptr) wide->resize(elements);
+  for (size_t i = 0; i < elements; ++i) {
+    const size_t slot = (i * 40503 + i / 65537) % pool.size();
+    if (wide != nullptr) (*wide)[i] = pool[slot];
+    std::memcpy(&out[i * size], size == sizeof(float) ? static_cast<const void*>(&pool[slot]) : &bits[slot],
+                size);
+  }
+  return out;
+}
+
+// For the buffers that are there.
+Problem make_problem(const BenchShape& shape, logitless_dtype dtype, const BenchResult& method) {
+  Problem problem;
+  problem.tokens = shape.tokens;
+  problem.vocab = shape.vocab;
+  problem.hidden = shape.dim;
+  problem.dtype = {dtype, dtype, dtype, LOGITLESS_I32, dtype, dtype, dtype};
+  problem.pass = method.gradients ? LOGITLESS_FORWARD_BACKWARD : LOGITLESS_FORWARD;
+  problem.max_workspace_bytes = *method.budget_bytes;
+  if (method.threshold) set_gradient(problem, Gradient::thinned, *method.threshold);
+  return problem;
+}
+
+void describe(const PlanInfo& info, double loss, BenchResult& result) {
+  result.loss = loss;
+  result.workspace_bytes = static_cast<int64_t>(info.workspace_bytes);
+  result.detail = std::string(logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind))) + ", " +
+                  info.backend + " " + info.config;
+}
+
+// Hidden states, a classifier whose logits deviate by 2, targets, and room for gradients: the same numbers on
+// the host and on a device.
+class Bench {
+ public:
+  Bench(const GlobalOptions& globals, const BenchShape& shape, logitless_dtype dtype,
+        const DeviceChoice& device)
+      : shape_(shape),
+        dtype_(dtype),
+        threads_(globals.threads),
+        context_(make_context(globals, {}, device)),
+        runner_(context_, device.ordinal) {
+    const auto& [tokens, vocab, dim] = shape;
+    const bool widens = device.is_host() && why_not_materialized().empty();
+    hidden_ = normal_numbers(tokens * dim, 1, dtype, 1, widens ? &wide_hidden_ : nullptr);
+    classifier_ = normal_numbers(vocab * dim, 2 / std::sqrt(static_cast<double>(dim)), dtype, 2,
+                                 widens ? &wide_classifier_ : nullptr);
+    std::mt19937_64 random(3);
+    std::uniform_int_distribution<int32_t> ids(0, static_cast<int32_t>(vocab - 1));
+    targets_.resize(static_cast<size_t>(tokens));
+    for (int32_t& target : targets_) target = ids(random);
+    // Written before the clock starts, so that its pages exist.
+    d_hidden_.assign(static_cast<size_t>(tokens * dim), 1.0F);
+    d_classifier_.assign(static_cast<size_t>(vocab * dim), 1.0F);
+    const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
+    buffers_ =
+        runner_.place({{LOGITLESS_TENSOR_HIDDEN, hidden_},
+                       {LOGITLESS_TENSOR_CLASSIFIER, classifier_},
+                       {LOGITLESS_TENSOR_TARGETS, bytes(targets_)},
+                       {LOGITLESS_TENSOR_LOSS, bytes(std::span(&loss_, 1))},
+                       {LOGITLESS_TENSOR_D_HIDDEN, bytes(d_hidden_).first(hidden_.size())},
+                       {LOGITLESS_TENSOR_D_CLASSIFIER, bytes(d_classifier_).first(classifier_.size())}});
+  }
+
+  // One timed run, or why there is none.
+  void measure(BenchResult& result) {
+    Buffers& buffers = runner_.buffers();
+    buffers.d_hidden = result.gradients ? buffers_.d_hidden : nullptr;
+    buffers.d_classifier = result.gradients ? buffers_.d_classifier : nullptr;
+    const bool on_device = runner_.device() != nullptr;
+    try {
+      on_device ? measure_on_device(result) : measure_on_host(result);
+    } catch (const Error& error) {
+      if (error.status() != LOGITLESS_BUDGET_TOO_SMALL) throw;
+      result.refusal = error.what();
+    } catch (const std::bad_alloc&) {
+      result.refusal = on_device ? "not enough memory on the device" : "not enough memory";
+    }
+  }
+
+ private:
+  void measure_on_device(BenchResult& result) {
+    const PlanInfo info = runner_.prepare(make_problem(shape_, dtype_, result));
+    const auto run = [&] { runner_.launch(); };
+    for (int i = 0; result.seconds.empty() && i < kWarmUps; ++i) run();
+    run();  // the device is busy while the next is queued
+    result.seconds.push_back(runner_.device()->seconds_of(run));
+    runner_.device()->download(std::as_writable_bytes(std::span(&loss_, 1)), buffers_.loss);
+    describe(info, static_cast<double>(loss_), result);
+  }
+
+  void measure_on_host(BenchResult& result) {
+    reset_peak_resident_bytes();
+    const int64_t before = peak_resident_bytes();
+    const auto start = std::chrono::steady_clock::now();
+    if (result.budget_bytes) {
+      const PlanInfo info = run_once(context_, make_problem(shape_, dtype_, result), runner_.buffers());
+      describe(info, static_cast<double>(loss_), result);
+    } else {
+      float* d_hidden = result.gradients ? d_hidden_.data() : nullptr;
+      result.loss = materialized_loss(shape_, wide_hidden_.data(), wide_classifier_.data(), targets_.data(),
+                                      d_hidden, d_classifier_.data(), threads_);
+      result.workspace_bytes = shape_.tokens * (shape_.vocab * 4 + 8);
+      result.detail = "fp32 logits in memory, " + materialized_by();
+    }
+    result.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    result.peak_extra_bytes = std::max(result.peak_extra_bytes.value_or(0), peak_resident_bytes() - before);
+  }
+
+  BenchShape shape_;
+  logitless_dtype dtype_;
+  int threads_;
+  Context context_;
+  Runner runner_;
+  std::vector<std::byte> hidden_, classifier_;
+  std::vector<float> wide_hidden_, wide_classifier_;  // for the materialized computation
+  std::vector<int32_t> targets_;
+  std::vector<float> d_hidden_, d_classifier_;  // room for any dtype
+  float loss_ = 0;
+  Buffers buffers_;  // all of them
+};
+
+std::string text_of(const BenchShape& shape) {
+  return std::to_string(shape.tokens) + " x " + std::to_string(shape.vocab) + " x " +
+         std::to_string(shape.dim);
+}
 
 struct BenchOptions {
   std::vector<std::string> shapes;
@@ -33,140 +232,134 @@ BenchOptions completed(BenchOptions options, bool on_device) {
   return options;
 }
 
-struct ShapeResults {
-  BenchShape shape;
-  std::vector<BenchResult> results;
-};
-
-std::vector<BenchRequest> make_requests(const BenchOptions& options) {
-  BenchRequest request;
-  request.dtype = parse_dtype("--dtype", options.dtype);
-  if (request.dtype == LOGITLESS_F64) throw UsageError("--dtype: expected f32, bf16 or f16, got 'f64'");
-  request.repeats = options.repeats;
-  for (const std::string& budget : split(options.budgets, ','))
-    request.budgets.push_back(parse_budget("--budgets", budget));
-  if (!options.thinned.empty()) {
-    for (const std::string& threshold : split(options.thinned, ','))
-      request.thresholds.push_back(parse_threshold("--thinned", threshold));
-  }
-  std::vector<BenchRequest> requests;
-  for (const std::string& shape : options.shapes) {
-    const std::vector<std::string> parts = split(shape, ',');
-    if (parts.size() != 3) throw UsageError("--shape: expected TOKENS,VOCAB,HIDDEN, got '" + shape + "'");
-    const auto number = [&](size_t i) {
-      const int64_t value = parse_count("--shape", parts[i]);
-      if (value < 1 || value > (int64_t{1} << 31) - 1) {
-        throw UsageError("--shape: expected numbers from 1 to 2^31 - 1, got '" + shape + "'");
-      }
-      return value;
-    };
-    request.shape = {number(0), number(1), number(2)};
-    requests.push_back(request);
-  }
-  return requests;
+logitless_dtype parse_bench_dtype(const std::string& text) {
+  const logitless_dtype dtype = parse_dtype("--dtype", text);
+  if (dtype == LOGITLESS_F64) throw UsageError("--dtype: expected f32, bf16 or f16, got 'f64'");
+  return dtype;
 }
 
-// The materialized result with the same outputs; null without one.
-const BenchResult* baseline(const ShapeResults& of, bool gradients) {
-  for (const BenchResult& result : of.results) {
-    if (!result.budget_bytes && result.gradients == gradients && !result.seconds.empty()) return &result;
-  }
-  return nullptr;
+BenchShape parse_shape(const std::string& text) {
+  const std::vector<std::string> parts = split(text, ',');
+  if (parts.size() != 3) throw UsageError("--shape: expected TOKENS,VOCAB,HIDDEN, got '" + text + "'");
+  const auto number = [&](size_t i) {
+    const int64_t value = parse_count("--shape", parts[i]);
+    if (value < 1 || value > INT32_MAX)
+      throw UsageError("--shape: expected numbers from 1 to 2^31 - 1, got '" + text + "'");
+    return value;
+  };
+  return {number(0), number(1), number(2)};
 }
 
-ordered_json result_json(const ShapeResults& of, const BenchResult& result) {
-  const double flop = (result.gradients ? 3.0 : 1.0) * 2 * static_cast<double>(of.shape.tokens) *
-                      static_cast<double>(of.shape.vocab) * static_cast<double>(of.shape.dim);
-  const BenchResult* base = baseline(of, result.gradients);
-  return {
-      {"method", result.method},
-      {"gradients", result.gradients},
-      {"budget_bytes", result.budget_bytes ? ordered_json(*result.budget_bytes) : ordered_json(nullptr)},
-      {"threshold", result.threshold ? ordered_json(*result.threshold) : ordered_json(nullptr)},
-      {"refusal", result.refusal.empty() ? ordered_json(nullptr) : ordered_json(result.refusal)},
-      {"median_seconds", result.median_seconds()},
-      {"seconds", result.seconds},
-      {"time_over_materialized", base != nullptr ? result.median_seconds() / base->median_seconds() : NAN},
-      {"gflop_per_second", flop / result.median_seconds() * 1e-9},
-      {"peak_extra_bytes",
-       result.peak_extra_bytes ? ordered_json(*result.peak_extra_bytes) : ordered_json(nullptr)},
-      {"workspace_bytes", result.workspace_bytes},
-      {"loss", result.loss},
-      {"detail", result.detail}};
-}
-
-void print_table(const ShapeResults& of, const BenchOptions& options, bool on_device) {
-  std::cout << "tokens x vocab x hidden = " << of.shape.text() << ", " << options.dtype
-            << (on_device ? ", " + options.device : "") << "\n";
-  Table table(on_device ? std::vector<std::string>{"method", "computes", "time", "TFLOP/s", "workspace",
-                                                   "loss", "plan"}
-                        : std::vector<std::string>{"method", "computes", "time", "/ materialized", "GFLOP/s",
-                                                   "peak extra", "workspace", "loss"});
-  for (const BenchResult& result : of.results) {
-    std::vector<std::string> row{result.method, result.gradients ? "loss + gradients" : "loss"};
-    if (!result.refusal.empty()) {
-      row.emplace_back("refused");
-      table.add(row);
-      continue;
+// The methods in the order of the report, none of them run yet.
+std::vector<BenchResult> bench_methods(const BenchOptions& options, bool materialized) {
+  std::vector<BenchResult> methods;
+  for (const bool gradients : {false, true}) {
+    if (materialized) methods.push_back({"materialized", gradients});
+    for (const std::string& text : split(options.budgets, ',')) {
+      const uint64_t budget = parse_budget("--budgets", text);
+      const std::string name = budget == 0                   ? "no budget"
+                               : budget == LOGITLESS_FASTEST ? "fastest"
+                                                             : format_bytes(static_cast<double>(budget));
+      methods.push_back({"logitless, " + name, gradients, budget});
     }
-    const ordered_json json = result_json(of, result);
-    const double ratio = json["time_over_materialized"], gflops = json["gflop_per_second"];
-    row.push_back(format_seconds(result.median_seconds()));
-    if (!on_device) row.push_back(std::isnan(ratio) ? "-" : format_number(ratio, 3));
-    row.push_back(format_number(on_device ? gflops * 1e-3 : gflops, 3));
-    if (!on_device) row.push_back(format_bytes(static_cast<double>(result.peak_extra_bytes.value_or(0))));
-    row.push_back(format_budget(static_cast<double>(result.workspace_bytes)));
-    row.push_back(format_number(result.loss, 7));
-    if (on_device) row.push_back(result.detail);
-    table.add(row);
+    if (!gradients || options.thinned.empty()) continue;
+    for (const std::string& text : split(options.thinned, ',')) {
+      const double threshold = parse_threshold("--thinned", text);
+      methods.push_back({"logitless, thinned " + format_number(threshold, 3), true, 0, threshold});
+    }
   }
-  std::cout << table.text();
-  for (const BenchResult& result : of.results) {
-    if (!result.refusal.empty()) std::cout << "refused: " << result.method << ": " << result.refusal << "\n";
-  }
-  std::cout << "\n";
+  return methods;
 }
 
+// The share of the time of materialized logits with the same outputs; NaN without these.
+double over_materialized(const std::vector<BenchResult>& results, const BenchResult& result) {
+  for (const BenchResult& other : results) {
+    if (!other.budget_bytes && other.gradients == result.gradients)
+      return result.median_seconds() / other.median_seconds();
+  }
+  return NAN;
+}
+
+template <class T>
+ordered_json or_null(const std::optional<T>& value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+ordered_json shape_json(const BenchShape& shape, const std::vector<BenchResult>& results) {
+  ordered_json list = ordered_json::array();
+  for (const BenchResult& result : results) {
+    const double flop = (result.gradients ? 3.0 : 1.0) * 2 * static_cast<double>(shape.tokens) *
+                        static_cast<double>(shape.vocab) * static_cast<double>(shape.dim);
+    list.push_back(
+        {{"method", result.method},
+         {"gradients", result.gradients},
+         {"budget_bytes", or_null(result.budget_bytes)},
+         {"threshold", or_null(result.threshold)},
+         {"refusal", result.refusal.empty() ? ordered_json(nullptr) : ordered_json(result.refusal)},
+         {"median_seconds", result.median_seconds()},
+         {"seconds", result.seconds},
+         {"time_over_materialized", over_materialized(results, result)},
+         {"gflop_per_second", flop / result.median_seconds() * 1e-9},
+         {"peak_extra_bytes", or_null(result.peak_extra_bytes)},
+         {"workspace_bytes", result.workspace_bytes},
+         {"loss", result.loss},
+         {"detail", result.detail}});
+  }
+  return {{"tokens", shape.tokens}, {"vocab", shape.vocab}, {"hidden", shape.dim}, {"results", list}};
+}
+
+// All methods in turn, `repeats` times over, so that none has a better moment of the machine. On the host,
+// workspaces and logits are allocated and released inside the time. On a CUDA device, without materialized
+// logits, seconds are the device's own, each of a run that follows another on the stream, so that launches
+// are not waited for; workspaces are allocated before.
 void run(const BenchOptions& given, const GlobalOptions& globals) {
   const DeviceChoice device = parse_device(globals, given.device);
-  const bool on_device = device.ordinal != LOGITLESS_HOST_MEMORY;
-  const BenchOptions options = completed(given, on_device);
-  const std::vector<BenchRequest> requests = make_requests(options);
-  const std::string why_not = on_device ? "--device measures Logitless alone" : why_not_materialized();
-  int64_t steps = 0;
-  for (const BenchRequest& request : requests) {
-    steps += static_cast<int64_t>(bench_methods(request, why_not.empty()).size()) * request.repeats;
-  }
-  std::vector<ShapeResults> all;
-  {
-    Progress progress(globals.quiet, "bench", steps);
-    int64_t done = 0;
-    for (const BenchRequest& request : requests) {
-      const auto step = [&](const std::string& note) { progress.update(++done, note); };
-      all.push_back({request.shape, run_bench(globals, request, device, step)});
+  const BenchOptions options = completed(given, !device.is_host());
+  const logitless_dtype dtype = parse_bench_dtype(options.dtype);
+  const std::string why_not = device.is_host() ? why_not_materialized() : "--device measures Logitless alone";
+  const std::vector<BenchResult> methods = bench_methods(options, why_not.empty());
+  std::vector<BenchShape> shapes;
+  for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+
+  Progress progress(globals.quiet, "bench",
+                    static_cast<int64_t>(methods.size() * shapes.size()) * options.repeats);
+  int64_t done = 0;
+  ordered_json all = ordered_json::array();
+  for (const BenchShape& shape : shapes) {
+    Bench bench(globals, shape, dtype, device);
+    std::vector<BenchResult> results = methods;
+    for (int repeat = 0; repeat < options.repeats; ++repeat) {
+      for (BenchResult& result : results) {
+        if (result.refusal.empty()) bench.measure(result);
+        progress.update(++done, text_of(shape) + ", " + result.method);
+      }
     }
+    all.push_back(shape_json(shape, results));
   }
+  progress.finish();
   if (globals.json) {
-    ordered_json shapes = ordered_json::array();
-    for (const ShapeResults& of : all) {
-      ordered_json results = ordered_json::array();
-      for (const BenchResult& result : of.results) results.push_back(result_json(of, result));
-      shapes.push_back({{"tokens", of.shape.tokens},
-                        {"vocab", of.shape.vocab},
-                        {"hidden", of.shape.dim},
-                        {"results", results}});
-    }
-    print_json({{"device", options.device},
-                {"dtype", options.dtype},
-                {"repeats", options.repeats},
-                {"why_not_materialized", why_not.empty() ? ordered_json(nullptr) : ordered_json(why_not)},
-                {"shapes", shapes}});
-    return;
+    return print_json(
+        {{"device", options.device},
+         {"dtype", options.dtype},
+         {"repeats", options.repeats},
+         {"why_not_materialized", why_not.empty() ? ordered_json(nullptr) : ordered_json(why_not)},
+         {"shapes", all}});
   }
-  for (const ShapeResults& of : all) print_table(of, options, on_device);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    std::cout << "tokens x vocab x hidden = " << text_of(shapes[i]) << ", " << options.dtype << ", "
+              << options.device << "\n"
+              << table_text(all[i]["results"],
+                            {"method", "gradients", "median_seconds", "time_over_materialized",
+                             "gflop_per_second", "peak_extra_bytes", "workspace_bytes", "loss"});
+    for (const auto& result : all[i]["results"]) {
+      const ordered_json& said = result[result["refusal"].is_null() ? "detail" : "refusal"];
+      std::cout << (result["refusal"].is_null() ? "" : "refused: ") << result["method"].get<std::string>()
+                << ": " << said.get<std::string>() << "\n";
+    }
+    std::cout << "\n";
+  }
   if (!why_not.empty()) std::cout << "materialized: not measured, " << why_not << "\n";
-  std::cout << (on_device ? "T" : "G")
-            << "FLOP/s count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
+  std::cout << "FLOP count 1 F for the loss and 3 F with gradients, F = 2 x tokens x vocab x hidden.\n";
 }
 
 }  // namespace

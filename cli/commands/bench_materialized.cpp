@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "commands/bench.h"
 

@@ -7,7 +7,8 @@
 #include <string_view>
 
 #include "commands/check.h"
-#include "commands/context.h"
+#include "commands/options.h"
+#include "commands/run.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -42,7 +43,7 @@ struct CaseResult {
 std::vector<std::string> chosen_backends(const GlobalOptions& globals, const DeviceChoice& device) {
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
-  if (device.ordinal != LOGITLESS_HOST_MEMORY) {
+  if (!device.is_host()) {
     names.emplace_back(kOnDevices);
     Problem problem;
     problem.tokens = problem.vocab = problem.hidden = 256;
@@ -80,7 +81,7 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   for (const std::string& name : chosen_backends(globals, device))
     engines.push_back(std::make_unique<Engine>(globals, name, device));
   Engine oracle(globals, kOracle, {});
-  const bool rounds_dz = device.ordinal != LOGITLESS_HOST_MEMORY;
+  const bool rounds_dz = !device.is_host();
   std::vector<CaseResult> results;
   int64_t work = 0;
   for (const CheckCase& c : grid) work += work_of(c);
@@ -101,28 +102,22 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   return results;
 }
 
-// Worst error of each output as a share of its bound.
-struct Worst {
-  double ratio = -1;
-  const CaseResult* result = nullptr;
-  const CheckedOutput* output = nullptr;
-};
-
-double ratio_of(const CheckedOutput& output) {
-  if (output.passed() && output.error == 0) return 0;
-  return output.bound > 0 ? output.error / output.bound : HUGE_VAL;
-}
-
-std::map<std::pair<std::string, std::string>, Worst> find_worst(const std::vector<CaseResult>& results) {
-  std::map<std::pair<std::string, std::string>, Worst> worst;
+// The worst error of each backend's outputs as a share of its bound.
+ordered_json worst_json(const std::vector<CaseResult>& results) {
+  std::map<std::pair<std::string, std::string>, ordered_json> worst;
   for (const CaseResult& result : results) {
     for (const CheckedOutput& output : result.outputs) {
-      Worst& entry = worst[{result.backend, output.name}];
-      const double ratio = ratio_of(output);
-      if (!(ratio <= entry.ratio)) entry = {ratio, &result, &output};
+      const bool is_none = output.passed() && output.error == 0;
+      const double ratio = is_none ? 0 : output.bound > 0 ? output.error / output.bound : HUGE_VAL;
+      ordered_json& entry = worst[{result.backend, output.name}];
+      if (!entry.is_null() && ratio <= entry["error_over_bound"]) continue;
+      entry = {{"backend", result.backend}, {"output", output.name}, {"error_over_bound", ratio},
+               {"error", output.error},     {"bound", output.bound}, {"case", result.name}};
     }
   }
-  return worst;
+  ordered_json list = ordered_json::array();
+  for (const auto& [key, entry] : worst) list.push_back(entry);
+  return list;
 }
 
 ordered_json result_json(const CaseResult& result) {
@@ -137,54 +132,19 @@ ordered_json result_json(const CaseResult& result) {
           {"outputs", outputs}};
 }
 
-void print_case(const CaseResult& result) {
-  std::cout << (result.passed() ? "pass  " : "FAIL  ") << result.backend << "  " << result.name
-            << "  (workspace " << result.workspace_bytes << " bytes)\n";
-  for (const CheckedOutput& output : result.outputs) {
-    if (!output.passed()) {
-      std::cout << "      " << output.name << ": error " << format_number(output.error, 4) << ", bound "
-                << format_number(output.bound, 4) << "\n";
-    }
-  }
-}
-
-void print_text(const std::vector<CaseResult>& results, size_t failed, double seconds, bool verbose) {
-  for (const CaseResult& result : results) {
-    if (verbose || !result.passed()) print_case(result);
-  }
-  Table table({"backend, output", "worst error / bound", "error", "bound", "in case"});
-  for (const auto& [key, worst] : find_worst(results)) {
-    table.add({key.first + " " + key.second, format_number(worst.ratio, 3),
-               format_number(worst.output->error, 3), format_number(worst.output->bound, 3),
-               worst.result->name});
-  }
-  std::cout
-      << table.text() << "\n"
-      << results.size() - failed << " of " << results.size() << " runs within their bounds, in "
-      << format_seconds(seconds) << "\n"
-      << "error: 2-norm of the difference to float64. bound: what float32 sums and the roundings of outputs "
-         "may be off\n"
-         "by norms of the operands; on a GPU gradients of logits are rounded to 16-bit operands' dtype, "
-         "too.\n";
-}
-
 void run_check(const CheckOptions& options, const GlobalOptions& globals) {
   const auto start = std::chrono::steady_clock::now();
   const DeviceChoice device = parse_device(globals, options.device);
   const std::vector<CaseResult> results = check_all(globals, device, check_grid(options.full));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const auto failed = static_cast<size_t>(std::count_if(
-      results.begin(), results.end(), [](const CaseResult& result) { return !result.passed(); }));
+  int64_t failed = 0;
+  ordered_json cases = ordered_json::array();
+  for (const CaseResult& result : results) {
+    failed += result.passed() ? 0 : 1;
+    if (globals.json || options.verbose || !result.passed()) cases.push_back(result_json(result));
+  }
+  const ordered_json worst = worst_json(results);
   if (globals.json) {
-    ordered_json cases = ordered_json::array();
-    for (const CaseResult& result : results) cases.push_back(result_json(result));
-    ordered_json worst = ordered_json::array();
-    for (const auto& [key, entry] : find_worst(results)) {
-      worst.push_back({{"backend", key.first},
-                       {"output", key.second},
-                       {"error_over_bound", entry.ratio},
-                       {"case", entry.result->name}});
-    }
     print_json({{"passed", failed == 0},
                 {"runs", results.size()},
                 {"failed", failed},
@@ -192,7 +152,14 @@ void run_check(const CheckOptions& options, const GlobalOptions& globals) {
                 {"worst", worst},
                 {"cases", cases}});
   } else {
-    print_text(results, failed, seconds, options.verbose);
+    print_report(cases, false);
+    std::cout
+        << table_text(worst, {"backend", "output", "error_over_bound", "error", "bound", "case"}) << "\n"
+        << static_cast<int64_t>(results.size()) - failed << " of " << results.size()
+        << " runs within their bounds, in " << format_seconds(seconds)
+        << "\nerror: 2-norm of the difference to float64. bound: what float32 sums and the roundings of "
+           "outputs may be off\nby norms of the operands; on a GPU gradients of logits are rounded to 16-bit "
+           "operands' dtype, too.\n";
   }
   if (failed != 0) {
     throw std::runtime_error("check: " + std::to_string(failed) + " of " + std::to_string(results.size()) +

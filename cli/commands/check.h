@@ -4,15 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "commands/run.h"
-
 namespace logitless::cli {
+
+class Runner;
 
 // One problem of the grid: loss and gradients in its dtypes, the classifier's for the bias, too.
 struct CheckCase {
-  std::string options;  // name of the set of options
-  Problem problem;
-  double logit_std = 2;  // of the logits before the options
+  std::string options;               // name of the set of options
+  logitless::v0_1::Problem problem;  // a file that sees the library's core knows one more of this name
+  double logit_std = 2;              // of the logits before the options
   bool ignored_rows = false;
 
   std::string name() const;  // "64x1000x64 bf16 softcap"

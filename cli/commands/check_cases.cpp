@@ -3,9 +3,12 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string_view>
+#include <type_traits>
 
 #include "commands/check.h"
 #include "commands/options.h"
+#include "commands/run.h"
 
 namespace logitless::cli {
 namespace {
@@ -21,36 +24,55 @@ constexpr std::array<std::array<logitless_dtype, 2>, 4> kPairs{{{LOGITLESS_F32, 
                                                                 {LOGITLESS_F16, LOGITLESS_F16},
                                                                 {LOGITLESS_BF16, LOGITLESS_F32}}};
 
+// Real numbers of the list are drawn: all of them, or the one of this name; one of "" is none.
+constexpr const char* kAll = "all";
+void draw_options(CheckCase& c, std::string_view name) {
+  Problem& p = c.problem;
+  std::mt19937_64 random(
+      static_cast<uint64_t>(p.tokens * 1000003 + p.vocab * 1009 + p.hidden + p.dtype.hidden));
+  for_each_option(p, [&](const OptionLine& line, auto& value) {
+    if constexpr (std::is_same_v<decltype(value), double&>) {
+      const double size = std::exp2(-std::uniform_real_distribution<double>(0, 3)(random));
+      const double sign = line.lowest < 0 && random() % 2 == 0 ? -1 : 1;
+      if (name == line.name || name == kAll) value = std::clamp(sign * size, line.lowest, line.highest);
+    }
+  });
+}
+
 struct OptionSet {
   const char* name;
+  const char* drawn;
   void (*set)(CheckCase& c, Problem& p);
 };
 constexpr std::array kSets{
-    OptionSet{"plain", [](CheckCase&, Problem&) {}},
-    OptionSet{"bias", [](CheckCase&, Problem& p) { p.has.bias = 1; }},
-    OptionSet{"softcap", [](CheckCase&, Problem& p) { p.softcap = 5, p.scale = 1.5; }},
-    OptionSet{"scale", [](CheckCase&, Problem& p) { p.scale = 0.25; }},
-    OptionSet{"temperature",
-              [](CheckCase&, Problem& p) { p.temperature = 0.3, p.softcap = 10, p.has.bias = 1; }},
-    OptionSet{"token-temperature",
+    OptionSet{"plain", "", [](CheckCase&, Problem&) {}},
+    OptionSet{"bias", "", [](CheckCase&, Problem& p) { p.has.bias = 1; }},
+    OptionSet{"token-temperature", "",
               [](CheckCase& c, Problem& p) { p.has.temperature = c.ignored_rows = true; }},
-    OptionSet{"smoothing", [](CheckCase&, Problem& p) { p.label_smoothing = 0.1; }},
-    OptionSet{"z-loss", [](CheckCase&, Problem& p) { p.z_loss = 1e-2; }},
-    OptionSet{"class-weight",
-              [](CheckCase&, Problem& p) { p.has.class_weight = 1, p.label_smoothing = 0.2; }},
-    OptionSet{"token-weight", [](CheckCase&, Problem& p) { p.has.token_weight = 1; }},
-    OptionSet{"ignored-rows", [](CheckCase& c, Problem&) { c.ignored_rows = true; }},
-    OptionSet{"shift", [](CheckCase&, Problem& p) { p.shift = 2; }},
-    OptionSet{"sum", [](CheckCase&, Problem& p) { p.reduction = LOGITLESS_REDUCTION_SUM; }},
-    OptionSet{"num-items", [](CheckCase&, Problem& p) { p.num_items = 12345; }},
-    OptionSet{"large-logits", [](CheckCase& c, Problem&) { c.logit_std = 30; }},
-    OptionSet{"frozen-hidden", [](CheckCase&, Problem& p) { p.has.d_hidden = 0; }},
-    OptionSet{"frozen-classifier", [](CheckCase&, Problem& p) { p.has.d_classifier = 0; }},
-    OptionSet{"all", [](CheckCase& c, Problem& p) {
-                p.scale = 1.25, p.softcap = 8, p.label_smoothing = 0.1, p.z_loss = 1e-3, p.shift = 1;
+    OptionSet{"class-weight", kAll, [](CheckCase&, Problem& p) { p.has.class_weight = 1; }},
+    OptionSet{"token-weight", "", [](CheckCase&, Problem& p) { p.has.token_weight = 1; }},
+    OptionSet{"ignored-rows", "", [](CheckCase& c, Problem&) { c.ignored_rows = true; }},
+    OptionSet{"shift", "", [](CheckCase&, Problem& p) { p.shift = 2; }},
+    OptionSet{"sum", "", [](CheckCase&, Problem& p) { p.reduction = LOGITLESS_REDUCTION_SUM; }},
+    OptionSet{"large-logits", "", [](CheckCase& c, Problem&) { c.logit_std = 30; }},
+    OptionSet{"frozen-hidden", "", [](CheckCase&, Problem& p) { p.has.d_hidden = 0; }},
+    OptionSet{"frozen-classifier", "", [](CheckCase&, Problem& p) { p.has.d_classifier = 0; }},
+    OptionSet{"all", kAll, [](CheckCase& c, Problem& p) {
+                p.temperature = p.shift = 1;
                 p.has.bias = p.has.class_weight = p.has.token_weight = p.has.temperature = c.ignored_rows =
                     true;
               }}};
+
+// These, and one for each real number of the list, without those of thinned gradients.
+std::vector<OptionSet> option_sets() {
+  std::vector<OptionSet> sets(kSets.begin(), kSets.end());
+  Problem problem;
+  for_each_option(problem, [&](const OptionLine& line, auto& value) {
+    if (std::is_same_v<decltype(value), double&> && line.group != "THINNED")
+      sets.push_back({line.name, line.name, [](CheckCase&, Problem&) {}});
+  });
+  return sets;
+}
 
 std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype) {
   const auto size = static_cast<size_t>(dtype_bytes(dtype));
@@ -119,12 +141,13 @@ std::vector<CheckCase> check_grid(bool full) {
   std::vector<CheckCase> grid;
   const auto add = [&](const Sizes& sizes, const OptionSet& options) {
     for (const auto& [hidden, classifier] : kPairs) {
-      grid.push_back(make_case(options.name, sizes, hidden, classifier));
-      options.set(grid.back(), grid.back().problem);
+      CheckCase& c = grid.emplace_back(make_case(options.name, sizes, hidden, classifier));
+      draw_options(c, options.drawn);
+      options.set(c, c.problem);
     }
   };
   for (const Sizes& sizes : kShapes) {
-    for (const OptionSet& options : kSets) add(sizes, options);
+    for (const OptionSet& options : option_sets()) add(sizes, options);
   }
   for (const Sizes& sizes : kLargeShapes) {
     if (full) add(sizes, kSets.front()), add(sizes, kSets.back());
@@ -168,60 +191,57 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
     if (float64) *dtype = LOGITLESS_F64;
   }
   const int32_t stats = float64 ? LOGITLESS_F64 : LOGITLESS_F32;
-  using B = logitless::Buffers;
-  std::vector<std::vector<std::byte>> inputs;
-  RunTensors tensors;
-  const auto add_input = [&]<auto kField>(const std::vector<double>& values, int32_t dtype) {
-    inputs.push_back(encode(values, dtype));
-    if (!values.empty()) tensors.add_input<kField>(inputs.back());
+  std::vector<std::vector<std::byte>> bytes;  // of inputs
+  RunTensors inputs{{LOGITLESS_TENSOR_TARGETS, std::as_bytes(std::span(data.targets))}};
+  const auto add_input = [&](logitless_tensor_id id, const std::vector<double>& values, int32_t dtype) {
+    if (!values.empty()) inputs.emplace_back(id, bytes.emplace_back(encode(values, dtype)));
   };
-  add_input.operator()<&B::hidden>(data.hidden, problem.dtype.hidden);
-  add_input.operator()<&B::classifier>(data.classifier, problem.dtype.classifier);
-  add_input.operator()<&B::bias>(data.bias, problem.dtype.bias);
-  add_input.operator()<&B::class_weight>(data.class_weight, stats);
-  add_input.operator()<&B::token_weight>(data.token_weight, stats);
-  add_input.operator()<&B::temperature>(data.temperature, stats);
-  tensors.add_input<&B::targets>(std::as_bytes(std::span(data.targets)));
+  add_input(LOGITLESS_TENSOR_HIDDEN, data.hidden, problem.dtype.hidden);
+  add_input(LOGITLESS_TENSOR_CLASSIFIER, data.classifier, problem.dtype.classifier);
+  add_input(LOGITLESS_TENSOR_BIAS, data.bias, problem.dtype.bias);
+  add_input(LOGITLESS_TENSOR_CLASS_WEIGHT, data.class_weight, stats);
+  add_input(LOGITLESS_TENSOR_TOKEN_WEIGHT, data.token_weight, stats);
+  add_input(LOGITLESS_TENSOR_TEMPERATURE, data.temperature, stats);
 
   struct Output {
+    logitless_tensor_id id;
     std::vector<double>* to;
-    RunTensor::SetPointer set;
     int64_t count;
     int32_t dtype;
   };
-  const auto run = [&](RunTensors all, const std::vector<Output>& outputs) {
-    std::vector<std::vector<std::byte>> bytes;
+  const auto run = [&](RunTensors tensors, const std::vector<Output>& outputs) {
+    std::vector<std::vector<std::byte>> made;
     for (const Output& output : outputs) {
       // Never computed bytes would show as NaN.
-      bytes.emplace_back(static_cast<size_t>(output.count * dtype_bytes(output.dtype)), std::byte{0xff});
-      if (output.count > 0) all.add_output(output.set, bytes.back());
+      made.emplace_back(static_cast<size_t>(output.count * dtype_bytes(output.dtype)), std::byte{0xff});
+      tensors.emplace_back(output.id, made.back());
     }
-    runner.run(problem, all);
-    for (size_t i = 0; i < outputs.size(); ++i) *outputs[i].to = decode(bytes[i], outputs[i].dtype);
+    runner.run(problem, tensors);
+    for (size_t i = 0; i < outputs.size(); ++i) *outputs[i].to = decode(made[i], outputs[i].dtype);
   };
   CheckOutputs out;
   out.argmax.resize(static_cast<size_t>(problem.tokens));
-  RunTensors all = tensors;
-  all.add_output(set_pointer<&B::argmax>, std::as_writable_bytes(std::span(out.argmax)));
+  RunTensors tensors = inputs;
+  tensors.emplace_back(LOGITLESS_TENSOR_ARGMAX, std::as_bytes(std::span(out.argmax)));
   const int64_t rows = problem.tokens;
-  run(all,
-      {{&out.loss, set_pointer<&B::loss>, 1, stats},
-       {&out.nll, set_pointer<&B::nll>, rows, stats},
-       {&out.lse, set_pointer<&B::lse>, rows, stats},
-       {&out.entropy, set_pointer<&B::entropy>, rows, stats},
-       {&out.d_hidden, set_pointer<&B::d_hidden>, problem.has.d_hidden * rows * problem.hidden,
-        problem.dtype.d_hidden},
-       {&out.d_classifier, set_pointer<&B::d_classifier>,
-        problem.has.d_classifier * problem.vocab * problem.hidden, problem.dtype.d_classifier},
-       {&out.d_bias, set_pointer<&B::d_bias>, problem.has.d_bias * problem.vocab, problem.dtype.d_bias}});
+  const Problem::Has& has = problem.has;
+  const Problem::Dtypes& dtype = problem.dtype;
+  run(tensors,
+      {{LOGITLESS_TENSOR_LOSS, &out.loss, 1, stats},
+       {LOGITLESS_TENSOR_NLL, &out.nll, rows, stats},
+       {LOGITLESS_TENSOR_LSE, &out.lse, rows, stats},
+       {LOGITLESS_TENSOR_ENTROPY, &out.entropy, rows, stats},
+       {LOGITLESS_TENSOR_D_HIDDEN, &out.d_hidden, has.d_hidden * rows * problem.hidden, dtype.d_hidden},
+       {LOGITLESS_TENSOR_D_CLASSIFIER, &out.d_classifier, has.d_classifier * problem.vocab * problem.hidden,
+        dtype.d_classifier},
+       {LOGITLESS_TENSOR_D_BIAS, &out.d_bias, has.d_bias * problem.vocab, dtype.d_bias}});
   // The losses of the rows come from a forward pass without a reduction.
   problem.pass = LOGITLESS_FORWARD;
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;
-  problem.has.entropy = problem.has.argmax = 0;
-  problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 0;
+  problem.has = {};
   problem.max_workspace_bytes = 0;
-  run(tensors, {{&out.row_loss, set_pointer<&B::loss>, rows, stats}});
+  run(inputs, {{LOGITLESS_TENSOR_LOSS, &out.row_loss, rows, stats}});
   return out;
 }
 

@@ -2,6 +2,13 @@
 #include <cmath>
 #include <limits>
 
+#include "core/logit_transform.h"
+#include "core/row_coefficients.h"
+
+namespace logitless::cli {
+using LibraryProblem = Problem;  // before logitless.hpp, whose own has this name, too
+}
+
 #include "commands/check.h"
 
 namespace logitless::cli {
@@ -41,17 +48,27 @@ double dot(const double* a, const double* b, int64_t count) {
   return sum;
 }
 
+// With the options that the library's own formulas read.
+LibraryProblem library_problem(const CheckCase& c) {
+  LibraryProblem p;
+#define LOGITLESS_OPTION(name, NAME) p.name = static_cast<decltype(p.name)>(c.problem.name);
+#include <logitless/options.def>
+  p.vocab_total = p.vocab;
+  return p;
+}
+
 // Bounds of the errors of a case: one for each row, and those of the gradients, which follow from them.
 class Bounds {
  public:
   Bounds(const CheckCase& c, const CheckData& data, const CheckOutputs& truth, bool rounds_dz)
-      : p_(c.problem), data_(data), truth_(truth) {
+      : p_(c.problem), data_(data), truth_(truth), transform_(logit_transform<double>(library_problem(c))) {
     for (int64_t j = 0; j < p_.vocab; ++j) {
       const double* weight = &data.classifier[static_cast<size_t>(j * p_.hidden)];
       largest_classifier_ = std::max(largest_classifier_, std::sqrt(dot(weight, weight, p_.hidden)));
       largest_bias_ = std::max(largest_bias_, std::fabs(at(data.bias, j, 0)));
       class_weights_ += at(data.class_weight, j, 1);
     }
+    params_ = loss_params(library_problem(c), class_weights_);
     rounds_dz = rounds_dz && p_.dtype.hidden == p_.dtype.classifier;
     dz_unit_ = rounds_dz ? rounding_unit(p_.dtype.hidden) : 0;
     for (int64_t i = 0; i < p_.tokens; ++i) {
@@ -79,10 +96,9 @@ class Bounds {
   double temperature(int64_t i) const { return at(data_.temperature, i, p_.temperature); }
 
   double logit(int64_t i, int64_t j) const {
-    const double x = p_.scale * dot(&data_.hidden[static_cast<size_t>(i * p_.hidden)],
-                                    &data_.classifier[static_cast<size_t>(j * p_.hidden)], p_.hidden) +
-                     at(data_.bias, j, 0);
-    return (p_.softcap > 0 ? p_.softcap * std::tanh(x / p_.softcap) : x) / temperature(i);
+    const double product = dot(&data_.hidden[static_cast<size_t>(i * p_.hidden)],
+                               &data_.classifier[static_cast<size_t>(j * p_.hidden)], p_.hidden);
+    return transform_.logit(product, at(data_.bias, j, 0), 1 / temperature(i));
   }
   double hidden_norm(int64_t i) const {
     const double* row = &data_.hidden[static_cast<size_t>(i * p_.hidden)];
@@ -109,32 +125,37 @@ class Bounds {
     nll.push_back(lse.back() + z + kUnit * std::fabs(truth_.nll[row]));
     entropy.push_back(lse.back() + z * (1 + 4 * true_entropy) + sum * (size + true_lse));
 
-    const double token = at(data_.token_weight, i, 1);
-    const double of_class = at(data_.class_weight, target(i), 1);
-    const double smoothing = p_.label_smoothing / static_cast<double>(p_.vocab) * class_weights_;
-    const double of_target = (1 - p_.label_smoothing) * of_class;
-    row_loss.push_back(token *
-                           (of_target * nll.back() + smoothing * (lse.back() + z + sum * (size + true_lse)) +
-                            2 * p_.z_loss * true_lse * lse.back()) +
+    // As no term is negative, coefficients at |lse| are sums of magnitudes.
+    const RowWeights<double> weights{.token = at(data_.token_weight, i, 1),
+                                     .target = at(data_.class_weight, target(i), 1)};
+    const auto coefficients = [&](double at_lse) {
+      return row_coefficients<double>(params_, weights, {.loss = 1}, at_lse, 0);
+    };
+    const RowCoefficients<double> k = coefficients(true_lse);
+    const double all_classes = std::fabs(k.c) * class_weights_;
+    row_loss.push_back(k.a * lse.back() + k.g * (z + kUnit * std::fabs(truth_.nll[row])) +
+                       all_classes * (z + sum * (size + true_lse)) +
                        kRoundings * kUnit * std::fabs(truth_.row_loss[row]));
 
-    // dz = k (a p - smoothing - target) slope / t, each sum of magnitudes over the vocabulary.
-    const double k = token / divisor_ / t;
-    const double a = of_target + smoothing + 2 * p_.z_loss * true_lse;
-    const double terms = a + smoothing + of_target;
+    // dz = (a p - c w - g q) slope / divisor / t, each sum of magnitudes over the vocabulary.
+    const double terms = k.a + all_classes + k.g;
     const double slope = p_.softcap > 0 ? 2 * z * t / p_.softcap : 0;
-    const double dz =
-        k * (a * (z + lse.back()) + 2 * p_.z_loss * lse.back() + terms * (slope + sum + dz_unit_));
-    const double rows = k * terms * kUnit * std::sqrt(static_cast<double>(p_.tokens));  // of sums over these
+    const double dz = (k.a * (z + lse.back()) + coefficients(true_lse + lse.back()).a - k.a +
+                       terms * (slope + sum + dz_unit_)) /
+                      divisor_ / t;
+    // Of sums over the tokens.
+    const double rows = terms / divisor_ / t * kUnit * std::sqrt(static_cast<double>(p_.tokens));
     const double through = std::fabs(p_.scale);
     d_hidden += std::pow(through * largest_classifier_ * dz, 2);
     d_classifier += std::pow(through * hidden_norm(i) * (dz + rows), 2);
     d_bias += std::pow(dz + rows, 2);
   }
 
-  const Problem& p_;
+  const v0_1::Problem& p_;
   const CheckData& data_;
   const CheckOutputs& truth_;
+  LogitTransform<double> transform_;
+  LossParams<double> params_;
   double largest_classifier_ = 0, largest_bias_ = 0;
   double class_weights_ = 0;  // sum
   double weights_ = 0;        // of the rows that count
@@ -146,7 +167,7 @@ class Bounds {
 
 std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, const CheckOutputs& truth,
                                    const CheckOutputs& got, bool rounds_dz) {
-  const Problem& p = c.problem;
+  const auto& p = c.problem;
   const Bounds bounds(c, data, truth, rounds_dz);
   std::vector<CheckedOutput> out{{"lse", distance(got.lse, truth.lse), norm(bounds.lse)},
                                  {"nll", distance(got.nll, truth.nll), norm(bounds.nll)},

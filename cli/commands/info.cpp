@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <iostream>
 #include <sstream>
 #include <string_view>
 
-#include "commands/context.h"
-#include "support/format.h"
+#include "commands/options.h"
 
 namespace logitless::cli {
 namespace {
@@ -148,68 +146,6 @@ ordered_json collect(const GlobalOptions& globals) {
           {"device", device_facts()}};
 }
 
-void print_choices(const ordered_json& chosen, int indent) {
-  for (const auto& [dtype, choice] : chosen.items()) {
-    const std::string reason = choice["reason"].get<std::string>();
-    std::cout << std::string(static_cast<size_t>(indent), ' ') << dtype << ": ";
-    if (choice["backend"].is_null()) {
-      std::cout << "none (" << reason << ")\n";
-    } else {
-      std::cout << choice["backend"].get<std::string>() << ", " << choice["implementation"].get<std::string>()
-                << " (" << reason << ")\n";
-    }
-  }
-}
-
-void print_cuda(const ordered_json& facts) {
-  const auto& list = facts["cuda_devices"];
-  if (list.empty()) {
-    std::cout << "\nCUDA devices: none (" << facts["why_no_cuda_devices"].get<std::string>() << ")\n";
-    return;
-  }
-  std::cout << "\nCUDA devices\n";
-  for (const auto& device : list) {
-    const auto& cublaslt = device["cublaslt_version"];
-    std::cout << "  " << device["device"].get<std::string>() << ": " << device["name"].get<std::string>()
-              << ", compute capability " << device["compute_capability"].get<std::string>() << ", "
-              << device["multiprocessors"] << " multiprocessors, "
-              << format_bytes(device["memory_bytes"].get<double>()) << "\n    CUDA "
-              << device["driver_cuda_version"].get<std::string>() << " (driver), "
-              << device["runtime_cuda_version"].get<std::string>() << " (runtime), cuBLASLt "
-              << (cublaslt.is_null() ? "not found" : cublaslt.get<std::string>()) << "\n";
-    if (device["usable"]) {
-      print_choices(device["chosen"], 4);
-    } else {
-      std::cout << "    not usable: " << device["why_unavailable"].get<std::string>() << "\n";
-    }
-  }
-}
-
-void print_text(const ordered_json& facts) {
-  std::cout << "logitless " << facts["version"].get<std::string>()
-            << "\n\nBackends, in order of preference\n";
-  for (const auto& backend : facts["backends"]) {
-    const bool usable = backend["usable"];
-    std::cout << "  " << backend["name"].get<std::string>() << ": "
-              << (usable ? "usable" : "not usable: " + backend["why_unavailable"].get<std::string>())
-              << "\n    " << backend["description"].get<std::string>() << "\n";
-  }
-  std::cout << "\nChosen for tensors in host memory\n";
-  print_choices(facts["chosen"], 2);
-  print_cuda(facts);
-  const auto& device = facts["device"];
-  std::cout << "\nDevice\n  processor: " << device["processor"].get<std::string>() << "\n  instruction sets:";
-  for (const auto& name : device["instruction_sets"]) std::cout << " " << name.get<std::string>();
-  std::cout << "\n  processors: " << device["processors_usable"] << " usable of "
-            << device["processors_online"] << "\n";
-  for (const auto& cache : device["caches"]) {
-    std::cout << "  L" << cache["level"] << " cache (" << cache["type"].get<std::string>()
-              << "): " << format_bytes(cache["bytes"].get<double>()) << "\n";
-  }
-  std::cout << "  memory: " << format_bytes(device["memory_bytes"].get<double>()) << ", available "
-            << format_bytes(device["memory_available_bytes"].get<double>()) << "\n";
-}
-
 }  // namespace
 
 void add_info_command(CLI::App& app, const GlobalOptions& globals) {
@@ -221,14 +157,7 @@ void add_info_command(CLI::App& app, const GlobalOptions& globals) {
       "  logitless --json info | jq .cuda_devices\n"
       "\n"
       "For each dtype it says which kernels compute it and why.\n");
-  command->callback([&globals] {
-    const ordered_json facts = collect(globals);
-    if (globals.json) {
-      print_json(facts);
-    } else {
-      print_text(facts);
-    }
-  });
+  command->callback([&globals] { print_report(collect(globals), globals.json); });
 }
 
 }  // namespace logitless::cli

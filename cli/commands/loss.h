@@ -4,39 +4,35 @@
 #include <string>
 #include <vector>
 
-#include "commands/context.h"
 #include "commands/options.h"
-#include "commands/run.h"
 #include "io/tensor.h"
 
 namespace logitless::cli {
 
 // A statistic of each token that `logitless loss` makes where it is asked for, in the statistics' dtype but
-// for is_top1, whose elements are 0 or 1.
+// for is_top1, whose elements are 0 or 1. Reports and files have the tensor's name.
 struct LossStat {
-  const char* name;    // in reports and files
-  const char* option;  // that asks for it
-  const char* label;   // of its mean over the tokens that count
+  logitless_tensor_id id;
   const char* help;
-  bool logitless::Problem::Has::*want;  // the tensor that a plan needs for it, or null
-  RunTensor::SetPointer set;
 };
-inline constexpr size_t kStats = 7;
+inline constexpr std::array kLossStats{
+    LossStat{LOGITLESS_TENSOR_LSE, "Log of the sum of the exponentials too"},
+    LossStat{LOGITLESS_TENSOR_ENTROPY, "Entropy of the prediction too"},
+    LossStat{LOGITLESS_TENSOR_TARGET_LOGIT, "Logit of the target too"},
+    LossStat{LOGITLESS_TENSOR_MEAN_LOGIT, "Mean of the logits too"},
+    LossStat{LOGITLESS_TENSOR_LOG_SUM_SQ_PROBS, "Log of the sum of the squared probabilities too"},
+    LossStat{LOGITLESS_TENSOR_MAX_LOGIT, "Largest logit too"},
+    LossStat{LOGITLESS_TENSOR_IS_TOP1, "Whether the target has the largest logit, too"}};
+inline constexpr size_t kStats = kLossStats.size();
 inline constexpr size_t kIsTop1 = 6;
-extern const std::array<LossStat, kStats> kLossStats;
 
 // Files and options of the command. Files are FILE[:TENSOR], empty where not given.
 struct LossRequest {
   std::string hidden, classifier, targets, target_weight, bias, class_weight, token_weight, token_temperature;
-  int64_t ignore_index = -100;
-  int64_t shift = 0;
-  int64_t sequence_length = 0;  // 0: the second to last dimension of hidden, all tokens if it has two
-  LossOptions loss;
+  Problem problem;  // options of the head
   std::string device = "cpu";
   std::string reduction = "mean";
-  double num_items = 0;  // divisor of the mean; 0: the weights of the valid tokens
   std::array<bool, kStats> stats{};
-  int64_t top_k = 0;
   std::string per_token;     // file
   std::string gradients;     // file
   std::string gradients_of;  // empty: of all operands
@@ -71,34 +67,5 @@ struct LossInputs {
 
 // Opens and checks everything; throws FileError naming tensor, expected and got.
 LossInputs open_loss_inputs(const LossRequest& request);
-
-// An output of the run that may go into a file.
-struct LossOutput {
-  std::string name;
-  ElementType type;
-  std::vector<int64_t> shape;
-  RunTensor::SetPointer set;
-  Workspace values;
-};
-
-struct LossResult {
-  double loss = 0;
-  double mean_nll = 0;                      // over valid tokens; NaN without any, as the other means
-  int64_t correct_tokens = 0;               // 0 with several targets a token, of which none is the right one
-  int64_t top_correct_tokens = 0;           // whose target is one of the top_k
-  std::array<double, kStats> stat_means{};  // of those that are asked for
-  double seconds = 0;
-  PlanInfo plan;             // of the first chunk
-  int64_t chunk_tokens = 0;  // tokens that one run took
-  size_t workspace_bytes = 0;
-  std::vector<LossOutput> rows;  // of each token; ignored tokens hold 0 (argmax and top_ids -1)
-  std::vector<LossOutput> gradients;
-};
-
-// Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
-// sums are joined in double precision. With gradients it is one run. wants_gradient: of hidden, classifier
-// and bias.
-LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& inputs,
-                    const LossRequest& request, const std::array<bool, 3>& wants_gradient);
 
 }  // namespace logitless::cli

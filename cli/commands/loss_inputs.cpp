@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "commands/loss.h"
-#include "io/safetensors.h"
+#include "io/tensor_files.h"
 #include "support/format.h"
 
 namespace logitless::cli {
@@ -111,23 +111,25 @@ void read_targets(LossInputs& in, const TensorView& targets, const LossRequest& 
   in.targets_per_token = targets_per_token(in, targets);
   const int64_t count = in.target_count();
 
-  int64_t length = request.sequence_length;
+  int64_t length = request.problem.sequence_length;
   if (length == 0) length = in.batch_shape.size() > 1 ? in.batch_shape.back() : in.tokens;
   if (in.tokens > 0 && in.tokens % length != 0) {
     throw UsageError("--sequence-length: expected a divisor of " + std::to_string(in.tokens) +
                      " tokens, got " + std::to_string(length));
   }
-  in.targets.assign(static_cast<size_t>(in.tokens * count), request.ignore_index);
+  in.targets.assign(static_cast<size_t>(in.tokens * count), request.problem.ignore_index);
   for (int64_t row = 0; row < in.tokens; ++row) {
-    if (row % length >= length - std::min(request.shift, length)) continue;  // no target that far ahead
+    if (row % length >= length - std::min(request.problem.shift, length))
+      continue;  // no target that far ahead
     // One of the token's.
-    int64_t target = request.ignore_index;
+    int64_t target = request.problem.ignore_index;
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t one = checked_target(in, targets, row + request.shift, k, request.ignore_index);
+      const int64_t one =
+          checked_target(in, targets, row + request.problem.shift, k, request.problem.ignore_index);
       in.targets[static_cast<size_t>(row * count + k)] = one;
-      if (one != request.ignore_index) target = one;
+      if (one != request.problem.ignore_index) target = one;
     }
-    if (target == request.ignore_index) continue;
+    if (target == request.problem.ignore_index) continue;
     ++in.valid_tokens;
     const double token = in.token_weight.empty() ? 1 : in.stats_at(in.token_weight.data(), row);
     const double of_class = in.class_weight.empty() ? 1 : in.stats_at(in.class_weight.data(), target);
@@ -179,7 +181,7 @@ LossInputs open_loss_inputs(const LossRequest& request) {
   const TensorView targets = open("targets", request.targets);
   read_targets(in, targets, request);
   if (!request.target_weight.empty()) {
-    read_target_weights(in, open("target weights", request.target_weight), targets, request.shift);
+    read_target_weights(in, open("target weights", request.target_weight), targets, request.problem.shift);
   }
   return in;
 }

@@ -1,11 +1,20 @@
 #include "commands/options.h"
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <iostream>
+#include <limits>
+#include <stdexcept>
+
+#include "support/format.h"
 
 namespace logitless::cli {
 namespace {
+
+using nlohmann::ordered_json;
 
 struct DTypeRow {
   ElementType element;
@@ -22,40 +31,28 @@ constexpr std::array<DTypeRow, 6> kDTypes{{{ElementType::kF32, "f32", "float32"}
 static_assert(LOGITLESS_F32 == 0 && LOGITLESS_BF16 == 1 && LOGITLESS_F16 == 2 && LOGITLESS_F64 == 3 &&
               LOGITLESS_I32 == 4 && LOGITLESS_I64 == 5);
 
-constexpr std::array<const char*, 3> kGradients{"exact", "thinned", "always-thinned"};
-static_assert(LOGITLESS_EXACT == 0 && LOGITLESS_THINNED == 1 && LOGITLESS_ALWAYS_THINNED == 2);
+// Whether a command has the option under its own name: sizes are its tensors', and --budget is one of these.
+bool is_offered(const OptionLine& line, bool with_targets) {
+  return line.group != "SIZES" && line.group != "RANKS" && (with_targets || line.group != "TARGETS") &&
+         line.name != std::string_view("max_workspace_bytes");
+}
 
-// The decimal number that a text begins with, such as -10 or 1.5 or, with `exponent`, 1e-3, and how many
-// characters it has: 0 where there is none, and then it is NaN.
-struct LeadingNumber {
-  double value;
-  size_t length;
-};
-
-// Not by std::from_chars, which not every standard library has for floating-point numbers.
-LeadingNumber leading_number(std::string_view text, bool exponent) {
-  const auto digits = [&](size_t at) {
-    while (at < text.size() && text[at] >= '0' && text[at] <= '9') ++at;
-    return at;
-  };
-  const size_t begin = text.starts_with('-') ? 1 : 0;
-  size_t end = digits(begin);
-  const size_t whole = end - begin;
-  if (end < text.size() && text[end] == '.') end = digits(end + 1);
-  if (whole == 0 && end - begin < 2) return {NAN, 0};  // no digit, or a point alone
-  if (exponent && end < text.size() && (text[end] == 'e' || text[end] == 'E')) {
-    const size_t sign = end + 1 < text.size() && (text[end + 1] == '-' || text[end + 1] == '+') ? 1 : 0;
-    const size_t after = digits(end + 1 + sign);
-    if (after > end + 1 + sign) end = after;
-  }
-  return {std::strtod(std::string(text.substr(0, end)).c_str(), nullptr), end};
+// The number that a text of these characters is, else NaN. Not by std::from_chars, which not every standard
+// library has for floating-point numbers.
+double decimal(const std::string& text, const char* characters) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  return text.find_first_not_of(characters) == std::string::npos && end != text.c_str() && *end == '\0'
+             ? value
+             : NAN;
 }
 
 // A number with a suffix: k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. Nothing readable gives NaN.
 double parse_scaled(std::string text, bool bytes) {
+  constexpr const char* kDigits = "-.0123456789";
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const auto [value, length] = leading_number(text, false);
-  if (length == 0) return NAN;
+  const size_t length = std::min(text.find_first_not_of(kDigits), text.size());
+  const double value = decimal(text.substr(0, length), kDigits);
   std::string_view rest = std::string_view(text).substr(length);
   while (rest.starts_with(' ')) rest.remove_prefix(1);
   if (bytes && rest.ends_with('b')) rest.remove_suffix(1);
@@ -66,122 +63,191 @@ double parse_scaled(std::string text, bool bytes) {
   return value * std::pow(is_binary ? 1024 : 1000, static_cast<double>(power + 1));
 }
 
-template <class Accepts>
-CLI::Validator number_that(const Accepts& accepts, const std::string& expected, const char* name) {
-  const auto check = [accepts, expected](const std::string& text) -> std::string {
-    double number = NAN;
-    const bool known = CLI::detail::lexical_cast(text, number);
-    return known && std::isfinite(number) && accepts(number) ? "" : "expected " + expected + ", got " + text;
-  };
-  return CLI::Validator(check, name);
+[[noreturn]] void refuse(const std::string& option, const std::string& expected, const std::string& got,
+                         const std::string& why = {}) {
+  throw UsageError(option + ": expected " + expected + ", got '" + got + "'" + why);
 }
 
-CLI::Validator positive() {
-  return number_that([](double x) { return x > 0; }, "a finite number > 0", "POSITIVE");
+// As the library says it.
+std::string range_text(const OptionLine& line, const std::string& number) {
+  if (line.highest < 0x1p63) {
+    return number + " in [" + format_number(line.lowest, 17) + ", " + format_number(line.highest, 17) + "]";
+  }
+  return number + (line.lowest <= -0x1p63 ? ""
+                   : line.lowest > 0      ? " > 0"
+                                          : " >= " + format_number(line.lowest));
+}
+
+template <class T>
+T parse_integer(const std::string& option, const std::string& text, const OptionLine& line) {
+  T value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto number = static_cast<double>(value);
+  if (error == std::errc() && end == text.data() + text.size() && number >= line.lowest &&
+      number <= line.highest)
+    return value;
+  refuse(option, range_text(line, "a whole number"), text);
+}
+
+// The number of a choice's value; dtypes have a short name, too.
+int32_t parse_choice(const std::string& option, const std::string& text, const OptionLine& line) {
+  std::string name = text;
+  for (const DTypeRow& row : kDTypes) {
+    if (text == row.text) name = row.long_text;
+  }
+  const std::vector<std::string> names = split(line.values, '|');
+  const auto place = std::find(names.begin(), names.end(), name) - names.begin();
+  if (place == static_cast<ptrdiff_t>(names.size()))
+    refuse(option, std::string("one of ") + line.values, text);
+  return static_cast<int32_t>(place);
+}
+
+void read(int32_t& value, const std::string& option, const std::string& text, const OptionLine& line) {
+  value =
+      line.values != nullptr ? parse_choice(option, text, line) : parse_integer<int32_t>(option, text, line);
+}
+void read(double& value, const std::string& option, const std::string& text, const OptionLine& line) {
+  value = parse_real(option, text, line);
+}
+template <class T>
+void read(T& value, const std::string& option, const std::string& text, const OptionLine& line) {
+  value = parse_integer<T>(option, text, line);
+}
+
+// A value as text and in JSON: choices by name.
+template <class T>
+ordered_json value_json(const OptionLine& line, T value) {
+  if constexpr (std::is_same_v<T, int32_t>) {
+    if (line.values != nullptr) return split(line.values, '|').at(static_cast<size_t>(value));
+  }
+  return value;
+}
+
+std::string spaced(std::string name) {
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name;
+}
+
+bool is_plain(const ordered_json& fact) {
+  return !fact.is_structured() || (fact.is_array() && (fact.empty() || !fact.front().is_structured()));
+}
+
+std::string fact_text(std::string_view name, const ordered_json& fact, int digits = 9) {
+  if (fact.is_array()) {
+    std::string text;
+    for (const auto& part : fact) text += (text.empty() ? "" : " ") + fact_text(name, part);
+    return text;
+  }
+  if (fact.is_string()) return fact;
+  if (fact.is_boolean()) return fact ? "yes" : "no";
+  if (!fact.is_number() || (fact.is_number_float() && std::isnan(fact.get<double>()))) return "-";
+  if (name.ends_with("bytes")) return format_bytes(fact);
+  if (name.ends_with("seconds")) return format_seconds(fact);
+  return fact.is_number_integer() ? format_count(fact) : format_number(fact, digits);
+}
+
+void print_facts(const ordered_json& facts, const std::string& indent) {
+  for (const auto& [key, fact] : facts.items()) {
+    std::string line;
+    if (is_plain(fact)) line = fact_text(key, fact);
+    if (fact.is_object() && std::all_of(fact.begin(), fact.end(), is_plain)) {
+      for (const auto& [name, value] : fact.items()) {
+        if (value != "") line += (line.empty() ? "" : ", ") + spaced(name) + " " + fact_text(name, value);
+      }
+    }
+    const bool is_nested = !is_plain(fact) && line.empty();
+    if (line.empty() && !is_nested) continue;
+    std::cout << indent << (facts.is_array() ? "-" : spaced(key) + ":") << (is_nested ? "" : " ") << line
+              << "\n";
+    if (is_nested) print_facts(fact, indent + "  ");
+  }
+}
+
+int parse_ordinal(const std::string& text) {
+  constexpr size_t kMostDigits = 4;
+  const std::string digits = text.substr(text.find(':') + 1);
+  const bool is_number = std::all_of(digits.begin(), digits.end(),
+                                     [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; });
+  if (!text.starts_with("cuda:") || digits.empty() || digits.size() > kMostDigits || !is_number) {
+    refuse("--device", "cpu or cuda:N", text);
+  }
+  return std::stoi(digits);
 }
 
 }  // namespace
 
-CLI::Validator non_negative() {
-  return number_that([](double x) { return x >= 0; }, "a finite number >= 0", "NONNEGATIVE");
-}
-
-void add_loss_options(CLI::App& command, LossOptions& options, bool has_seed) {
-  const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->group(group)->capture_default_str();
+void add_problem_options(CLI::App& command, Problem& problem, bool with_targets) {
+  for_each_option(problem, [&](const OptionLine& line, auto& value) {
+    if (!is_offered(line, with_targets)) return;
+    const std::string flag = flag_of(line.name);
+    if constexpr (std::is_same_v<decltype(value), bool&>) {
+      command.add_flag(flag, value, line.doc)->group(line.title);
+    } else {
+      const ordered_json now = value_json(line, value);
+      command
+          .add_option_function<std::string>(
+              flag, [&value, flag, line](const std::string& text) { read(value, flag, text, line); },
+              line.doc)
+          ->group(line.title)
+          ->type_name(line.values != nullptr ? line.values : "NUMBER")
+          ->default_str(now.is_string() ? now.get<std::string>() : now.dump());
+    }
+  });
+  const auto set_budget = [&problem](const std::string& text) {
+    problem.max_workspace_bytes = parse_budget("--budget", text);
+    if (problem.max_workspace_bytes == 0) refuse("--budget", "more than 0 bytes", text);
   };
-  constexpr const char* kLoss = "The loss";
-  add(kLoss, "--scale", options.scale, "Factor of the logits before bias and softcap: a model's logit scale");
-  add(kLoss, "--softcap", options.softcap, "Logits become softcap * tanh(logits / softcap); 0: no cap")
-      ->check(non_negative());
-  add(kLoss, "--temperature", options.temperature, "Logits are divided by it, after the softcap")
-      ->check(positive());
-  add(kLoss, "--label-smoothing", options.label_smoothing, "Share of the target spread over the vocabulary")
-      ->check(CLI::Range(0.0, 1.0));
-  add(kLoss, "--z-loss", options.z_loss, "Factor of lse^2 added to each token's loss")->check(non_negative());
-  add(kLoss, "--compute-dtype", options.compute_dtype,
-      "bf16 or f16: hidden and classifier are rounded to it for the products, a part at a time");
   command
-      .add_flag("--tf32", options.allow_tf32, "CUDA: products of float32 operands may round these to TF32")
-      ->group(kLoss);
-  command
-      .add_flag(
-          "--batch-invariant", options.batch_invariant,
-          "A row's loss and statistics have the same bits in any batch, under any budget and in any pass")
-      ->group(kLoss);
-  command.add_option(
-      "--budget", options.budget,
-      "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. fastest: as the fastest plan wants. "
-      "Default: the smallest plan within 3% of the fastest, and no more than a quarter of the float32 logits "
-      "+ 64 MiB while that costs at most 6%");
-
-  constexpr const char* kGroup = "Gradients";
-  add(kGroup, "--gradient", options.gradient,
-      "exact, or thinned: unbiased, from a few elements of each softmax, and exact where that could be "
-      "slower; "
-      "or always-thinned")
-      ->check(CLI::IsMember({kGradients[0], kGradients[1], kGradients[2]}));
-  add(kGroup, "--threshold", options.threshold,
-      "Thinned: probabilities of at least this are kept, smaller ones drawn; 0.001 or 2^-10")
-      ->default_str("2^" + std::to_string(std::ilogb(LOGITLESS_DEFAULT_THRESHOLD)));
-  if (!has_seed) return;
-  add(kGroup, "--gradient-seed", options.seed, "Thinned: seed of the draw; the same one, the same bits");
+      .add_option_function<std::string>("--budget", set_budget,
+                                        "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. "
+                                        "fastest: as the fastest plan wants. "
+                                        "Default: the smallest plan within 3% of the fastest, and no more "
+                                        "than a quarter of the float32 logits "
+                                        "+ 64 MiB while that costs at most 6%")
+      ->type_name("SIZE");
 }
 
-void apply(const LossOptions& options, Problem& problem) {
-  problem.scale = options.scale;
-  problem.softcap = options.softcap;
-  problem.temperature = options.temperature;
-  problem.label_smoothing = options.label_smoothing;
-  problem.z_loss = options.z_loss;
-  if (!options.compute_dtype.empty()) {
-    problem.compute_dtype = parse_dtype("--compute-dtype", options.compute_dtype);
-  }
-  problem.allow_tf32 = options.allow_tf32;
-  problem.batch_invariant = options.batch_invariant;
-  if (!options.budget.empty()) {
-    problem.max_workspace_bytes = parse_budget("--budget", options.budget);
-    if (problem.max_workspace_bytes == 0)
-      throw UsageError("--budget: expected more than 0 bytes, got '" + options.budget + "'");
-  }
-  const double threshold = options.threshold.empty() ? LOGITLESS_DEFAULT_THRESHOLD
-                                                     : parse_threshold("--threshold", options.threshold);
-  for (size_t i = 1; i < kGradients.size(); ++i) {
-    if (options.gradient == kGradients[i])
-      set_gradient(problem, static_cast<Gradient>(i), threshold, options.seed);
-  }
+ordered_json options_json(const Problem& problem) {
+  ordered_json out;
+  for_each_option(problem, [&](const OptionLine& line, const auto& value) {
+    if (is_offered(line, false)) out[line.name] = value_json(line, value);
+  });
+  return out;
+}
+
+std::string gradient_text(const Problem& problem) {
+  return options_json(problem)["gradient"];
 }
 
 uint64_t parse_budget(const std::string& option, const std::string& text) {
   if (text == "fastest") return LOGITLESS_FASTEST;
   const double bytes = parse_scaled(text, true);
-  if (!(bytes >= 0 && bytes < 0x1p62)) {
-    throw UsageError(option + ": expected a size such as 256MiB or 1GB, got '" + text + "'");
-  }
+  if (!(bytes >= 0 && bytes < 0x1p62)) refuse(option, "a size such as 256MiB or 1GB", text);
   return static_cast<uint64_t>(bytes);
 }
 
-double parse_threshold(const std::string& option, const std::string& text) {
+double parse_real(const std::string& option, const std::string& text, const OptionLine& line) {
   const bool is_power = text.starts_with("2^");
-  const std::string_view digits = std::string_view(text).substr(is_power ? 2 : 0);
-  const auto [number, length] = leading_number(digits, true);
-  const double value = length != digits.size() ? NAN : is_power ? std::exp2(number) : number;
-  if (!(value > 0 && value <= 1)) {
-    throw UsageError(option + ": expected a number in (0, 1], such as 0.001 or 2^-10, got '" + text + "'");
-  }
-  return value;
+  const double number = decimal(text.substr(is_power ? 2 : 0), "+-.0123456789eE");
+  const double value = is_power ? std::exp2(number) : number;
+  if (std::isfinite(value) && value >= line.lowest && value <= line.highest) return value;
+  refuse(option, range_text(line, std::isinf(line.highest) ? "a finite number" : "a number"), text);
+}
+
+double parse_threshold(const std::string& option, const std::string& text) {
+  double threshold = 0;
+  for_each_option(Problem{}, [&](const OptionLine& line, auto&) {
+    if (std::string_view(line.name) == "threshold") threshold = parse_real(option, text, line);
+  });
+  return threshold;
 }
 
 int64_t parse_count(const std::string& option, const std::string& text) {
   const double count = parse_scaled(text, false);
   if (!(count >= 0 && count <= 0x1p53 && count == std::floor(count))) {
-    throw UsageError(option + ": expected a whole number such as 4096 or 128Ki, got '" + text + "'");
+    refuse(option, "a whole number such as 4096 or 128Ki", text);
   }
   return static_cast<int64_t>(count);
-}
-
-const char* gradient_text(int32_t gradient) {
-  return kGradients.at(static_cast<size_t>(gradient));
 }
 
 logitless_dtype parse_dtype(const std::string& option, const std::string& text) {
@@ -189,7 +255,7 @@ logitless_dtype parse_dtype(const std::string& option, const std::string& text) 
     const DTypeRow& row = kDTypes[static_cast<size_t>(dtype)];
     if (text == row.text || text == row.long_text) return static_cast<logitless_dtype>(dtype);
   }
-  throw UsageError(option + ": expected f32, bf16, f16 or f64, got '" + text + "'");
+  refuse(option, "f32, bf16, f16 or f64", text);
 }
 
 const char* dtype_text(int32_t dtype) {
@@ -221,6 +287,101 @@ std::vector<std::string> split(const std::string& text, char separator) {
     }
   }
   return parts;
+}
+
+std::string flag_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
+DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model) {
+  if (or_model && text != "cpu" && !text.starts_with("cuda")) {
+    DeviceChoice choice;
+    choice.model = text;
+    try {
+      make_context(globals, {}, choice);
+    } catch (const Error& error) {
+      refuse("--device", "cpu, cuda:N or a model", text, std::string(": ") + error.what());
+    }
+    return choice;
+  }
+  const std::string backend = globals.backend.substr(0, globals.backend.find(':'));
+  if (text == "cpu") {
+    if (backend == "cuda") refuse("--device", "cuda:N with --backend cuda", text);
+    return {};
+  }
+  const int ordinal = parse_ordinal(text);
+  if (!backend.empty() && backend != "cuda") refuse("--device", "cpu with --backend " + backend, text);
+  std::string why_not;
+  const std::vector<DeviceInfo> known = devices(&why_not);
+  if (why_not.empty() && static_cast<size_t>(ordinal) >= known.size()) {
+    why_not = "there is no CUDA device " + std::to_string(ordinal) +
+              "; devices here: " + std::to_string(known.size());
+  } else if (why_not.empty()) {
+    why_not = known[static_cast<size_t>(ordinal)].why_unavailable;
+  }
+  if (!why_not.empty()) {
+    throw std::runtime_error("--device: expected a usable CUDA device, got " + text + ": " + why_not);
+  }
+  return {.ordinal = ordinal, .model = {}};
+}
+
+Context make_context(const GlobalOptions& globals, const std::string& backend, const DeviceChoice& device) {
+  const std::string wanted = backend.empty() ? globals.backend : backend;
+  const size_t colon = wanted.find(':');
+  const std::string name = wanted.substr(0, colon);
+  const std::string isa = colon == std::string::npos ? "" : wanted.substr(colon + 1);
+  std::string known;
+  bool found = name.empty();
+  for (int32_t i = 0; i < logitless_backend_count(); ++i) {
+    known += (i == 0 ? "" : ", ") + std::string(logitless_backend_name(i));
+    found = found || name == logitless_backend_name(i);
+  }
+  if (!found) refuse("--backend", "one of " + known, name);
+  ContextOptions options;
+  options.backend = name.empty() ? nullptr : name.c_str();
+  options.isa = isa.empty() ? nullptr : isa.c_str();
+  options.threads = globals.threads;
+  options.device = device.ordinal;
+  options.device_model = device.model.empty() ? nullptr : device.model.c_str();
+  return Context(options);
+}
+
+void print_json(const ordered_json& document) {
+  std::cout << document.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+}
+
+void print_report(const ordered_json& document, bool as_json) {
+  if (as_json) return print_json(document);
+  print_facts(document, "");
+}
+
+std::string table_text(const ordered_json& rows, std::initializer_list<const char*> keys) {
+  std::vector<std::string> cells;
+  for (const char* key : keys) cells.push_back(spaced(key));
+  Table table(cells);
+  for (const auto& row : rows) {
+    cells.clear();
+    for (const char* key : keys) cells.push_back(fact_text(key, row[key], 5));
+    table.add(cells);
+  }
+  return table.text();
+}
+
+ordered_json plan_json(const PlanInfo& info) {
+  return {{"plan", logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind))},
+          {"backend", info.backend},
+          {"workspace_bytes", info.workspace_bytes},
+          {"cost_f", info.cost_f},
+          {"predicted_seconds", info.predicted_seconds},
+          {"token_chunk", info.token_chunk},
+          {"kept_columns", info.kept_columns},
+          {"vocab_window", info.vocab_window},
+          {"threads", info.threads},
+          {"config", info.config},
+          {"implementation", info.implementation},
+          {"reason", info.reason},
+          {"choice", info.choice}};
 }
 
 }  // namespace logitless::cli

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <logitless/logitless.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,36 +12,50 @@
 
 namespace logitless::cli {
 
-// The numbers that define a loss, and how gradients are made, as the commands share them.
-struct LossOptions {
-  double scale = 1;
-  double softcap = 0;
-  double temperature = 1;
-  double label_smoothing = 0;
-  double z_loss = 0;
-  std::string budget;         // text of --budget; empty: by default
-  std::string compute_dtype;  // text of --compute-dtype; empty: operands as they are
-  bool allow_tf32 = false;
-  bool batch_invariant = false;
-  std::string gradient = "exact";
-  std::string threshold;  // empty: LOGITLESS_DEFAULT_THRESHOLD
-  int64_t seed = 0;
+// A line of options.def.
+struct OptionLine {
+  std::string_view group;  // the name of its group, and that for people
+  const char* title;
+  const char* name;
+  double lowest, highest;  // of numbers
+  const char* values;      // names of a choice, by |; null: no choice
+  const char* doc;
 };
-// has_seed: whether the command takes --gradient-seed, too.
-void add_loss_options(CLI::App& command, LossOptions& options, bool has_seed);
-// Throws UsageError for a budget that is not a size, and a threshold that is not a number in (0, 1].
-void apply(const LossOptions& options, Problem& problem);
 
-CLI::Validator non_negative();  // a finite number, 0 or above
+// Calls visit(line, member of the problem) for each option of the list.
+template <class AnyProblem, class Visit>
+void for_each_option(AnyProblem&& problem, const Visit& visit) {
+  std::string_view group;
+  const char* title = nullptr;
+#define LOGITLESS_OPTION_GROUP(NAME, text) group = #NAME, title = text;
+#define LOGITLESS_OPTION_REAL(name, NAME, default_value, lowest, highest, doc)                              \
+  visit(OptionLine{group, title, #name, static_cast<double>(lowest), static_cast<double>(highest), nullptr, \
+                   doc},                                                                                    \
+        problem.name);
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, lowest, highest, doc) \
+  LOGITLESS_OPTION_REAL(name, NAME, default_value, lowest, highest, doc)
+#define LOGITLESS_OPTION_FLAG(name, NAME, doc) LOGITLESS_OPTION_REAL(name, NAME, 0, 0, 1, doc)
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, values, doc) \
+  visit(OptionLine{group, title, #name, 0, 0, values, doc}, problem.name);
+#include <logitless/options.def>
+}
 
-// A size, or "fastest", of which it makes LOGITLESS_FASTEST. Throws UsageError naming the option.
+// Adds the options of the head that the list has, each under its own name, and --budget; they set the
+// problem's members. with_targets: those of targets, too, on which no plan depends.
+void add_problem_options(CLI::App& command, Problem& problem, bool with_targets);
+// The same but for targets' and the budget, as JSON.
+nlohmann::ordered_json options_json(const Problem& problem);
+// The name of a gradient method, as --gradient takes it.
+std::string gradient_text(const Problem& problem);
+
+// All that read text throw UsageError naming the option.
+// A size, or "fastest", of which it makes LOGITLESS_FASTEST.
 uint64_t parse_budget(const std::string& option, const std::string& text);
-// A number, or a power of two as 2^-9.
+// A number within the line's range, or a power of two as 2^-9.
+double parse_real(const std::string& option, const std::string& text, const OptionLine& line);
 double parse_threshold(const std::string& option, const std::string& text);
-// Whole numbers with an optional suffix, "4096" or "4k" or "128Ki". Throws UsageError naming the option.
+// Whole numbers with an optional suffix, "4096" or "4k" or "128Ki".
 int64_t parse_count(const std::string& option, const std::string& text);
-// The name of a logitless_gradient, as --gradient takes it.
-const char* gradient_text(int32_t gradient);
 
 // "f32", "bf16", "f16" or "f64", as --dtype takes them and results show them.
 logitless_dtype parse_dtype(const std::string& option, const std::string& text);
@@ -53,5 +68,36 @@ ElementType element_from_dtype(int32_t dtype);
 
 // The parts of a list such as "1,2,3".
 std::vector<std::string> split(const std::string& text, char separator);
+// An option or tensor of the library as the command line spells it.
+std::string flag_of(std::string name);
+
+// Where a command computes.
+struct DeviceChoice {
+  int ordinal = LOGITLESS_HOST_MEMORY;
+  std::string model;  // of a CUDA device that need not be here, for plans; empty: the one above
+  bool is_host() const { return ordinal == LOGITLESS_HOST_MEMORY; }
+};
+
+// Reads "cpu" or "cuda:N", or, where a model of device is enough, "h200". Throws UsageError for anything
+// else, and for a --backend that works elsewhere; std::runtime_error when there is no such device or it is
+// not usable.
+DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model = false);
+
+// The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`
+// overrides --backend when not empty. Throws UsageError for a backend that this build does not have.
+Context make_context(const GlobalOptions& globals, const std::string& backend = {},
+                     const DeviceChoice& device = {});
+
+// Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
+void print_json(const nlohmann::ordered_json& document);
+// The same, or for people: a fact a line, with units, and lists of plain facts on one; without what is empty.
+void print_report(const nlohmann::ordered_json& document, bool as_json);
+
+// Objects as a table with a column for each key.
+std::string table_text(const nlohmann::ordered_json& rows, std::initializer_list<const char*> keys);
+
+// What a plan is, as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
+// kept_columns, vocab_window, threads, config, implementation, reason, choice.
+nlohmann::ordered_json plan_json(const PlanInfo& info);
 
 }  // namespace logitless::cli

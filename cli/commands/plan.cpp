@@ -18,7 +18,7 @@ Problem make_problem(const PlanOptions& options) {
   if (options.vocab.empty() || options.hidden.empty()) {
     throw UsageError("plan: expected --model, or --vocab and --hidden");
   }
-  Problem problem;
+  Problem problem = options.problem;
   problem.tokens = parse_count("--tokens", options.tokens);
   problem.vocab = parse_count("--vocab", options.vocab);
   problem.hidden = parse_count("--hidden", options.hidden);
@@ -35,7 +35,6 @@ Problem make_problem(const PlanOptions& options) {
   problem.dtype.bias = problem.dtype.d_bias = problem.dtype.classifier;
   problem.has.bias = options.bias;
   problem.has.entropy = options.entropy;
-  apply(options.loss, problem);
   if (!options.no_grad) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.has.d_hidden = !options.freeze_hidden;
@@ -103,24 +102,16 @@ std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const Pla
 
 ordered_json problem_json(const Problem& problem) {
   const bool is_fastest = problem.max_workspace_bytes == LOGITLESS_FASTEST;
-  return {{"tokens", problem.tokens},
-          {"vocab", problem.vocab},
-          {"hidden", problem.hidden},
-          {"dtype", dtype_text(problem.dtype.hidden)},
-          {"classifier_dtype", dtype_text(problem.dtype.classifier)},
-          {"compute_dtype", dtype_text(problem.compute_dtype)},
-          {"allow_tf32", problem.allow_tf32 != 0},
-          {"batch_invariant", problem.batch_invariant != 0},
-          {"gradients", problem.pass != LOGITLESS_FORWARD},
-          {"gradient", gradient_text(problem.gradient)},
-          {"threshold", problem.threshold},
-          {"scale", problem.scale},
-          {"softcap", problem.softcap},
-          {"temperature", problem.temperature},
-          {"label_smoothing", problem.label_smoothing},
-          {"z_loss", problem.z_loss},
-          {"budget_bytes", is_fastest ? 0 : problem.max_workspace_bytes},
-          {"fastest", is_fastest}};
+  ordered_json out{{"tokens", problem.tokens},
+                   {"vocab", problem.vocab},
+                   {"hidden", problem.hidden},
+                   {"dtype", dtype_text(problem.dtype.hidden)},
+                   {"classifier_dtype", dtype_text(problem.dtype.classifier)},
+                   {"gradients", problem.pass != LOGITLESS_FORWARD}};
+  out.update(options_json(problem));
+  out["budget_bytes"] = is_fastest ? 0 : problem.max_workspace_bytes;
+  out["fastest"] = is_fastest;
+  return out;
 }
 
 void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App& command) {
@@ -198,7 +189,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
                     "Add the classifier's gradient to the caller's float32 buffer");
   command->add_flag("--bias", options->bias, "The head has a bias");
   command->add_flag("--entropy", options->entropy, "Each token's entropy too");
-  add_loss_options(*command, options->loss, false);
+  add_problem_options(*command, options->problem, false);
   command->footer(
       "\nExamples:\n"
       "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"

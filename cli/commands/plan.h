@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "commands/context.h"
 #include "commands/options.h"
 
 namespace logitless::cli {
@@ -24,7 +23,7 @@ struct PlanOptions {
   bool bias = false;
   bool entropy = false;
   bool accumulate = false;
-  LossOptions loss;
+  Problem problem;  // options of the head
 };
 
 // The head that the options name: a published model's, or that of a config.json, or neither.

@@ -4,7 +4,9 @@
 #include <array>
 #include <iostream>
 #include <sstream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "support/format.h"
 
@@ -61,6 +63,10 @@ std::string columns_text(const ordered_json& columns) {
   return columns == 0 ? "-" : format_count(columns);
 }
 
+std::string text_of(const ordered_json& facts, const char* key) {
+  return facts[key];
+}
+
 // A line, broken between words where it would be longer than most terminals are wide.
 void print_line(const std::string& text) {
   constexpr size_t kColumns = 100;
@@ -77,8 +83,8 @@ void print_line(const std::string& text) {
 void print_table(const ordered_json& plans, bool verbose) {
   Table table({"  plan", "workspace", "cost", "time", "fits", "tokens", "columns", "kept"});
   for (const auto& plan : plans) {
-    table.add({std::string(plan["chosen"] ? "* " : "  ") + plan["plan"].get<std::string>(),
-               format_budget(plan["workspace_bytes"].get<double>()), format_number(plan["cost_f"], 3) + " F",
+    table.add({std::string(plan["chosen"] ? "* " : "  ") + text_of(plan, "plan"),
+               format_budget(plan["workspace_bytes"]), format_number(plan["cost_f"], 3) + " F",
                format_seconds(plan["predicted_seconds"]) + (plan["slow"] ? " !" : ""),
                plan["fits"] ? "yes" : "no", columns_text(plan["token_chunk"]),
                columns_text(plan["vocab_window"]), columns_text(plan["kept_columns"])});
@@ -90,7 +96,7 @@ void print_table(const ordered_json& plans, bool verbose) {
   for (const auto& plan : plans) {
     std::getline(rows, row);
     std::cout << row << "\n";
-    if (verbose) std::cout << "    " << plan["config"].get<std::string>() << "\n";
+    if (verbose) std::cout << "    " << text_of(plan, "config") << "\n";
   }
 }
 
@@ -98,13 +104,13 @@ void print_chosen(const ordered_json& result) {
   const auto& problem = result["problem"];
   const auto& plan = result["chosen"];
   if (plan.is_null()) {
-    print_line("No plan fits the budget of " + format_budget(problem["budget_bytes"].get<double>()) + ".");
+    print_line("No plan fits the budget of " + format_budget(problem["budget_bytes"]) + ".");
     return;
   }
   const bool has_gradients = problem["gradients"];
-  const double workspace = plan["workspace_bytes"].get<double>();
+  const double workspace = plan["workspace_bytes"];
   const double held = result["materialized"][has_gradients ? "logits_and_gradient_bytes" : "logits_bytes"];
-  print_line("The chosen plan (*) is " + plan["plan"].get<std::string>() + ": " + format_budget(workspace) +
+  print_line("The chosen plan (*) is " + text_of(plan, "plan") + ": " + format_budget(workspace) +
              " of workspace, " + format_seconds(plan["predicted_seconds"]) + " (predicted), " +
              format_number(plan["cost_f"], 3) + " F.");
   print_line(std::string("The float32 logits ") + (has_gradients ? "and their gradient " : "") + "take " +
@@ -114,14 +120,145 @@ void print_chosen(const ordered_json& result) {
                                : "."));
 }
 
+constexpr double kSlow = 10;
+constexpr const char* kRounds = "dC rounded";
+constexpr const char* kLarger = "it takes more memory than the default gives for so little time";
+
+// The chosen plan of a list; its end where none fits.
+ordered_json::const_iterator chosen_of(const ordered_json& plans) {
+  return std::find_if(plans.begin(), plans.end(), [](const auto& plan) { return plan["chosen"] == true; });
+}
+
+// Chunks of tokens after the first, each of which rounds the classifier's gradient once more.
+int64_t roundings_of(const ordered_json& plan, int64_t tokens) {
+  const int64_t chunk = plan["token_chunk"];
+  const bool rounds = text_of(plan, "config").find(kRounds) != std::string::npos;
+  return rounds && chunk > 0 ? (tokens + chunk - 1) / chunk - 1 : 0;
+}
+
+bool is_default(const Problem& problem) {
+  return problem.max_workspace_bytes == 0;
+}
+
+std::string why_not(const ordered_json& plan, const ordered_json& chosen, const Problem& problem) {
+  const double seconds = plan["predicted_seconds"], taken = chosen["predicted_seconds"];
+  if (plan["fits"] == false || plan["chosen"] == true || seconds >= taken) return "";
+  const bool is_larger = plan["workspace_bytes"] > chosen["workspace_bytes"];
+  if (is_larger && is_default(problem)) return kLarger;
+  const int64_t more = roundings_of(plan, problem.tokens) - roundings_of(chosen, problem.tokens);
+  if (more > 0) {
+    return "it rounds the classifier's gradient " +
+           (more == 1 ? std::string("once more, which must save 4% of the time")
+                      : std::to_string(more) + " times more, each of which must save 4%");
+  }
+  return "the search for a smaller budget, which tries other sizes, finds it: --budget " +
+         std::to_string(plan["workspace_bytes"].get<uint64_t>());
+}
+
+bool look_alike(const ordered_json& plan, const ordered_json& other) {
+  constexpr std::array kShown{"plan", "token_chunk", "vocab_window", "kept_columns", "config"};
+  return std::all_of(kShown.begin(), kShown.end(), [&](const char* key) { return plan[key] == other[key]; });
+}
+
+double seconds_of(const ordered_json& plan) {
+  return plan["predicted_seconds"];
+}
+
+// The share of its time that another plan saves.
+std::string saved(const ordered_json& plan, const ordered_json& of) {
+  return format_number(100 * (1 - seconds_of(plan) / seconds_of(of)), 2) + "%";
+}
+
+std::string named(const ordered_json& plan) {
+  return text_of(plan, "plan") + " of " + format_budget(plan["workspace_bytes"]);
+}
+
+// Why the chosen plan was, and what the fastest one would save.
+std::string choice_text(const ordered_json& chosen, const ordered_json& fastest, const Problem& problem) {
+  std::string text = "chosen (*): " + text_of(chosen, "choice");
+  if (!is_default(problem) || fastest["chosen"] == true) return text;
+  return text + "; --budget fastest takes " + named(fastest) + " and " + saved(fastest, chosen) +
+         " less time";
+}
+
 }  // namespace
+
+void add_notes(ordered_json& plans, const Problem& problem) {
+  for (auto plan = plans.begin(); plan != plans.end(); ++plan) {
+    const bool is_twin =
+        std::any_of(plans.begin(), plan, [&](const auto& o) { return look_alike(*plan, o); });
+    if (is_twin) (*plan)["less_scratch"] = true;
+  }
+  const auto chosen = chosen_of(plans);
+  for (ordered_json& plan : plans) {
+    if (plan.erase("less_scratch") != 0) plan["config"] = text_of(plan, "config") + ", less scratch";
+    plan["slow"] = seconds_of(plan) > kSlow * seconds_of(plans.front());
+    plan["why_not"] = chosen == plans.end() ? "" : why_not(plan, *chosen, problem);
+  }
+}
+
+ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
+  const auto any = [&](const auto& holds) { return std::any_of(plans.begin(), plans.end(), holds); };
+  const auto is_thinned = [](const auto& plan) { return plan["plan"] == "thinned"; };
+  const bool wants_thinned = problem.gradient != LOGITLESS_EXACT;
+  ordered_json notes = ordered_json::array();
+  const auto chosen = chosen_of(plans);
+  if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front(), problem));
+  for (const auto& plan : plans) {
+    const std::string why = plan["why_not"];
+    if (why.empty() || why == kLarger) continue;  // the first note says so of the fastest
+    notes.push_back("not chosen though predicted to take " + saved(plan, *chosen) + " less: " + named(plan) +
+                    "; " + why);
+  }
+  if (wants_thinned && any([&](const auto& plan) { return !is_thinned(plan); })) {
+    notes.push_back(
+        "plans that are not thinned make exact gradients; they are taken where thinning does not fit "
+        "the budget or would be no faster on a flat softmax");
+  }
+  if (wants_thinned && any(is_thinned)) {
+    notes.push_back(
+        "thinned gradients are right in the mean and noisy in each step: training from random weights "
+        "ended as with exact ones, fine-tuning of 100 steps at 2^-9 0.029 nats above, and more with few "
+        "labels; docs/thinning.md says when not to use them");
+  }
+  if (any([](const auto& plan) { return plan["slow"] == true; })) {
+    notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");
+  }
+  if (chosen != plans.end() && (*chosen)["slow"] == true) {
+    const ordered_json* better = nullptr;  // the smallest that is not slow
+    for (const auto& plan : plans) {
+      if (plan["slow"] == false) better = &plan;
+    }
+    notes.push_back("warning: the chosen plan is one of these; " + named(*better) + " would take " +
+                    format_seconds((*better)["predicted_seconds"]));
+  }
+  return notes;
+}
+
+ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
+  if (plan["backend"] != "cuda") {
+    return {{"measured", false}, {"basis", "unmeasured predictions, from a rough rate of a thread"}};
+  }
+  std::string name = device.model;
+  if (name.empty()) {
+    const std::vector<DeviceInfo> here = devices();
+    const auto at = static_cast<size_t>(device.ordinal);
+    if (at < here.size()) name = here[at].name;
+  }
+  const bool is_h200 = name == "h200" || name.find("H200") != std::string::npos;
+  return {
+      {"measured", is_h200},
+      {"basis",
+       is_h200
+           ? "predicted from times of these kernels on an H200, of calls back to back; bursts are shorter"
+           : "unmeasured predictions: these kernels were not timed on this device; scaled from an H200's"}};
+}
 
 ordered_json words_of(const ordered_json& plans) {
   ordered_json words = ordered_json::array();
   for (const Word& word : kWords) {
     const bool is_there = std::any_of(plans.begin(), plans.end(), [&](const auto& plan) {
-      return plan["plan"] == word.text ||
-             plan["config"].template get<std::string>().find(word.text) != std::string::npos;
+      return plan["plan"] == word.text || text_of(plan, "config").find(word.text) != std::string::npos;
     });
     if (is_there) words.push_back({{"word", shown(word)}, {"meaning", word.meaning}});
   }
@@ -134,11 +271,11 @@ void print_plans(const ordered_json& result, const std::string& model, const std
   const auto& plans = result["plans"];
   print_line((model.empty() ? "" : model + ": ") + format_count(problem["tokens"]) + " tokens, vocabulary " +
              format_count(problem["vocab"]) + ", hidden " + format_count(problem["hidden"]) + ", " +
-             problem["dtype"].get<std::string>() +
+             text_of(problem, "dtype") +
              (!problem["gradients"]            ? ", loss only"
               : problem["gradient"] == "exact" ? ", loss and gradients"
                                                : ", loss and thinned gradients") +
-             ", on " + result["device"].get<std::string>());
+             ", on " + text_of(result, "device"));
   if (!taken.empty()) print_line("taken: " + taken);
   std::cout << "\n";
   print_chosen(result);
@@ -150,20 +287,19 @@ void print_plans(const ordered_json& result, const std::string& model, const std
     const bool is_kind = std::any_of(plans.begin(), plans.end(),
                                      [&](const auto& plan) { return plan["plan"] == entry["word"]; });
     if (verbose || is_kind) {
-      print_line(entry["word"].get<std::string>() + ": " + entry["meaning"].get<std::string>());
+      print_line(text_of(entry, "word") + ": " + text_of(entry, "meaning"));
     }
   }
   for (const auto& note : result["notes"]) print_line(note.get<std::string>());
   const auto& any = plans.front();
   std::cout << "\n";
-  print_line("kernels: " + any["backend"].get<std::string>() + ", " +
-             any["implementation"].get<std::string>() + " (" + any["reason"].get<std::string>() + ")");
-  print_line("times: " + result["times"]["basis"].get<std::string>());
+  print_line("kernels: " + text_of(any, "backend") + ", " + text_of(any, "implementation") + " (" +
+             text_of(any, "reason") + ")");
+  print_line("times: " + text_of(result["times"], "basis"));
   print_line("F = 2 x tokens x vocab x hidden = " + format_number(result["f_flop"], 4) + " FLOP");
-  print_line("budget: " +
-             (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"].get<double>())) +
-             ", the smallest that works: " + format_budget(result["smallest_budget_bytes"].get<double>()) +
-             " (" + std::to_string(result["smallest_budget_bytes"].get<uint64_t>()) + " bytes)");
+  print_line("budget: " + (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"])) +
+             ", the smallest that works: " + format_budget(result["smallest_budget_bytes"]) + " (" +
+             std::to_string(result["smallest_budget_bytes"].get<uint64_t>()) + " bytes)");
   if (!verbose) print_line("-v shows each plan's kernels");
 }
 

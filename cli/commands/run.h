@@ -1,45 +1,67 @@
 #pragma once
+#include <cstddef>
+#include <functional>
 #include <logitless/logitless.hpp>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "device_memory.h"
-
 namespace logitless::cli {
 
-// A tensor of a run in host memory, and the pointer of the buffers that is it.
-struct RunTensor {
-  using SetPointer = void (*)(logitless::Buffers& buffers, std::byte* data);
-
-  SetPointer set;
-  std::byte* data;
-  size_t bytes;
-  bool is_output;
-};
-
-// The pointer of a field.
-template <auto kField>
-void set_pointer(logitless::Buffers& buffers, std::byte* data) {
-  using Pointer = std::remove_reference_t<decltype(buffers.*kField)>;
-  buffers.*kField = static_cast<Pointer>(static_cast<void*>(data));
-}
-
-class RunTensors {
+// A CUDA device through its driver, opened at run time, so that this program starts on machines without one:
+// memory, a stream and times on it. Made for one thread, on which the device stays current. Everything throws
+// std::runtime_error with the driver's words; an allocation that does not fit throws std::bad_alloc.
+class CudaDevice {
  public:
-  template <auto kField>
-  void add_input(std::span<const std::byte> data) {
-    if (data.data() != nullptr)
-      list_.push_back({set_pointer<kField>, const_cast<std::byte*>(data.data()), data.size(), false});
-  }
-  void add_output(RunTensor::SetPointer set, std::span<std::byte> data) {
-    if (data.data() != nullptr) list_.push_back({set, data.data(), data.size(), true});
-  }
-  const std::vector<RunTensor>& list() const { return list_; }
+  explicit CudaDevice(int ordinal);
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  void* stream() const { return stream_; }  // a cudaStream_t
+  void wait() const;                        // until the stream is empty
+
+  // All in the order of the stream; the host's memory may be used again when these return.
+  void upload(void* to, std::span<const std::byte> from) const;
+  void download(std::span<std::byte> to, const void* from) const;
+  void fill(void* to, size_t bytes, unsigned char value) const;
+  // The device's own time of the work that `launch` puts on the stream; waits for it.
+  double seconds_of(const std::function<void()>& launch) const;
 
  private:
-  std::vector<RunTensor> list_;
+  int device_ = 0;
+  void* stream_ = nullptr;
 };
+
+// Memory of a device, aligned to 256 bytes, uninitialised.
+class DeviceMemory {
+ public:
+  DeviceMemory(const CudaDevice& device, size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  const CudaDevice& device_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A tensor of a run in host memory; inputs are not written to. No data: there is no such tensor.
+struct RunTensor {
+  RunTensor(logitless_tensor_id tensor, std::span<const std::byte> bytes)
+      : id(tensor), data(const_cast<std::byte*>(bytes.data()), bytes.size()) {}
+
+  logitless_tensor_id id;
+  std::span<std::byte> data;
+};
+using RunTensors = std::vector<RunTensor>;
+
+const char* tensor_name(logitless_tensor_id id);
+Buffers buffers_of(const RunTensors& tensors);
 
 // Runs problems whose tensors are in host memory: there, or on a CUDA device through copies.
 class Runner {
@@ -47,18 +69,26 @@ class Runner {
   // device: LOGITLESS_HOST_MEMORY or an ordinal, as the context's.
   Runner(const Context& context, int device);
 
-  // Tight rows only. Outputs that the run leaves out are full of NaN on a device. A workspace is kept for the
-  // next run.
-  PlanInfo run(const Problem& problem, const RunTensors& tensors);
+  // Plans for these tensors, whose rows are tight, and runs. Outputs that the run leaves out are full of NaN
+  // on a device. Memory is kept for the next run.
+  PlanInfo run(const Problem& problem, RunTensors tensors);
+
+  // The same in steps. Some of the buffers that place() made may be taken away before prepare().
+  Buffers& place(RunTensors tensors);
+  Buffers& buffers() { return buffers_; }
+  PlanInfo prepare(const Problem& problem);
+  void launch();
+  void fetch();
+  const CudaDevice* device() const { return device_.get(); }  // null: on the host
 
  private:
-  void run_on_host(const Plan& plan, const RunTensors& tensors, size_t workspace_bytes);
-  void run_on_device(const Plan& plan, const RunTensors& tensors, size_t workspace_bytes);
-
   const Context& context_;
+  RunTensors tensors_;
+  Buffers buffers_;
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<DeviceMemory> copies_, device_workspace_;
   std::unique_ptr<Workspace> workspace_;
-  std::unique_ptr<CudaDevice> device_;    // null: on the host
-  std::unique_ptr<DeviceMemory> memory_;  // copies and workspace
 };
 
 }  // namespace logitless::cli

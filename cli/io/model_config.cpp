@@ -6,8 +6,8 @@
 #include <set>
 #include <string_view>
 
+#include "io/files.h"
 #include "io/json.h"
-#include "io/mapped_file.h"
 #include "io/tensor.h"
 
 namespace logitless::cli {

@@ -117,26 +117,11 @@ double real_element(const TensorView& tensor, int64_t index) {
 }
 
 int64_t integer_element(const TensorView& tensor, int64_t index) {
-  switch (tensor.dtype) {
-    case ElementType::kI64:
-      return load<int64_t>(tensor, index);
-    case ElementType::kI32:
-      return load<int32_t>(tensor, index);
-    case ElementType::kI16:
-      return load<int16_t>(tensor, index);
-    case ElementType::kI8:
-      return load<int8_t>(tensor, index);
-    case ElementType::kU64:
-      return static_cast<int64_t>(std::min<uint64_t>(load<uint64_t>(tensor, index), INT64_MAX));
-    case ElementType::kU32:
-      return load<uint32_t>(tensor, index);
-    case ElementType::kU16:
-      return load<uint16_t>(tensor, index);
-    case ElementType::kU8:
-      return load<uint8_t>(tensor, index);
-    default:
-      throw std::logic_error(tensor.name + " has no integer elements");
-  }
+  if (!is_integer(tensor.dtype)) throw std::logic_error(tensor.name + " has no integer elements");
+  const int bits = bits_of(tensor.dtype);
+  const uint64_t value = read_le(tensor.data.data() + index * (bits / 8), bits / 8);
+  if (tensor.dtype >= ElementType::kU64) return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
+  return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);  // with its sign
 }
 
 float bf16_to_float(uint16_t bits) {

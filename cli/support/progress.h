@@ -10,27 +10,24 @@ namespace logitless::cli {
 class Progress {
  public:
   Progress(bool quiet, std::string label, int64_t total);
-  ~Progress();
+  ~Progress() { finish(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   // `note` is short text behind the bar, such as the loss so far.
   void update(int64_t done, const std::string& note = {});
-  // Takes the bar off its line, for other text; the next update draws it again.
-  void hide();
-  // Ends the bar's line; called by the destructor too.
+  // Takes the bar off its line; the destructor does, too.
   void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
-  std::string line(int64_t done, const std::string& note, double seconds) const;
 
   std::string label_;
   int64_t total_;
   bool enabled_;
   bool terminal_;
-  size_t last_width_ = 0;  // of the bar on the terminal; 0: there is none
-  Clock::time_point start_;
+  size_t drawn_ = 0;  // width of the bar on the terminal; 0: there is none
+  Clock::time_point start_ = Clock::now();
   Clock::time_point next_draw_;
 };
 

@@ -26,7 +26,7 @@ def test_info_shows_every_cuda_device_or_why_there_is_none(ok):
     assert result.err == ""
     if not facts["cuda_devices"]:
         assert facts["why_no_cuda_devices"]
-        assert f"CUDA devices: none ({facts['why_no_cuda_devices']})" in result.out
+        assert f"why no cuda devices: {facts['why_no_cuda_devices']}\n" in result.out
         return
     assert facts["why_no_cuda_devices"] == ""
     for ordinal, device in enumerate(facts["cuda_devices"]):
@@ -46,8 +46,7 @@ def test_info_of_a_machine_without_a_cuda_device(binary):
         [binary, "info"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=60
     )
     assert process.returncode == 0 and process.stderr == ""
-    (line,) = (line for line in process.stdout.splitlines() if line.startswith("CUDA devices"))
-    assert line.startswith("CUDA devices: none (") and line.endswith(")")
+    assert "\nwhy no cuda devices: " in process.stdout and "\ncuda devices" not in process.stdout
 
 
 def test_plan_json(ok):

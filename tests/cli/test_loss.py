@@ -245,7 +245,7 @@ def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
 
 def test_text_report(ok, tmp_path, problem):
     text = ok("loss", *write_npy(tmp_path, problem), "--lse", "--entropy").out
-    for part in ("loss (mean)", "perplexity", "token accuracy", "mean lse", "mean entropy", "hidden: hidden.npy"):
+    for part in ("loss: ", "reduction: mean", "perplexity: ", "token accuracy: ", "lse: ", "entropy: ", "hidden: tensor hidden.npy"):
         assert part in text
 
 
@@ -292,10 +292,10 @@ def test_thinned_gradients(ok, refused, tmp_path, problem):
     close = gradients("close", *thinned, "1e-9")
     for name in ("d_hidden", "d_classifier"):
         assert np.abs(close[name] - exact[name]).max() <= 1e-5 * np.abs(exact[name]).max()
-    first = gradients("first", *thinned, "2^-4", "--gradient-seed", 5)
-    assert np.array_equal(first["d_hidden"], gradients("again", *thinned, "0.0625", "--gradient-seed", 5)["d_hidden"])
+    first = gradients("first", *thinned, "2^-4", "--seed", 5)
+    assert np.array_equal(first["d_hidden"], gradients("again", *thinned, "0.0625", "--seed", 5)["d_hidden"])
     assert not np.array_equal(first["d_hidden"], gradients("other", *thinned, "2^-4")["d_hidden"])
-    refused(2, "--threshold: expected a number in (0, 1]", *arguments, "x.safetensors", *thinned, "2^1")
+    refused(2, "--threshold: expected a number in [0, 1]", *arguments, "x.safetensors", *thinned, "2^1")
     refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *thinned, "0.1")
 
 
@@ -328,7 +328,7 @@ def test_top_k(ok, refused, tmp_path, problem, random):
     assert tokens["top_log_probs"].dtype == np.float32
     found = (expected == problem["targets"][:, None]).any(axis=1)[valid]
     assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(found.mean())
-    assert "top 7 accuracy" in ok("loss", *files, "--top-k", 7).out
+    assert "top k accuracy: " in ok("loss", *files, "--top-k", 7).out
     refused(2, "--top-k", "loss", *files, "--top-k", 65)
-    refused(2, "--top-k: expected no --gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors")
+    refused(2, "--top-k: expected 0 in a pass with gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors")
     refused(2, "--per-token", "loss", *files, "--top-k", 2, "--per-token", "t.npy")

@@ -140,7 +140,7 @@ def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
 def test_text_and_top_k(ok, tmp_path, problem):
     files = write(tmp_path, problem)
     text = ok("loss", *files, "--top-k", 3, "--per-token", "t.safetensors").out
-    assert "loss (mean)" in text and "accuracy" not in text
+    assert "reduction: mean" in text and "accuracy" not in text
     assert load_file(tmp_path / "t.safetensors")["top_ids"].shape == (N, 3)
 
 
@@ -150,7 +150,7 @@ def test_refusals(refused, tmp_path, problem):
         refused(code, message, "loss", *write(tmp_path, changed), *arguments)
 
     several = f"with {K} targets a token"
-    of({"class_weight": np.ones(V, np.float32)}, code=2, message=f"--class-weight: expected none {several}")
+    of({"class_weight": np.ones(V, np.float32)}, code=2, message="--class-weight: expected none with targets_per_row")
     thinned = ["--gradients", "g.safetensors", "--gradient", "thinned"]
     of({}, *thinned, code=2, message=f"--gradient: expected exact {several}, got thinned")
     of({}, "--is-top1", code=2, message=f"--is-top1: expected one target a token, got {K}")

@@ -85,10 +85,10 @@ def test_an_empty_value_is_refused_and_not_ignored(refused, option, arguments):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--temperature", "0", "a finite number > 0, got 0"),
-        ("--temperature", "inf", "a finite number > 0, got inf"),
-        ("--softcap", "-2", "a finite number >= 0, got -2"),
-        ("--z-loss", "much", "a finite number >= 0, got much"),
+        ("--temperature", "0", "a finite number > 0, got '0'"),
+        ("--temperature", "inf", "a finite number > 0, got 'inf'"),
+        ("--softcap", "-2", "a finite number >= 0, got '-2'"),
+        ("--z-loss", "much", "a finite number >= 0, got 'much'"),
         ("--budget", "0", "more than 0 bytes, got '0'"),
         ("--budget", "many", "a size such as 256MiB or 1GB, got 'many'"),
     ],

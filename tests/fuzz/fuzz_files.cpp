@@ -5,8 +5,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "io/npy.h"
-#include "io/safetensors.h"
+#include "io/tensor_files.h"
 
 namespace {
 
@@ -46,9 +45,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(header.data_offset + total == size);
   });
   accept_or_refuse([&] {
-    const NpyHeader header = parse_npy(bytes, "file");
-    require(bytes_of(header.shape, header.dtype) == size - header.data_offset);
-    touch(bytes.subspan(header.data_offset));
+    const TensorEntry entry = parse_npy(bytes, "file");
+    require(bytes_of(entry.shape, entry.dtype) == size - entry.begin && entry.end == size);
+    touch(bytes.subspan(entry.begin));
   });
   return 0;
 }

@@ -4,12 +4,15 @@
 
 #include <fuzzer/FuzzedDataProvider.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <logitless/logitless.hpp>
+#include <type_traits>
 
 #include "commands/check.h"
+#include "commands/options.h"
+#include "commands/run.h"
 
 namespace {
 
@@ -19,34 +22,30 @@ using namespace logitless::cli;
 void plan_anything(FuzzedDataProvider& input) {
   static const Context context;
   Problem problem;
-  problem.pass = input.ConsumeIntegralInRange<int32_t>(-1, 3);
-  problem.reduction = input.ConsumeIntegralInRange<int32_t>(-1, 3);
-  for (int64_t* field :
-       {&problem.tokens, &problem.vocab, &problem.hidden, &problem.vocab_start, &problem.vocab_total,
-        &problem.ignore_index, &problem.shift, &problem.sequence_length}) {
-    *field = input.ConsumeBool() ? input.ConsumeIntegralInRange<int64_t>(0, 5000)
-                                 : input.ConsumeIntegral<int64_t>();
-  }
-  for (int32_t* field : {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias,
-                         &problem.dtype.targets, &problem.dtype.d_hidden, &problem.dtype.d_classifier,
-                         &problem.dtype.d_bias, &problem.compute_dtype}) {
+  for_each_option(problem, [&](const OptionLine& line, auto& value) {
+    using T = std::remove_reference_t<decltype(value)>;
+    const bool is_small = input.ConsumeBool();
+    if constexpr (std::is_same_v<T, bool>) {
+      value = is_small;
+    } else if constexpr (std::is_same_v<T, double>) {
+      value = is_small ? input.ConsumeProbability<double>() : input.ConsumeFloatingPoint<double>();
+    } else if (line.values != nullptr) {
+      value = input.ConsumeIntegralInRange<T>(0, 6) - T{1};
+    } else {
+      value = is_small ? input.ConsumeIntegralInRange<T>(0, 5000) : input.ConsumeIntegral<T>();
+    }
+  });
+#define LOGITLESS_TENSOR(name, ...) problem.has.name = input.ConsumeBool();
+#include <logitless/tensors.def>
+  for (int32_t* field :
+       {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias, &problem.dtype.targets,
+        &problem.dtype.d_hidden, &problem.dtype.d_classifier, &problem.dtype.d_bias}) {
     *field = input.ConsumeIntegralInRange<int32_t>(-1, 6);
   }
-  for (double* field :
-       {&problem.scale, &problem.softcap, &problem.label_smoothing, &problem.z_loss, &problem.num_items}) {
-    *field = input.ConsumeBool() ? input.ConsumeProbability<double>() : input.ConsumeFloatingPoint<double>();
-  }
   for (bool* field :
-       {&problem.has.bias, &problem.has.class_weight, &problem.has.token_weight, &problem.has.entropy,
-        &problem.has.argmax, &problem.has.d_hidden, &problem.has.d_classifier, &problem.has.d_bias,
-        &problem.has.grad_nll, &problem.has.grad_lse, &problem.has.grad_entropy, &problem.accumulate.d_hidden,
-        &problem.accumulate.d_classifier, &problem.accumulate.d_bias}) {
+       {&problem.accumulate.d_hidden, &problem.accumulate.d_classifier, &problem.accumulate.d_bias}) {
     *field = input.ConsumeBool();
   }
-  problem.max_workspace_bytes = input.ConsumeIntegral<size_t>();
-  problem.has.temperature = input.ConsumeBool();
-  problem.batch_invariant = input.ConsumeBool();
-  if (input.ConsumeBool()) problem.temperature = input.ConsumeFloatingPoint<double>();
   try {
     const PlanInfo info = Plan(context, problem).info();
     const bool within =
@@ -65,13 +64,16 @@ CheckCase any_case(FuzzedDataProvider& input) {
   CheckCase c = make_case("fuzz", {tokens, vocab, dim}, hidden, classifier);
   Problem& p = c.problem;
   c.logit_std = 10 * input.ConsumeProbability<double>();
-  p.scale = input.ConsumeBool() ? 1 : 2 * input.ConsumeProbability<double>() - 1;
-  p.softcap = input.ConsumeBool() ? 0 : 0.5 + 30 * input.ConsumeProbability<double>();
-  p.label_smoothing = input.ConsumeBool() ? 0 : input.ConsumeProbability<double>();
-  p.z_loss = input.ConsumeBool() ? 0 : 0.1 * input.ConsumeProbability<double>();
+  for_each_option(p, [&](const OptionLine& line, auto& value) {
+    if constexpr (std::is_same_v<decltype(value), double&>) {
+      if (input.ConsumeBool()) return;
+      const double low = std::max(line.lowest, -1.0), high = std::min(line.highest, 2.0);
+      value = std::max(low + (high - low) * input.ConsumeProbability<double>(), std::min(low + 0.1, high));
+    }
+  });
   const bool sum = input.ConsumeBool();
   if (sum) p.reduction = LOGITLESS_REDUCTION_SUM;
-  p.num_items = sum || input.ConsumeBool() ? 0 : 1 + 1000 * input.ConsumeProbability<double>();
+  if (sum) p.num_items = 0;
   p.has.bias = input.ConsumeBool();
   p.has.class_weight = input.ConsumeBool();
   p.has.token_weight = input.ConsumeBool();
@@ -83,21 +85,19 @@ CheckCase any_case(FuzzedDataProvider& input) {
   p.has.d_hidden = input.ConsumeBool();
   p.has.d_classifier = !p.has.d_hidden || input.ConsumeBool();
   p.has.temperature = input.ConsumeBool();
-  p.temperature = p.has.temperature || input.ConsumeBool() ? 1 : 0.1 + 4 * input.ConsumeProbability<double>();
+  if (p.has.temperature) p.temperature = 1;
   return c;
 }
 
-void print(const CheckCase& c) {
-  const Problem& p = c.problem;
-  std::fprintf(
-      stderr,
-      "%s: logit_std %g, scale %g, softcap %g, smoothing %g, z_loss %g, num_items %g, reduction %d, bias %d, "
-      "class_weight %d, token_weight %d, ignored_rows %d, shift %lld, sequence_length %lld, gradients of "
-      "hidden %d, classifier %d, temperature %g, of tokens %d\n",
-      c.name().c_str(), c.logit_std, p.scale, p.softcap, p.label_smoothing, p.z_loss, p.num_items,
-      p.reduction, p.has.bias, p.has.class_weight, p.has.token_weight, c.ignored_rows,
-      static_cast<long long>(p.shift), static_cast<long long>(p.sequence_length), p.has.d_hidden,
-      p.has.d_classifier, p.temperature, p.has.temperature);
+void print(CheckCase c) {
+  std::fprintf(stderr, "%s: logit_std %g, ignored_rows %d", c.name().c_str(), c.logit_std, c.ignored_rows);
+  for_each_option(c.problem, [](const OptionLine& line, auto& value) {
+    std::fprintf(stderr, ", %s %g", line.name, static_cast<double>(value));
+  });
+#define LOGITLESS_TENSOR(name, ...) \
+  if (c.problem.has.name) std::fprintf(stderr, ", " #name);
+#include <logitless/tensors.def>
+  std::fprintf(stderr, "\n");
 }
 
 Context make_named_context(const char* backend) {

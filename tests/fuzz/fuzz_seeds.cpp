@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "io/npy.h"
-#include "io/safetensors.h"
+#include "io/tensor_files.h"
 
 int main(int argc, char** argv) {
   using namespace logitless::cli;
@@ -33,8 +32,8 @@ int main(int argc, char** argv) {
                        {"b", ElementType::kI64, {3, 1}, bytes},
                        {"c", ElementType::kF4, {0, 7}, {}}},
                       {{"format", "pt"}});
-    write_npy(path("matrix.npy"), ElementType::kF32, {2, 3}, bytes);
-    write_npy(path("scalar.npy"), ElementType::kI64, {}, bytes.first(8));
+    write_npy(path("matrix.npy"), {"", ElementType::kF32, {2, 3}, bytes});
+    write_npy(path("scalar.npy"), {"", ElementType::kI64, {}, bytes.first(8)});
 
     const std::filesystem::path problems(argv[2]);
     std::filesystem::create_directories(problems);

@@ -5,9 +5,8 @@
 #include <fstream>
 #include <string>
 
-#include "io/mapped_file.h"
-#include "io/npy.h"
-#include "io/safetensors.h"
+#include "io/files.h"
+#include "io/tensor_files.h"
 
 namespace logitless::cli {
 namespace {
@@ -63,7 +62,7 @@ TEST_F(Files, TheOnlyTensorNeedsNoNameAndNoneIsGuessed) {
   EXPECT_EQ(open_tensor("classifier", path("two.safetensors:x")).file, path("two.safetensors"));
   std::ofstream(path("text.txt")) << "abc";
   const float value = 2;
-  write_npy(path("v.npy"), ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1)));
+  write_npy(path("v.npy"), {"v", ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1))});
   EXPECT_EQ(open_tensor("hidden", path("v.npy")).elements(), 1);
   for (const char* bad :
        {"two.safetensors", "two.safetensors:none", "missing.safetensors:x", "", "text.txt", "v.npy:x"})

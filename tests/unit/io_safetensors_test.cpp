@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "io/safetensors.h"
+#include "io/tensor_files.h"
 
 namespace logitless::cli {
 namespace {
@@ -133,7 +133,7 @@ TEST_F(Safetensors_, WriterGoesThroughTheReader) {
                      {"doubles \"quoted\"", ElementType::kF64, {2, 1}, std::as_bytes(std::span(doubles))},
                      {"empty", ElementType::kF32, {0}, {}}},
                     {{"format", "pt"}});
-  const auto tensor = [&](const char* name) { return open_safetensors(path("w.safetensors"), name, "x"); };
+  const auto tensor = [&](const char* name) { return open_tensor("x", path("w.safetensors") + ":" + name); };
   const TensorView view = tensor("doubles \"quoted\"");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data.data()) % 8, 0u);
   EXPECT_EQ(reinterpret_cast<const double*>(view.data.data())[1], -2);
@@ -189,7 +189,7 @@ TEST_F(Safetensors_, UnalignedTensorsAreCopied) {
   std::string header = R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
   while ((header.size() + 8) % 2 == 0) header += ' ';
   write("odd.safetensors", file_of(header, 4));
-  const TensorView view = open_safetensors(path("odd.safetensors"), "x", "x");
+  const TensorView view = open_tensor("x", path("odd.safetensors:x"));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data.data()) % 4, 0u);
   EXPECT_EQ(view.data[3], std::byte{1});
 }

@@ -1,7 +1,8 @@
-#include "io/atomic_file.h"
+#include "io/files.h"
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,14 +10,40 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <set>
 
-#include "io/mapped_file.h"
 #include "io/tensor.h"
 
 namespace logitless::cli {
 namespace {
+
+std::mutex open_files_mutex;
+std::set<const MappedFile*> open_files;
+
+[[noreturn]] void fail(const std::string& path, const std::string& what, int reason) {
+  throw FileError(path, what + ": " + std::strerror(reason));
+}
+
+struct stat status_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) == 0) return status;
+  fail(path, "cannot be examined", errno);
+}
+
+// The path of the open file that is mapped at an address, else empty.
+std::string mapped_file_at(const void* address) {
+  const std::lock_guard lock(open_files_mutex);
+  for (const MappedFile* file : open_files) {
+    const std::span<const std::byte> bytes = file->bytes();
+    const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(bytes.data());
+    if (offset < bytes.size()) return file->path();
+  }
+  return "";
+}
 
 constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGXCPU};
 // Below the 2 GiB that one write() may take.
@@ -63,6 +90,47 @@ void on_unreadable_memory(int, siginfo_t* info, void*) {
 
 }  // namespace
 
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  // O_NONBLOCK: opening a pipe without a writer must not wait.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) fail(path, "cannot be opened", errno);
+  std::shared_ptr<MappedFile> file(new MappedFile(path, fd));
+  const struct stat status = status_of(fd, path);
+  if (S_ISDIR(status.st_mode)) throw FileError(path, "expected a file, got a directory");
+  if (!S_ISREG(status.st_mode))
+    throw FileError(path, "expected a regular file, got a pipe, socket or device");
+  if (status.st_size == 0) return file;  // an empty mapping is not allowed
+  const auto size = static_cast<size_t>(status.st_size);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) fail(path, "cannot be mapped", errno);
+  file->data_ = static_cast<const std::byte*>(address);
+  file->size_ = size;
+  const std::lock_guard lock(open_files_mutex);
+  open_files.insert(file.get());
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  {
+    const std::lock_guard lock(open_files_mutex);
+    open_files.erase(this);
+  }
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  ::close(fd_);
+}
+
+void MappedFile::require_whole() const {
+  const auto size = static_cast<size_t>(status_of(fd_, path_).st_size);
+  if (size >= size_) return;
+  throw FileError(path_, "was cut while it was read: it had " + std::to_string(size_) + " bytes, it has " +
+                             std::to_string(size));
+}
+
+void require_whole_mapped_files() {
+  const std::lock_guard lock(open_files_mutex);
+  for (const MappedFile* file : open_files) file->require_whole();
+}
+
 AtomicFile::AtomicFile(const std::string& path)
     : path_(path), temporary_(path + ".partial-" + std::to_string(::getpid())) {
   struct stat status {};
@@ -75,7 +143,7 @@ AtomicFile::AtomicFile(const std::string& path)
   if (fd_ >= 0) return;
   const int reason = errno;
   leave_signals();
-  throw FileError(path, std::string("cannot be created: ") + std::strerror(reason));
+  fail(path, "cannot be created", reason);
 }
 
 AtomicFile::~AtomicFile() {
@@ -89,15 +157,9 @@ void AtomicFile::write(std::span<const std::byte> data) {
   while (!data.empty()) {
     const ssize_t written = ::write(fd_, data.data(), std::min(data.size(), kWriteBytes));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw FileError(path_, std::string("cannot be written: ") + std::strerror(errno));
+    if (written < 0) fail(path_, "cannot be written", errno);
     data = data.subspan(static_cast<size_t>(written));
   }
-}
-
-void AtomicFile::write_le(uint64_t value, int count) {
-  std::byte bytes[8];
-  for (int i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(value >> (8 * i));
-  write({bytes, static_cast<size_t>(count)});
 }
 
 void AtomicFile::commit() {
@@ -108,7 +170,7 @@ void AtomicFile::commit() {
   const int reason = errno;
   if (!renamed) ::unlink(temporary_.c_str());
   leave_signals();
-  if (!renamed) throw FileError(path_, std::string("cannot be written: ") + std::strerror(reason));
+  if (!renamed) fail(path_, "cannot be written", reason);
 }
 
 void report_unusable_files() {

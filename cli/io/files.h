@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace logitless::cli {
 
@@ -32,7 +33,26 @@ class MappedFile {
 // Calls require_whole() of all that are open.
 void require_whole_mapped_files();
 
-// The path of the open file that is mapped at an address, else empty.
-std::string mapped_file_at(const void* address);
+// A file written under a temporary name beside its own and renamed when it is whole. Neither an exception nor
+// SIGINT, SIGTERM, SIGHUP or SIGXCPU leaves the temporary file behind. One at a time.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();  // without commit() the temporary file is removed
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> data);
+  void commit();
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  int fd_ = -1;
+};
+
+// A file that would pass the limit of the process (ulimit -f) is an error of the write from here on, no
+// signal. A file that is cut while it is mapped ends the process with a message and exit code 1.
+void report_unusable_files();
 
 }  // namespace logitless::cli

@@ -10,16 +10,18 @@
 
 namespace logitless::cli {
 
-struct SafetensorsEntry {
+// A tensor of a file: its bytes are at [begin, end), of an npy file from its beginning, of a safetensors file
+// from the end of the header.
+struct TensorEntry {
   ElementType dtype = ElementType::kF32;
   std::vector<int64_t> shape;
-  uint64_t begin = 0;  // offsets from the end of the header
+  uint64_t begin = 0;
   uint64_t end = 0;
 };
 
 struct SafetensorsHeader {
   uint64_t data_offset = 0;  // where the tensors' bytes begin in the file
-  std::map<std::string, SafetensorsEntry> tensors;
+  std::map<std::string, TensorEntry> tensors;
 };
 
 // Reads and checks the header of a file given as its bytes: the header lies inside the file and within the
@@ -27,9 +29,9 @@ struct SafetensorsHeader {
 // rest of the file without holes or overlaps. `file` is its name in messages. Throws FileError.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// A tensor of a .safetensors file, mapped; without a name the only one. Throws FileError, which names those
-// there are; role: of the argument, for that.
-TensorView open_safetensors(const std::string& path, const std::string& tensor, const std::string& role);
+// The same of an .npy file (format versions 1 to 3). Little-endian plain numbers in C order only; everything
+// else is refused by name.
+TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file);
 
 // A tensor to be written: C order, little-endian, in the caller's memory.
 struct TensorToWrite {
@@ -39,10 +41,11 @@ struct TensorToWrite {
   std::span<const std::byte> data;
 };
 
-// Writes a .safetensors file, whole or not at all. Throws FileError, also for a tensor whose data does not
-// fit its shape and for a name given twice.
+// Write a file, whole or not at all. Throw FileError, also for a tensor whose data does not fit its shape,
+// for a name given twice, and for a BF16 array, for which npy has no type.
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
+void write_npy(const std::string& path, const TensorToWrite& array);
 
 // FILE[:TENSOR] as the user gives it. A file name may contain colons: the longest name that exists is the
 // file's.
@@ -52,7 +55,8 @@ struct TensorReference {
 };
 TensorReference parse_tensor_reference(const std::string& text);
 
-// Opens a tensor of a .safetensors or .npy file. `role` names the argument in messages.
+// Opens a tensor of a .safetensors or .npy file, mapped; without a name the only one. FileError names those
+// there are. `role` names the argument in messages.
 TensorView open_tensor(const std::string& role, const std::string& reference);
 
 }  // namespace logitless::cli
