@@ -37,7 +37,7 @@ void refuse_empty_values(CLI::App& app) {
   const CLI::Validator filled(
       [](const std::string& text) { return std::string(text.empty() ? "expected a value, got ''" : ""); },
       "");
-  for (CLI::Option* option : app.get_options()) option->check(filled);
+  for (CLI::Option* option : app.get_options()) option->transform(filled);  // before all other checks
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*command);
   }

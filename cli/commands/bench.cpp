@@ -75,24 +75,19 @@ void reset_peak_resident_bytes() {
 // longer than the measurement. `wide`: the same numbers in float32, where not null.
 std::vector<std::byte> normal_numbers(int64_t count, double std, logitless_dtype dtype, uint64_t seed,
                                       std::vector<float>* wide) {
-  std::vector<float> pool(1 << 16);
-  std::vector<uint16_t> bits(pool.size());
+  std::vector<double> pool(1 << 16);
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0, static_cast<float>(std));
-  for (size_t i = 0; i < pool.size(); ++i) {
-    pool[i] = normal(random);
-    bits[i] = dtype == LOGITLESS_BF16 ? float_to_bf16(pool[i]) : float_to_f16(pool[i]);
-    if (dtype != LOGITLESS_F32)
-      pool[i] = dtype == LOGITLESS_BF16 ? bf16_to_float(bits[i]) : f16_to_float(bits[i]);
-  }
+  std::normal_distribution<double> normal(0, std);
+  for (double& value : pool) value = normal(random);
+  const std::vector<std::byte> encoded = encode(pool, dtype);
+  pool = decode(encoded, dtype);
   const auto size = static_cast<size_t>(dtype_bytes(dtype)), elements = static_cast<size_t>(count);
   std::vector<std::byte> out(elements * size);
   if (wide != nullptr) wide->resize(elements);
   for (size_t i = 0; i < elements; ++i) {
     const size_t slot = (i * 40503 + i / 65537) % pool.size();
-    if (wide != nullptr) (*wide)[i] = pool[slot];
-    std::memcpy(&out[i * size], size == sizeof(float) ? static_cast<const void*>(&pool[slot]) : &bits[slot],
-                size);
+    if (wide != nullptr) (*wide)[i] = static_cast<float>(pool[slot]);
+    std::memcpy(&out[i * size], &encoded[slot * size], size);
   }
   return out;
 }

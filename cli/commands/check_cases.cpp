@@ -74,29 +74,6 @@ std::vector<OptionSet> option_sets() {
   return sets;
 }
 
-std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype) {
-  const auto size = static_cast<size_t>(dtype_bytes(dtype));
-  std::vector<std::byte> out(values.size() * size);
-  for (size_t i = 0; i < values.size(); ++i) {
-    const auto narrow = static_cast<float>(values[i]);
-    const uint16_t half = dtype == LOGITLESS_BF16 ? float_to_bf16(narrow) : float_to_f16(narrow);
-    const void* from = size == 8   ? static_cast<const void*>(&values[i])
-                       : size == 4 ? static_cast<const void*>(&narrow)
-                                   : &half;
-    std::memcpy(&out[i * size], from, size);
-  }
-  return out;
-}
-
-std::vector<double> decode(const std::vector<std::byte>& bytes, int32_t dtype) {
-  TensorView view;
-  view.dtype = element_from_dtype(dtype);
-  view.data = bytes;
-  std::vector<double> out(bytes.size() / static_cast<size_t>(dtype_bytes(dtype)));
-  for (size_t i = 0; i < out.size(); ++i) out[i] = real_element(view, static_cast<int64_t>(i));
-  return out;
-}
-
 // As the dtype holds them.
 template <class Distribution>
 std::vector<double> numbers(std::mt19937_64& random, int64_t count, Distribution distribution,

@@ -21,43 +21,28 @@ using nlohmann::ordered_json;
 // Which gradients are asked for: of hidden, classifier and bias.
 std::array<bool, 3> chosen_gradients(const LossRequest& request) {
   const bool has_bias = !request.bias.empty();
+  const auto& of = request.gradients_of;
   if (request.gradients.empty()) {
-    if (!request.gradients_of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
+    if (!of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
     if (request.problem.gradient != LOGITLESS_EXACT)
       throw UsageError("--gradient: expected --gradients FILE with thinned ones");
     return {};
   }
-  if (!request.gradients.ends_with(".safetensors")) {
-    throw UsageError("--gradients: expected a name that ends in .safetensors, got '" + request.gradients +
-                     "'");
-  }
-  if (request.gradients_of.empty()) return {true, true, has_bias};
-  const std::array<std::string, 3> names{"hidden", "classifier", "bias"};
-  std::array<bool, 3> wants{};
-  for (const std::string& name : split(request.gradients_of, ',')) {
-    const auto place = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-    if (place >= (has_bias ? 3 : 2)) {
-      throw UsageError(std::string("--gradients-of: expected a list of hidden, classifier") +
-                       (has_bias ? ", bias" : " (and bias, with --bias)") + ", got '" + name + "'");
-    }
-    wants[place] = true;
-  }
-  return wants;
+  const auto wants = [&](const char* name) { return std::find(of.begin(), of.end(), name) != of.end(); };
+  if (wants("bias") && !has_bias) throw UsageError("--gradients-of: expected --bias FILE with bias");
+  if (of.empty()) return {true, true, has_bias};
+  return {wants("hidden"), wants("classifier"), wants("bias")};
 }
 
 void check_request(const LossRequest& request) {
   if (request.reduction == "sum" && request.problem.num_items != 0) {
     throw UsageError("--num-items: expected --reduction mean with it");
   }
-  const bool npy = request.per_token.ends_with(".npy");
-  if (!request.per_token.empty() && !npy && !request.per_token.ends_with(".safetensors")) {
-    throw UsageError("--per-token: expected a name that ends in .npy or .safetensors, got '" +
-                     request.per_token + "'");
-  }
+  if (!request.per_token.ends_with(".npy")) return;
   const auto first = static_cast<size_t>(std::find(request.stats.begin(), request.stats.end(), true) -
                                          request.stats.begin());
-  if (npy && (first < kStats || request.problem.top_k > 0)) {
-    throw UsageError(std::string("--per-token: an .npy file holds one array, the nll; with ") +
+  if (first < kStats || request.problem.top_k > 0) {
+    throw UsageError("--per-token: an .npy file holds one array, the nll; with " +
                      (first < kStats ? flag_of(tensor_name(kLossStats[first].id)) : "--top-k") +
                      " use .safetensors");
   }
@@ -403,6 +388,15 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->group(group);
   };
+  const auto ending = [](const std::string& safetensors, const std::string& npy) {
+    const auto check = [=](const std::string& name) {
+      const bool accepted = name.ends_with(safetensors) || (!npy.empty() && name.ends_with(npy));
+      return accepted ? ""
+                      : "expected a name that ends in " + npy + (npy.empty() ? "" : " or ") + safetensors +
+                            ", got '" + name + "'";
+    };
+    return CLI::Validator(check, "");
+  };
   constexpr const char* kInputs = "Inputs, each FILE[:TENSOR]";
   add(kInputs, "--hidden", request->hidden, "Hidden states [..., tokens, D]")->required();
   add(kInputs, "--classifier", request->classifier, "Head weight [V, D]")->required();
@@ -434,11 +428,15 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   }
   add(kOutputs, "--per-token", request->per_token,
       "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and what else is asked for (the "
-      "statistics, top_ids and top_log_probs), and target_log_probs of several targets, to FILE.safetensors");
+      "statistics, top_ids and top_log_probs), and target_log_probs of several targets, to FILE.safetensors")
+      ->check(ending(".safetensors", ".npy"));
   add(kOutputs, "--gradients", request->gradients,
-      "Write d_hidden, d_classifier and d_bias to FILE.safetensors");
+      "Write d_hidden, d_classifier and d_bias to FILE.safetensors")
+      ->check(ending(".safetensors", ""));
   add(kOutputs, "--gradients-of", request->gradients_of,
-      "Which of them, such as hidden,classifier. Default: of all operands");
+      "Which of them, such as hidden,classifier. Default: of all operands")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"hidden", "classifier", "bias"}));
   add(kOutputs, "--gradients-dtype", request->gradients_dtype, "same (as the operand) or f32")
       ->check(CLI::IsMember({"same", "f32"}))
       ->capture_default_str();

@@ -33,9 +33,9 @@ struct LossRequest {
   std::string device = "cpu";
   std::string reduction = "mean";
   std::array<bool, kStats> stats{};
-  std::string per_token;     // file
-  std::string gradients;     // file
-  std::string gradients_of;  // empty: of all operands
+  std::string per_token;                  // file
+  std::string gradients;                  // file
+  std::vector<std::string> gradients_of;  // empty: of all operands
   std::string gradients_dtype = "same";
 };
 

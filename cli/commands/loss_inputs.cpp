@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "commands/loss.h"
 #include "io/tensor_files.h"
@@ -30,20 +29,16 @@ std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, log
   if (tensor.elements() != count) {
     refuse(tensor, std::to_string(count) + " elements", "shape " + shape_text(tensor.shape));
   }
-  const auto size = static_cast<size_t>(dtype_bytes(stats));
-  std::vector<std::byte> out(static_cast<size_t>(count) * size);
+  std::vector<double> values;
   for (int64_t i = 0; i < count; ++i) {
-    const double value = real_element(tensor, i);
+    const double value = values.emplace_back(real_element(tensor, i));
     const bool accepted = positive ? value >= 0x1p-126 && value <= 0x1p126 : std::isfinite(value);
     if (!accepted) {
       refuse(tensor, positive ? "temperatures > 0, from 2^-126 to 2^126" : "finite weights",
              format_number(value, 9) + " at " + std::to_string(i));
     }
-    const auto narrow = static_cast<float>(value);
-    std::memcpy(&out[static_cast<size_t>(i) * size],
-                size == sizeof value ? static_cast<const void*>(&value) : &narrow, size);
   }
-  return out;
+  return encode(values, stats);
 }
 
 void check_operands(LossInputs& in) {

@@ -65,6 +65,8 @@ int64_t dtype_bytes(int32_t dtype);
 // Between files and the library.
 logitless_dtype dtype_from_element(ElementType type);  // of real, I32 and I64 elements only
 ElementType element_from_dtype(int32_t dtype);
+std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype);  // of real elements
+std::vector<double> decode(const std::vector<std::byte>& bytes, int32_t dtype);
 
 // The parts of a list such as "1,2,3".
 std::vector<std::string> split(const std::string& text, char separator);

@@ -245,7 +245,15 @@ def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
 
 def test_text_report(ok, tmp_path, problem):
     text = ok("loss", *write_npy(tmp_path, problem), "--lse", "--entropy").out
-    for part in ("loss: ", "reduction: mean", "perplexity: ", "token accuracy: ", "lse: ", "entropy: ", "hidden: tensor hidden.npy"):
+    for part in (
+        "loss: ",
+        "reduction: mean",
+        "perplexity: ",
+        "token accuracy: ",
+        "lse: ",
+        "entropy: ",
+        "hidden: tensor hidden.npy",
+    ):
         assert part in text
 
 
@@ -330,5 +338,7 @@ def test_top_k(ok, refused, tmp_path, problem, random):
     assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(found.mean())
     assert "top k accuracy: " in ok("loss", *files, "--top-k", 7).out
     refused(2, "--top-k", "loss", *files, "--top-k", 65)
-    refused(2, "--top-k: expected 0 in a pass with gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors")
+    refused(
+        2, "--top-k: expected 0 in a pass with gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors"
+    )
     refused(2, "--per-token", "loss", *files, "--top-k", 2, "--per-token", "t.npy")

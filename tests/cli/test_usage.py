@@ -1,3 +1,6 @@
+import pathlib
+import re
+
 import pytest
 
 COMMANDS = ["info", "plan", "loss", "check", "bench"]
@@ -127,3 +130,23 @@ def test_full_stdout_is_a_failure(binary):
         process = subprocess.run([binary, "info"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert process.returncode == 1
     assert "stdout" in process.stderr
+
+
+def test_every_option_of_the_head_is_an_option_of_loss(ok):
+    lines = (pathlib.Path(__file__).parents[2] / "include/logitless/options.def").read_text().splitlines()
+    group, names = "", {}
+    for line in lines:
+        if found := re.match(r"LOGITLESS_OPTION_(GROUP|INTEGER|REAL|FLAG|CHOICE)\((\w+),", line):
+            if found[1] == "GROUP":
+                group = found[2]
+            else:
+                names.setdefault(group, []).append(found[2])
+    assert set(names) == {"SIZES", "LOGITS", "LOSS", "TARGETS", "COMPUTATION", "THINNED", "RANKS"}
+    helps = {command: ok(command, "--help").out for command in ("loss", "plan")}
+    for group, options in names.items():
+        for option in options:
+            flag = "--budget" if option == "max_workspace_bytes" else "--" + option.replace("_", "-")
+            own = group not in ("SIZES", "RANKS")
+            for command, text in helps.items():
+                offered = bool(re.search(rf"(?m)^  {flag}( |$)", text))
+                assert not own or offered == (command == "loss" or group != "TARGETS"), (command, option)
