@@ -122,7 +122,9 @@ class Bench {
         dtype_(dtype),
         threads_(globals.threads),
         context_(make_context(globals, {}, device)),
-        runner_(context_, device.ordinal) {
+        runner_(context_, device.ordinal),
+        d_hidden_(static_cast<size_t>(shape.tokens * shape.dim) * sizeof(float)),
+        d_classifier_(static_cast<size_t>(shape.vocab * shape.dim) * sizeof(float)) {
     const auto& [tokens, vocab, dim] = shape;
     const bool widens = device.is_host() && why_not_materialized().empty();
     hidden_ = normal_numbers(tokens * dim, 1, dtype, 1, widens ? &wide_hidden_ : nullptr);
@@ -132,17 +134,18 @@ class Bench {
     std::uniform_int_distribution<int32_t> ids(0, static_cast<int32_t>(vocab - 1));
     targets_.resize(static_cast<size_t>(tokens));
     for (int32_t& target : targets_) target = ids(random);
-    // Written before the clock starts, so that its pages exist.
-    d_hidden_.assign(static_cast<size_t>(tokens * dim), 1.0F);
-    d_classifier_.assign(static_cast<size_t>(vocab * dim), 1.0F);
+    for (const Workspace* room : {&d_hidden_, &d_classifier_}) {
+      // Written before the clock starts, so that its pages exist.
+      if (device.is_host()) std::fill(room->bytes().begin(), room->bytes().end(), std::byte{1});
+    }
     const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
     buffers_ =
         runner_.place({{LOGITLESS_TENSOR_HIDDEN, hidden_},
                        {LOGITLESS_TENSOR_CLASSIFIER, classifier_},
                        {LOGITLESS_TENSOR_TARGETS, bytes(targets_)},
                        {LOGITLESS_TENSOR_LOSS, bytes(std::span(&loss_, 1))},
-                       {LOGITLESS_TENSOR_D_HIDDEN, bytes(d_hidden_).first(hidden_.size())},
-                       {LOGITLESS_TENSOR_D_CLASSIFIER, bytes(d_classifier_).first(classifier_.size())}});
+                       {LOGITLESS_TENSOR_D_HIDDEN, d_hidden_.bytes().first(hidden_.size())},
+                       {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier_.bytes().first(classifier_.size())}});
   }
 
   // One timed run, or why there is none.
@@ -180,9 +183,10 @@ class Bench {
       const PlanInfo info = run_once(context_, make_problem(shape_, dtype_, result), runner_.buffers());
       describe(info, static_cast<double>(loss_), result);
     } else {
-      float* d_hidden = result.gradients ? d_hidden_.data() : nullptr;
+      const auto floats = [](const Workspace& room) { return reinterpret_cast<float*>(room.bytes().data()); };
+      float* d_hidden = result.gradients ? floats(d_hidden_) : nullptr;
       result.loss = materialized_loss(shape_, wide_hidden_.data(), wide_classifier_.data(), targets_.data(),
-                                      d_hidden, d_classifier_.data(), threads_);
+                                      d_hidden, floats(d_classifier_), threads_);
       result.workspace_bytes = shape_.tokens * (shape_.vocab * 4 + 8);
       result.detail = "fp32 logits in memory, " + materialized_by();
     }
@@ -198,7 +202,7 @@ class Bench {
   std::vector<std::byte> hidden_, classifier_;
   std::vector<float> wide_hidden_, wide_classifier_;  // for the materialized computation
   std::vector<int32_t> targets_;
-  std::vector<float> d_hidden_, d_classifier_;  // room for any dtype
+  Workspace d_hidden_, d_classifier_;  // room for any dtype
   float loss_ = 0;
   Buffers buffers_;  // all of them
 };

@@ -142,6 +142,7 @@ std::string fact_text(std::string_view name, const ordered_json& fact, int digit
   if (fact.is_string()) return fact;
   if (fact.is_boolean()) return fact ? "yes" : "no";
   if (!fact.is_number() || (fact.is_number_float() && std::isnan(fact.get<double>()))) return "-";
+  if (name.ends_with("workspace_bytes")) return format_budget(fact);
   if (name.ends_with("bytes")) return format_bytes(fact);
   if (name.ends_with("seconds")) return format_seconds(fact);
   return fact.is_number_integer() ? format_count(fact) : format_number(fact, digits);
@@ -199,12 +200,11 @@ void add_problem_options(CLI::App& command, Problem& problem, bool with_targets)
     if (problem.max_workspace_bytes == 0) refuse("--budget", "more than 0 bytes", text);
   };
   command
-      .add_option_function<std::string>("--budget", set_budget,
-                                        "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. "
-                                        "fastest: as the fastest plan wants. "
-                                        "Default: the smallest plan within 3% of the fastest, and no more "
-                                        "than a quarter of the float32 logits "
-                                        "+ 64 MiB while that costs at most 6%")
+      .add_option_function<std::string>(
+          "--budget", set_budget,
+          "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. fastest: as the fastest plan "
+          "wants. Default: the smallest plan within 3% of the fastest, and no more than a quarter of the "
+          "float32 logits + 64 MiB while that costs at most 6%")
       ->type_name("SIZE");
 }
 

@@ -85,10 +85,10 @@ class Runner {
   const Context& context_;
   RunTensors tensors_;
   Buffers buffers_;
-  std::unique_ptr<Plan> plan_;
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<DeviceMemory> copies_, device_workspace_;
   std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Plan> plan_;
 };
 
 }  // namespace logitless::cli

@@ -49,8 +49,8 @@ constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGXCPU};
 // Below the 2 GiB that one write() may take.
 constexpr size_t kWriteBytes = size_t{1} << 28;
 
-char unfinished[PATH_MAX];                             // the temporary file, for signal handlers
-std::array<struct sigaction, kSignals.size()> before;  // what the signals did
+char unfinished[PATH_MAX];                                      // the temporary file, for signal handlers
+std::array<struct sigaction, kSignals.size()> handlers_before;  // what the signals did
 
 void remove_and_end(int signal) {
   ::unlink(unfinished);
@@ -63,13 +63,13 @@ void watch_signals() {
   for (size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action {};
     action.sa_handler = remove_and_end;
-    ::sigaction(kSignals[i], nullptr, &before[i]);
-    if (before[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
+    ::sigaction(kSignals[i], nullptr, &handlers_before[i]);
+    if (handlers_before[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
   }
 }
 
 void leave_signals() {
-  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &handlers_before[i], nullptr);
 }
 
 // A mapped file became shorter, or its device failed: a load from it raises this in the thread that loads,
