@@ -214,9 +214,9 @@ def test_smoke_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
 
 def test_smoke_run_of_host_times(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "out.json"
-    words = ["--device", "cpu", "--shapes", "32x200x16", "--peers", "canonical", "--json", str(out)]
+    words = ["--device", "cpu", "--shapes", "32x200x16", "--peers", "canonical", "--json", str(out), "--minutes", "4"]
     script = RUN.with_name("host.py")
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     record = load(str(out))
     assert "python bench/gpu/host.py --device cpu" in done.stdout
@@ -262,7 +262,9 @@ def test_ratios_are_of_the_same_round_and_memory_is_beyond_gradients() -> None:
     held: list[torch.Tensor] = []
     both = [Case("none", int), Case("some", lambda: held.append(torch.ones(1 << 22)), ("none",), 1 << 20)]
     lines = harness.measured(Clock("cpu"), both, 3)
-    assert lines[3].startswith("| some |") and lines[3].endswith(" x none | 15 |"), lines
+    cells = lines[3].strip("| ").split(" | ")
+    # A tensor of 16 MiB without 1 MiB of gradients; the interpreter may take some pages beside it.
+    assert cells[0] == "some" and cells[3].endswith(" x none") and 15 <= int(cells[4]) <= 16, lines
     assert harness.ratio_of([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
 
 
