@@ -81,7 +81,7 @@ TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
 }
 
 TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
-  const auto bytes = [](int64_t k) { return plan_of(problem_of(k, DType::kF64)).workspace_bytes; };
+  const auto bytes = [](int64_t k) { return best(problem_of(k, DType::kF64)).workspace_bytes; };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));
 }
 
