@@ -36,7 +36,8 @@ struct JoinedTargets {
 // dtype of both operands of the logits' product, to which others are converted, and of kept exps and dz: the
 // problem's compute_dtype, that of both operands, or fp32.
 DType operand_dtype(const Problem& problem);
-// Length of a copied row: hidden where that is whole pieces of 16 bytes, or else rounded up to lines of 128.
+// Length of a copied row: hidden where that is whole pieces of 16 bytes or of float64, or else rounded up to
+// lines of 128.
 int64_t padded_hidden(const Problem& problem);
 // Length of a row of a thinned run's dense columns, whole pieces of 16 bytes.
 int64_t padded_columns(const Problem& problem, int64_t columns);

@@ -50,8 +50,9 @@ uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
 }
 
 // The part of an extent that is whole pieces of 16 bytes. Where an operand's contiguous extent is not,
-// whatever its stride, cuBLASLt takes kernels that are five times slower.
+// whatever its stride, cuBLASLt takes kernels that are five times slower; but for float64.
 int64_t whole_pieces(int64_t extent, DType dtype) {
+  if (dtype == DType::kF64) return extent;
   const auto lanes = static_cast<int64_t>(16 / size_of(dtype));
   return extent / lanes * lanes;
 }
