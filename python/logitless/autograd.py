@@ -20,20 +20,19 @@ from torch.utils.flop_counter import register_flop_formula
 from . import options as _options
 from .call import Arguments, Learned, Prepared, PreparedCall, Ranks, are_off, are_plain, inputs_of, seed_tensor, split
 from .options import DRAW_STATS, SAVED, Flags
+from .passes import GRADIENTS, Result, results
 from .run import (
-    GRADIENTS,
     Inputs,
-    Result,
     Tensors,
     check_own_memory,
     draws_size,
     find,
     find_forward,
     joined,
+    named,
     read_as_they_are,
     readable,
     resolved,
-    results,
     run_pass,
     scale_in_place,
 )
@@ -89,7 +88,7 @@ def _execute(
 def _results(asked: Pass, inputs: Inputs, options: Mapping[str, Any], draws_bytes: int) -> dict[str, Result]:
     if asked.ranks is not None:
         return _group_passes[0].results(asked, inputs, options)
-    return results(asked.kind, inputs, options, asked.flags, asked.function, draws_bytes)
+    return results(asked.kind, named(inputs), options, asked.flags, asked.function, draws_bytes)
 
 
 # ---- the operator
@@ -174,7 +173,8 @@ def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequenc
     wanted = _results(asked, inputs, options, size)
     own = inputs.hidden.device
     return {
-        name: torch.empty(shape, dtype=dtype, device=device or own) for name, (shape, dtype, device) in wanted.items()
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or own)
+        for name, (shape, dtype, device) in wanted.items()
     }
 
 

@@ -17,7 +17,7 @@ from .options import takes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GRADIENTS = ("input", "linear_weight", "linear_bias")
+_GRADIENTS = {"input": "hidden", "linear_weight": "classifier", "linear_bias": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,23 +104,19 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     hidden_dtype = _options.float_code("dtype", o["dtype"])
     given_dtype = o["weight_dtype"]
     classifier_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)
-    spec = native.Spec(
+    bias_dtype = {"bias": classifier_dtype} if o["linear_bias"] else {}
+    dtypes = {"hidden": hidden_dtype, "classifier": classifier_dtype, "targets": _options.I64, **bias_dtype}
+    made = {
+        f"d_{name}": dtypes.get(name, classifier_dtype)
+        for argument, name in _GRADIENTS.items()
+        if argument in gradients
+    }
+    spec = native.spec(
+        (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
+        dtypes | made,
         pass_=_options.FORWARD_BACKWARD if gradients else _options.FORWARD,
-        tokens=_options.integer("tokens", tokens),
-        vocab=_options.integer("vocab", vocab),
-        hidden=_options.integer("hidden", hidden),
-        hidden_dtype=hidden_dtype,
-        classifier_dtype=classifier_dtype,
-        bias_dtype=classifier_dtype,
-        d_hidden_dtype=hidden_dtype,
-        d_classifier_dtype=classifier_dtype,
-        d_bias_dtype=classifier_dtype,
-        has_bias=o["linear_bias"],
-        want_d_hidden="input" in gradients,
-        want_d_classifier="linear_weight" in gradients,
-        want_d_bias="linear_bias" in gradients,
         max_workspace_bytes=_options.budget(o["max_workspace_bytes"]),
-        gradient=native.GRADIENTS[o["gradient"]],
+        gradient=o["gradient"],
         threshold=_options.checked_threshold(o["threshold"]),
         batch_invariant=o["batch_invariant"],
         top_k=_options.integer("top_k", o["top_k"]),

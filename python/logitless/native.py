@@ -16,21 +16,18 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from . import errors
 from .errors import BudgetTooSmallError, InvalidArgumentError, LogitlessError
-from .options import DEFAULT_THRESHOLD, F32, I64
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-GRADIENTS = {"exact": 0, "thinned": 1, "always-thinned": 2}
 DIVERGENCE_VALUES, DIVERGENCE_GRADIENT = range(2)
 OK = 0
 ABI_VERSION = 1
@@ -277,19 +274,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_load_before_fork)
 
 
-def make(struct_name: str) -> ctypes.Structure:
-    """A struct of the ABI, by its name, with its defaults."""
-    struct, defaults = _MADE[struct_name]
-    return struct(**defaults)
-
-
-_MADE: dict[str, tuple[type[ctypes.Structure], dict[str, float]]] = {
-    "logitless_context_options": (ContextOptions, {"device": -1}),
-    "logitless_plan_info": (PlanInfoStruct, {}),
-    "logitless_communicator": (Communicator, {"size": 1}),
-    "logitless_divergence": (Divergence, {"temperature": 1, "student_scale": 1, "teacher_scale": 1}),
-}
-
 _ERRORS: dict[int, type[errors.LogitlessError]] = {
     1: errors.InvalidArgumentError,
     2: errors.InvalidTargetError,
@@ -352,79 +336,44 @@ HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA d
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A plan depends on these: options by name (``pass_`` is ``pass``), and has_, want_, keeps_, accumulate_ and _dtype
-    of tensors."""
+    """All that a plan depends on, by the names of options.def and tensors.def.
 
-    pass_: int
-    tokens: int
-    vocab: int
-    hidden: int
-    reduction: int = 2
-    hidden_dtype: int = F32
-    classifier_dtype: int = F32
-    bias_dtype: int = F32
-    target_dtype: int = I64
-    d_hidden_dtype: int = F32
-    d_classifier_dtype: int = F32
-    d_bias_dtype: int = F32
-    has_bias: bool = False
-    has_class_weight: bool = False
-    has_token_weight: bool = False
-    has_temperature: bool = False
-    scale: float = 1.0
-    softcap: float = 0.0
-    temperature: float = 1.0
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    num_items: float = 0.0
-    ignore_index: int = -100
-    shift: int = 0
-    sequence_length: int = 0
-    want_d_hidden: bool = False
-    want_d_classifier: bool = False
-    want_d_bias: bool = False
-    accumulate_d_classifier: bool = False
-    unaligned_rows: bool = False
-    max_workspace_bytes: int = 0
-    gradient: int = 0
-    keeps_draws: bool = False
-    threshold: float = DEFAULT_THRESHOLD
-    compute_dtype: int = F32
-    allow_tf32: bool = False
-    top_k: int = 0
-    targets_per_row: int = 0
-    flags: tuple[str, ...] = ()  # names of others that are 1
-    batch_invariant: bool = False
-    vocab_start: int = 0
-    vocab_total: int = 0
-    group_size: int = 0
-    group_vocab: int = 0
+    Attributes:
+        options: numbers and flags by value, choices by number or text.
+        tensors: what a run reads and writes, each with its dtype, a logitless_dtype where it has one of several.
+        added: gradients that a run adds to.
+    """
+
+    options: tuple[tuple[str, Any], ...]
+    tensors: tuple[tuple[str, int], ...]
+    added: tuple[str, ...] = ()
+
+    def with_options(self, **options: Any) -> Spec:
+        return dataclasses.replace(self, options=tuple((dict(self.options) | options).items()))
 
     def to_c(self) -> tuple[Any, int, Any, int]:
         """Options and tensor descriptors, as logitless_plan_create takes them."""
         lists = schema()
-        tensors, options = {"hidden", "classifier", "targets", *map(_tensor_of, self.flags)}, []
-        for field, value in self.__dict__.items():
-            option = lists.options.get(field.rstrip("_"))
-            if option is not None:
-                is_real = option["type"] == "real"
-                options.append(Option(option["id"], 0 if is_real else int(value), value if is_real else 0))
-            elif value is True and (name := _tensor_of(field)) in lists.tensors:
-                tensors.add(name)
-        descs = [
-            TensorDesc(
-                lists.tensors[name]["id"],
-                getattr(self, "target_dtype" if name == "targets" else f"{name}_dtype", 0),
-                getattr(self, f"accumulate_{name}", False),
-            )
-            for name in sorted(tensors)
-        ]
-        return (Option * len(options))(*options), len(options), (TensorDesc * len(descs))(*descs), len(descs)
+        options, tensors = [], []
+        for name, value in self.options:
+            option = lists.options[name]
+            if option["type"] == "real":
+                options.append(Option(option["id"], 0, value))
+            else:
+                number = option["values"].index(value) if isinstance(value, str) else int(value)
+                options.append(Option(option["id"], number, 0))
+        for name, dtype in self.tensors:
+            tensor = lists.tensors[name]
+            has_several = tensor["dtype"] in ("FLOAT", "INDEX")
+            tensors.append(TensorDesc(tensor["id"], dtype if has_several else 0, name in self.added))
+        return (Option * len(options))(*options), len(options), (TensorDesc * len(tensors))(*tensors), len(tensors)
 
 
-def _tensor_of(flag: str) -> str:
-    """The tensor that a plan with has_NAME, want_NAME or keeps_NAME is made for."""
-    return flag.partition("_")[2] if flag.startswith(("has_", "want_", "keeps_")) else ""
+def spec(sizes: tuple[int, int, int], tensors: Mapping[str, int], added: Iterable[str] = (), **options: Any) -> Spec:
+    """Of tokens, vocab, hidden. tensors: with hidden, classifier and targets; ``pass_`` is the option ``pass``."""
+    named = zip(("tokens", "vocab", "hidden"), sizes)
+    given = {name.rstrip("_"): value for name, value in options.items()}
+    return Spec((*named, *given.items()), tuple(tensors.items()), tuple(added))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -469,24 +418,10 @@ class PlanInfo:
 
 
 def _to_info(info: Any) -> PlanInfo:
-    return PlanInfo(
-        kind=library().logitless_plan_kind_name(info.kind).decode(),
-        backend=info.backend.decode(),
-        threads=info.threads,
-        workspace_bytes=info.workspace_bytes,
-        cost_f=info.cost_f,
-        predicted_seconds=info.predicted_seconds,
-        token_chunk=info.token_chunk,
-        config=info.config.decode(),
-        implementation=info.implementation.decode(),
-        reason=info.reason.decode(),
-        draws_bytes=info.draws_bytes,
-        kept_columns=info.kept_columns,
-        vocab_window=info.vocab_window,
-        gathers=info.gathers,
-        gathered_bytes=info.gathered_bytes,
-        choice=info.choice.decode(),
-    )
+    found: dict[str, Any] = {field.name: getattr(info, field.name) for field in dataclasses.fields(PlanInfo)}
+    found["kind"] = library().logitless_plan_kind_name(info.kind)
+    found = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+    return PlanInfo(**found)
 
 
 class _Handle:
@@ -506,8 +441,7 @@ class _Handle:
 @functools.lru_cache(maxsize=64)
 def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
     lib = library()
-    options: Any = make("logitless_context_options")
-    options.threads = threads
+    options = ContextOptions(threads=threads, device=HOST)
     if isinstance(device, str):
         options.device_model = device.encode()
     else:
@@ -537,7 +471,7 @@ class Plan(_Handle):
         context = _context(threads, backend, device)
         check(lib.logitless_plan_create(context.pointer, *spec.to_c(), ctypes.byref(pointer)))
         super().__init__(pointer, lib.logitless_plan_destroy)
-        info = make("logitless_plan_info")
+        info = PlanInfoStruct()
         check(lib.logitless_plan_get_info(pointer, ctypes.byref(info)))
         self.info = _to_info(info)
 

@@ -15,7 +15,20 @@ from . import native
 from . import options as _options
 from .errors import InvalidTargetError
 from .inspection import default_threads
-from .options import DEFAULTS, LSE, SAVED, Budget, read_by_backward, shape_text, takes
+from .options import (
+    BACKWARD,
+    DEFAULTS,
+    FORWARD,
+    FORWARD_BACKWARD,
+    SAVED,
+    Budget,
+    Flags,
+    Wants,
+    read_by_backward,
+    shape_text,
+    takes,
+)
+from .passes import results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,46 +160,41 @@ def linear_cross_entropy(
     elif o["target_weight"] is not None:
         raise ValueError("target_weight: expected None with one target a row, got an array")
     _options.check_gradient(o["gradient"])
-    seed = o["seed"]
-    _options.check_seed_is_used(seed, o["gradient"])
-    if seed is not None and not isinstance(seed, np.random.Generator):
-        _options.checked_seed(seed)
+    _options.check_seed_is_used(o["seed"], o["gradient"])
+    if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
+        _options.checked_seed(o["seed"])
     names = _options.stats_names(return_stats, o["gradient"], several)
     wanted = _gradient_names(o["gradients"], o["linear_bias"] is not None)
-    for name in _options.DRAW_STATS:
-        if name in names and not wanted:
-            raise ValueError(f"return_stats: expected {name} only with gradients, got it without any")
-    spec, arrays, stats = _problem(x, c, y, o, several)
-    spec["flags"] = _options.stat_flags(names)
-    shape, tokens, reduction = x.shape[:-1], spec["tokens"], o["reduction"]
-    of_rows = "one for each row" if several else "that of target"
-    for field, name, expected, meaning in (
-        ("class_weight", "weight", c.shape[:1], "V"),
-        ("token_weight", "token_weight", shape, of_rows),
-        ("target_weight", "target_weight", y.shape, "that of target"),
-    ):
-        if o[name] is not None:
-            arrays[field] = _vector(name, o[name], expected, stats, meaning)
-            if field != "target_weight":  # told by targets_per_row
-                spec[f"has_{field}"] = True
-    upstream = None
+    draw_stats = [name for name in _options.DRAW_STATS if name in names]
+    if draw_stats and not wanted:
+        raise ValueError(f"return_stats: expected {draw_stats[0]} only with gradients, got it without any")
+    call = _Call("linear_cross_entropy", x, c, y, o, several)
+    shape, of_rows = x.shape[:-1], "one for each row" if several else "that of target"
+    call.add("weight", o["weight"], c.shape[:1], "V", "class_weight")
+    call.add("token_weight", o["token_weight"], shape, of_rows)
+    call.add("target_weight", o["target_weight"], y.shape, "that of target")
+    if several:
+        call.read["target_weight"] = call.read["target_weight"].reshape(-1, y.shape[-1])
+    upstream = {}
     if o["grad_loss"] is not None:
-        loss_shape = shape if reduction == "none" else ()
-        upstream = _vector("grad_loss", o["grad_loss"], loss_shape, stats, "that of the loss")
-    out = _outputs(tokens, stats, reduction, names)
-    draw = _draw(seed, names, tokens, stats) if o["gradient"] != "exact" and wanted else {}
-    found = _Run(spec, arrays, out, draw, o["threads"] or default_threads(), o["backend"])(wanted, upstream)
+        loss_shape = shape if o["reduction"] == "none" else ()
+        upstream = {"grad_loss": _vector("grad_loss", o["grad_loss"], loss_shape, call.stats, "that of the loss")}
+    stats = _options.stats_of_rows((*names, *(["argmax"] if "correct_count" in names else [])))
+    flags = Flags(want_counts=any(name in names for name in _options.COUNTS), stats=stats)
+    flags = flags.with_gradients(Wants(*(name in wanted for name in GRADIENTS)))
+    found = call.gradients(flags, upstream, o["seed"], bool(draw_stats)) if wanted else call.run(FORWARD, {}, flags)
 
-    loss = out["loss"].reshape(shape) if reduction == "none" else out["loss"][()]
-    asked: dict[str, Any] = {name: out[name].reshape(shape) for name in _options.stats_of_rows(names)}
-    asked |= {name: int(out[name]) for name in _options.COUNTS if name in names}
-    asked |= {name: found[name].reshape(shape) for name in _options.DRAW_STATS if name in names}
+    asked: dict[str, Any] = {
+        name: found[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
+    }
+    counts = dict(zip(_options.COUNTS, found["counts"].tolist())) if flags.want_counts else {}
     return LinearCrossEntropyResult(
-        loss=loss,
+        loss=found["loss"].reshape(shape) if o["reduction"] == "none" else found["loss"][()],
         **asked,
+        **{name: count for name, count in counts.items() if name in names},
         d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
-        d_linear_weight=found["d_classifier"] if "linear_weight" in wanted else None,
-        d_linear_bias=found["d_bias"] if "linear_bias" in wanted else None,
+        d_linear_weight=found.get("d_classifier"),
+        d_linear_bias=found.get("d_bias"),
     )
 
 
@@ -204,12 +212,9 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
     x, c = _operand(input), _operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
     _check_shapes(x, c, y, False)
-    spec, arrays, stats = _problem(x, c, y, o, False)
-    spec["top_k"] = k = _options.checked_k(k, c.shape[0])
-    found = LinearTopK(np.empty((*y.shape, k), np.int64), np.empty((*y.shape, k), stats))
-    out = {"top_ids": found.ids, "top_log_probs": found.log_probs}
-    _Run(spec, arrays, out, {}, o["threads"] or default_threads(), o["backend"])((), None)
-    return found
+    call = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, c.shape[0]))
+    found = call.run(FORWARD, {}, Flags())
+    return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
 
 
 @takes(IdOptions, **_MORE)
@@ -234,12 +239,9 @@ def linear_log_probs(
     _options.check_targets_shape("ids", y.shape, x.shape[:-1], True)
     _options.target_code(y.dtype, "ids")
     _check_shapes(x, c, y, True)
-    spec, arrays, stats = _problem(x, c, y, o, True)
-    found = np.empty(y.shape, stats)
-    _Run(spec, arrays, {"target_log_probs": found}, {}, o["threads"] or default_threads(), o["backend"], "ids")(
-        (), None
-    )
-    return found
+    call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
+    call.read["target_weight"] = np.ones((len(call.read["hidden"]), y.shape[-1]), call.stats)
+    return call.run(FORWARD, {}, Flags())["target_log_probs"].reshape(y.shape)
 
 
 # ---- preparation
@@ -280,130 +282,108 @@ def _check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any], several: bo
     _options.check_targets_shape("target", y.shape, x.shape[:-1], several)
 
 
-def _problem(
-    x: NDArray[Any], c: NDArray[Any], y: NDArray[Any], o: dict[str, Any], several: bool
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]], Any]:
-    """Fields of the problem, arrays of its head, and the dtype of statistics. several: targets a row."""
-    shape, linear_bias, temperature = x.shape[:-1], o["linear_bias"], o["temperature"]
-    of_rows = np.ndim(temperature) > 0
-    options = _options.make_options(o | {"temperature": 1.0} if of_rows else o, shape[-1] if shape else 1)
-    hidden, classifier = _row_major(x.reshape(-1, x.shape[-1])), _row_major(c)
-    stats = np.float64 if hidden.dtype == np.float64 else np.float32
-    arrays: dict[str, NDArray[Any]] = {"hidden": hidden, "classifier": classifier}
-    arrays["targets"] = np.require(y, None, ["C", "A"])
-    items = options["num_items"]
-    if items == 0:  # as an option, 0 is none
-        arrays["num_items"] = np.zeros((), stats)
-    spec: dict[str, Any] = options | {
-        "num_items": items or 0.0,
-        "reduction": native.REDUCTIONS[options["reduction"]],
-        "gradient": native.GRADIENTS[options["gradient"]],
-        "tokens": hidden.shape[0],
-        "vocab": classifier.shape[0],
-        "hidden": hidden.shape[1],
-        "hidden_dtype": _options.float_code("input", hidden.dtype),
-        "classifier_dtype": _options.float_code("linear_weight", classifier.dtype),
-        "target_dtype": _options.target_code(y.dtype),
-        "has_bias": linear_bias is not None,
-        "has_temperature": of_rows,
-        "targets_per_row": y.shape[-1] if several else 0,
-    }
-    bias = None if linear_bias is None else _operand(linear_bias)
-    _options.check_float64(np.float64, hidden, classifier, bias)
-    if bias is not None:
-        spec["bias_dtype"] = _options.float_code("linear_bias", bias.dtype)
-        arrays["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype, "V")
-    if of_rows:
-        meaning = "one for each row, or a number" if several else "that of target, or a number"
-        arrays["temperature"] = _vector("temperature", temperature, shape, stats, meaning)
-    return spec, arrays, stats
-
-
-class _Run:
-    """One problem: a forward pass, both in one, or forward and then backward with reduction "none"."""
+class _Call:
+    """The passes of one call: its arrays by the library's names, and its options. several: targets a row."""
 
     def __init__(
         self,
-        spec: dict[str, Any],
-        arrays: dict[str, NDArray[Any]],
-        out: dict[str, NDArray[Any]],
-        draw: dict[str, NDArray[Any]],
-        threads: int,
-        backend: str | None,
-        target_name: str = "target",
+        function: str,
+        x: NDArray[Any],
+        c: NDArray[Any],
+        y: NDArray[Any],
+        o: dict[str, Any],
+        several: bool,
+        k: int = 0,
     ) -> None:
-        self.spec, self.arrays, self.out, self.draw = spec, arrays, out, draw
-        self.threads, self.backend = threads, backend
-        self.target_name = target_name  # in messages
+        shape, bias, temperature = x.shape[:-1], o["linear_bias"], o["temperature"]
+        of_rows = np.ndim(temperature) > 0
+        given = o | {"temperature": 1.0} if of_rows else o
+        self.options = _options.make_options(given, shape[-1] if shape else 1) | {"top_k": k}
+        self.function, self.place = function, (o["threads"] or default_threads(), o["backend"])
+        self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "classifier": _row_major(c)}
+        self.read["targets"] = np.require(y, None, ["C", "A"])
+        self.stats = stats_of(x)
+        if self.options["num_items"] == 0:  # as an option, 0 is none
+            self.read["num_items"] = np.zeros((), self.stats)
+        _options.float_code("input", x.dtype)
+        _options.float_code("linear_weight", c.dtype)
+        _options.target_code(y.dtype)
+        bias = None if bias is None else _operand(bias)
+        _options.check_float64(np.float64, x, c, bias)
+        if bias is not None:
+            _options.float_code("linear_bias", bias.dtype)
+            self.read["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype, "V")
+        if of_rows:
+            self.add(
+                "temperature", temperature, shape, f"{'one for each row' if several else 'that of target'}, or a number"
+            )
 
-    def __call__(self, wanted: tuple[str, ...], upstream: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
-        if not wanted:
-            self._run(_options.FORWARD, self.arrays | self.out)
-            return {}
-        gradients, fields = self._gradients(wanted)
-        given = {} if upstream is None else {"grad_loss": upstream}
-        if self.spec["reduction"] != native.REDUCTIONS["none"]:
-            self._run(_options.FORWARD_BACKWARD, self.arrays | self.out | gradients | given | self.draw, fields)
-            return gradients | self.draw
-        if upstream is None:
-            given["grad_loss"] = np.ones_like(self.out["lse"])
-        draws = {"keeps_draws": bool(self.draw)}
-        fields |= draws
-        native.enough(lambda: self._planned(_options.FORWARD, draws), lambda: self._planned(_options.BACKWARD, fields))
-        kept = {"seed": self.draw["seed"], "draws": self._new_draws()} if self.draw else {}
-        self._run(_options.FORWARD, self.arrays | self.out | kept, draws)
-        saved = read_by_backward({name: (self.out | kept).get(name) for name in SAVED} | given)
-        self._run(_options.BACKWARD, self.arrays | saved | gradients | self.draw, fields)
-        return gradients | self.draw
+    def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
+        if values is not None:
+            self.read[tensor or name] = _vector(name, values, shape, self.stats, meaning)
 
-    def _new_draws(self) -> NDArray[np.uint8]:
-        """64-byte aligned memory for what a forward pass keeps of its draws."""
-        size = self._planned(_options.FORWARD, {"keeps_draws": True}).info.draws_bytes
-        raw = np.empty(size + 63, np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + size]
+    def gradients(self, flags: Flags, upstream: dict[str, NDArray[Any]], seed: Any, draw_stats: bool) -> dict[str, Any]:
+        """Gradients with the loss in one pass, or after it with reduction "none"."""
+        thins = self.options["gradient"] != "exact"
+        drawn = {"seed": _seed(seed)} if thins else {}
+        if self.options["reduction"] != "none":
+            return self.run(FORWARD_BACKWARD, upstream | drawn, flags._replace(want_draw_stats=draw_stats))
+        backward = Flags(*flags.wants(), keeps_draws=thins, want_draw_stats=draw_stats)
+        forward = flags.with_gradients(Wants())._replace(keeps_draws=thins)
+        forward = forward._replace(stats=_options.stats_of_rows((*flags.stats, "lse")))
+        upstream = upstream or {"grad_loss": np.ones(len(self.read["hidden"]), self.stats)}
+        later = upstream | drawn
+        native.enough(lambda: self._plan(FORWARD, drawn, forward), lambda: self._plan(BACKWARD, later, backward))
+        found = self.run(FORWARD, drawn, forward)
+        saved = read_by_backward({name: found.get(name) for name in SAVED} | upstream)
+        return found | self.run(BACKWARD, saved | drawn, backward)
 
-    def _gradients(self, wanted: tuple[str, ...]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        arrays: dict[str, NDArray[Any]] = {}
-        fields: dict[str, Any] = {}
-        for argument, name in zip(GRADIENTS, ("hidden", "classifier", "bias")):
-            if argument in wanted:
-                arrays[f"d_{name}"] = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
-                fields |= {f"want_d_{name}": True, f"d_{name}_dtype": self.spec[f"{name}_dtype"]}
-        return arrays, fields
+    def _plan(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> native.Plan:
+        return native.plan_of(spec_of(pass_, self.read | more, self.options, flags, self.function), *self.place)
 
-    def _planned(self, pass_: int, fields: dict[str, Any]) -> native.Plan:
-        return native.plan_of(native.Spec(**self.spec | {"pass_": pass_} | fields), self.threads, self.backend)
-
-    def _run(self, pass_: int, arrays: dict[str, NDArray[Any]], fields: dict[str, Any] | None = None) -> None:
-        plan = self._planned(pass_, fields or {})
+    def run(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> dict[str, NDArray[Any]]:
+        """One pass, over more than the call's own arrays."""
+        read = self.read | more
+        plan = self._plan(pass_, more, flags)
+        found = {
+            name: _aligned(plan.info.draws_bytes) if name == "draws" else np.empty(shape, dtype)
+            for name, (shape, dtype, _) in results(pass_, read, self.options, flags, self.function).items()
+        }
         buffers: Any = native.schema().buffers()
-        for name, array in arrays.items():
-            setattr(buffers, name, array.ctypes.data)
+        for name, array in (read | found).items():
+            if name != "counts":
+                setattr(buffers, name, array.ctypes.data)
+        if "counts" in found:
+            found["counts"][:] = 0
+            buffers.valid_count = found["counts"][1:].ctypes.data
+            if "argmax" in flags.stats:
+                buffers.correct_count = found["counts"].ctypes.data
         for name in ("hidden", "classifier"):
-            array = arrays[name]
-            stride = array.strides[0] // array.itemsize if array.shape[0] > 1 else 0
-            setattr(buffers, f"{name}_stride", stride)
+            rows = read[name]
+            setattr(buffers, f"{name}_stride", rows.strides[0] // rows.itemsize if len(rows) > 1 else 0)
         try:
             native.run_on_host(plan, buffers)
         except InvalidTargetError as error:
-            shape = arrays["targets"].shape
-            raise _options.named_target(error, shape, self.target_name) from None
+            raise _options.named_target(
+                error, read["targets"].shape, _options.FUNCTIONS[self.function].targets
+            ) from None
+        return found
 
 
-def _draw(
-    seed: int | np.random.Generator | None, names: tuple[str, ...], tokens: int, stats: Any
-) -> dict[str, NDArray[Any]]:
-    """The seed as a scalar to read, and arrays for the statistics of the draw."""
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """64-byte aligned memory for what a forward pass keeps of its draws."""
+    raw = np.empty(size + 63, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:
+    """A scalar to read."""
     if seed is None:
         seed = int(np.random.randint(_options.SEED_RANGE))
     elif isinstance(seed, np.random.Generator):
         seed = int(seed.integers(_options.SEED_RANGE))
-    found: dict[str, NDArray[Any]] = {"seed": np.asarray(seed, np.int64)}
-    for name, dtype in zip(_options.DRAW_STATS, (np.int32, stats)):
-        if name in names:
-            found[name] = np.zeros(tokens, dtype)
-    return found
+    return np.asarray(seed, np.int64)
 
 
 def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[str, ...]:
@@ -414,11 +394,3 @@ def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[
         if name not in possible:
             raise ValueError(f"gradients: expected names out of {', '.join(possible)}, got {name!r}")
     return tuple(gradients)
-
-
-def _outputs(tokens: int, stats: Any, reduction: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Arrays of a forward pass; those that a later backward pass reads are always among them."""
-    out = {"loss": np.zeros((tokens,) if reduction == "none" else (), stats)}
-    out |= {name: np.zeros(tokens, stats) for name in LSE}
-    out |= {s.name: np.zeros(tokens, s.dtype or stats) for s in _options.STATISTICS if s.name in names}
-    return out | {name: np.zeros((), np.int64) for name in _options.COUNTS if name in names}

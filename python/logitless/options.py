@@ -218,7 +218,6 @@ class Statistic(NamedTuple):
 
     name: str  # of return_stats, and of the tensor in tensors.def
     dtype: str = ""  # of its array; "": that of the loss
-    want: str = ""  # the flag of native.Spec that it needs; "": none
     differentiable: bool = False  # then there is a tensor grad_<name>
     is_default: bool = False  # whether return_stats=True asks for it
 
@@ -226,15 +225,15 @@ class Statistic(NamedTuple):
 STATISTICS = (
     Statistic("nll", differentiable=True, is_default=True),
     Statistic("lse", differentiable=True, is_default=True),
-    Statistic("entropy", want="want_entropy", differentiable=True, is_default=True),
-    Statistic("argmax", dtype="int64", want="want_argmax", is_default=True),
+    Statistic("entropy", differentiable=True, is_default=True),
+    Statistic("argmax", dtype="int64", is_default=True),
     Statistic("target_logit", differentiable=True),
-    Statistic("mean_logit", want="want_mean_logit"),
-    Statistic("log_sum_sq_probs", want="want_log_sum_sq_probs"),
-    Statistic("is_top1", dtype="bool", want="want_argmax"),
+    Statistic("mean_logit"),
+    Statistic("log_sum_sq_probs"),
+    Statistic("is_top1", dtype="bool"),
     Statistic("max_logit"),
 )
-COUNTS = {"correct_count": "want_argmax", "valid_count": ""}  # scalars, and the flags that they need
+COUNTS = ("correct_count", "valid_count")  # scalars; the former wants argmax, too
 DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
 
 OF_ROWS = tuple(statistic.name for statistic in STATISTICS)
@@ -249,14 +248,6 @@ def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
     """Those of rows among them, in the order of the list."""
     asked = set(names)
     return tuple(name for name in OF_ROWS if name in asked)
-
-
-def stat_flags(names: Iterable[str]) -> tuple[str, ...]:
-    """The flags of native.Spec that statistics need."""
-    asked = set(names)
-    flags = {statistic.want for statistic in STATISTICS if statistic.name in asked}
-    flags |= {want for name, want in COUNTS.items() if name in asked}
-    return tuple(sorted(flags - {""}))
 
 
 # ---- what is asked of a pass

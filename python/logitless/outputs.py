@@ -80,7 +80,7 @@ def _collected(
     asked: dict[str, Tensor] = {}
     for name in names:
         if name in _options.COUNTS:
-            asked[name] = found["counts"][tuple(_options.COUNTS).index(name)]
+            asked[name] = found["counts"][_options.COUNTS.index(name)]
         else:
             value = found[name].reshape(rows)
             asked[name] = value if differentiable else value.detach()

@@ -9,7 +9,6 @@ caller's shape, or of N x K with a target_weight [N, K].
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
@@ -25,6 +24,7 @@ from . import options as _options
 from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
 from .options import Flags, Wants, read_by_backward
+from .passes import Result, spec_of, writes
 
 # Names of tensors, in Inputs and in the library, that are others for the caller.
 _ARGUMENTS = {
@@ -70,56 +70,6 @@ def stats_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-class Result(NamedTuple):
-    """A tensor that a pass returns."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str = ""  # "": that of hidden
-
-
-GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
-
-
-def results(
-    pass_: int, inputs: Inputs, options: Mapping[str, Any], flags: Flags, function: str, draws_bytes: int = 0
-) -> dict[str, Result]:
-    """Tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax.
-
-    The gradient of the weight is among them also where it is added to main_grad, which is not known here.
-    """
-    hidden, weight, bias = inputs.hidden, inputs.weight, inputs.bias
-    rows, stats = (hidden.shape[0],), stats_dtype(hidden)
-    found: dict[str, Result] = {}
-    if pass_ != _options.BACKWARD:
-        if function != "linear_top_k":
-            found["loss"] = Result(rows if options["reduction"] == "none" else (), stats)
-        for statistic in _options.STATISTICS:
-            if statistic.name in flags.stats:
-                found[statistic.name] = Result(rows, getattr(torch, statistic.dtype) if statistic.dtype else stats)
-        if flags.want_counts:
-            found["counts"] = Result((2,), torch.int64)
-        columns = options["top_k"] or inputs.target.shape[-1] if _options.FUNCTIONS[function].tells else 0
-        for name in _options.FUNCTIONS[function].tells:
-            found[name] = Result((*rows, columns), torch.int64 if name == "top_ids" else stats)
-    if pass_ == _options.FORWARD:
-        if "lse" in flags.stats:
-            found["lse_low"] = Result(rows, stats)
-        if flags.keeps_draws:
-            found["draws"] = Result((draws_bytes,), torch.uint8)
-        return found
-    if flags.want_draw_stats:
-        found |= {"kept_count": Result(rows, torch.int32), "draw_variance": Result(rows, stats)}
-    gradients = (
-        Result(tuple(hidden.shape), hidden.dtype),
-        Result(tuple(weight.shape), weight.dtype),
-        Result(tuple(weight.shape[:1]), hidden.dtype if bias is None else bias.dtype),
-        Result((), stats),
-        Result((), stats),
-    )
-    return found | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
-
-
 _READ = (  # by Inputs' order
     "hidden",
     "classifier",
@@ -130,6 +80,11 @@ _READ = (  # by Inputs' order
     "temperature",
     "target_weight",
 )
+
+
+def named(inputs: Inputs) -> dict[str, Tensor]:
+    """By the library's names, but for scalars."""
+    return {name: tensor for name, tensor in zip(_READ, inputs) if tensor is not None}
 
 
 def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
@@ -290,66 +245,22 @@ def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
     if device.type == "cpu":
         return native.plan_of(spec, torch.get_num_threads())
     name = _asked()
-    spec = dataclasses.replace(spec, allow_tf32=_allows_tf32())
+    spec = spec.with_options(allow_tf32=_allows_tf32())
     with torch.cuda.device(device):
         return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
 
-def _d_bias_dtype(hidden: Tensor, bias: Tensor, flags: Flags) -> torch.dtype:
-    return stats_dtype(hidden) if flags.want_d_temperature else bias.dtype
-
-
-def spec_of(
-    pass_: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any], flags: Flags, unaligned: bool
-) -> native.Spec:
-    """The problem of tensors that are there; they may be fake ones, whose sizes become constants."""
-    hidden, weight, bias = tensors["hidden"], tensors["classifier"], tensors.get("bias")
-    fields: dict[str, Any] = dict(options)
-    fields |= {name: int(fields[name]) for name in _options.INTEGERS}
-    if pass_ != _options.FORWARD:
-        into = tensors.get("d_classifier")
-        fields |= {
-            "d_hidden_dtype": CODES[stats_dtype(hidden) if flags.learns_numbers() else hidden.dtype],
-            "d_classifier_dtype": CODES[weight.dtype if into is None else into.dtype],
-            "d_bias_dtype": _options.F32 if bias is None else CODES[_d_bias_dtype(hidden, bias, flags)],
-            "accumulate_d_classifier": into is not None,
-        }
-    return native.Spec(
-        **fields
-        | {
-            "reduction": native.REDUCTIONS[options["reduction"]],
-            "gradient": native.GRADIENTS[options["gradient"]],
-            "num_items": options["num_items"] or 0.0,
-        },
-        pass_=pass_,
-        tokens=int(hidden.shape[0]),
-        vocab=int(weight.shape[0]),
-        hidden=int(hidden.shape[1]),
-        hidden_dtype=CODES[hidden.dtype],
-        classifier_dtype=CODES[weight.dtype],
-        bias_dtype=_options.F32 if bias is None else CODES[bias.dtype],
-        target_dtype=CODES[tensors["targets"].dtype],
-        has_bias=bias is not None,
-        has_class_weight="class_weight" in tensors,
-        has_token_weight="token_weight" in tensors,
-        has_temperature="temperature" in tensors,
-        targets_per_row=int(tensors["target_weight"].shape[1]) if "target_weight" in tensors else 0,
-        want_d_hidden=flags.want_d_hidden or flags.learns_numbers(),
-        want_d_classifier=flags.want_d_weight,
-        want_d_bias=flags.want_d_bias or (flags.want_d_temperature and bias is not None),
-        flags=(
-            *_options.stat_flags(flags.stats),
-            *(f"has_{name}" for name in _options.STAT_GRADIENTS if name in tensors),
-        ),
-        unaligned_rows=unaligned,
-        keeps_draws=flags.keeps_draws or "draws" in tensors,
-    )
-
-
 def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
-    tensors = {name: tensor for name, tensor in zip(_READ, inputs) if tensor is not None}
-    spec = spec_of(_options.FORWARD, tensors, options | {"num_items": None}, flags.with_gradients(Wants()), False)
+    flags = flags.with_gradients(Wants())
+    spec = spec_of(
+        _options.FORWARD,
+        named(inputs),
+        options | {"num_items": None},
+        flags,
+        "linear_cross_entropy",
+        unaligned_rows=False,
+    )
     return plan_on(spec, inputs.hidden.device).info.draws_bytes
 
 
@@ -410,8 +321,7 @@ class Run:
         self.pass_, self.flags, self.device = pass_, flags, hidden.device
         self._targets_name = _options.FUNCTIONS[function].targets  # in messages
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
-        adds = "d_classifier" in tensors
-        spec = spec_of(pass_, tensors, options, flags, are_unaligned(hidden, weight))
+        spec = spec_of(pass_, tensors, options, flags, function, unaligned_rows=are_unaligned(hidden, weight))
         self.plan = plan_on(self._specified(spec), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
         if pass_ == _options.BACKWARD and draws != self.plan.info.draws_bytes:
@@ -422,25 +332,19 @@ class Run:
         self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _options.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
-        bias = tensors.get("bias")
-        inputs = Inputs(hidden, weight, tensors["targets"], bias, *[None] * (len(Inputs._fields) - 4))
-        returned = results(pass_, inputs, options, flags, function, self.plan.info.draws_bytes)
-        for name in ("d_scale", "d_temperature"):  # made of d_hidden and d_bias, not rounded yet
-            returned.pop(name, None)
-        if flags.learns_numbers():
-            returned["d_hidden"] = Result(tuple(hidden.shape), stats_dtype(hidden))
-        if flags.want_d_temperature and bias is not None:
-            returned["d_bias"] = Result(tuple(bias.shape), stats_dtype(hidden))
-        if adds:
-            returned.pop("d_classifier", None)
-        self._has_counts = returned.pop("counts", None) is not None
-        self._writes = [(name, allocator(shape, dtype, self.device)) for name, (shape, dtype, _) in returned.items()]
+        written = writes(pass_, tensors, options, flags, function)
+        if "draws" in written:
+            written["draws"] = Result((self.plan.info.draws_bytes,), "uint8")
+        self._writes = [
+            (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
+        ]
+        self._has_counts = flags.want_counts and pass_ != _options.BACKWARD
         one_target = "target_weight" not in tensors
-        self._has_correct_count = one_target and "want_argmax" in _options.stat_flags(flags.stats)
+        self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
         buffers: Any = native.schema().buffers()
         buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
-        if adds:
+        if "d_classifier" in tensors:
             buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
         self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
 
@@ -538,7 +442,8 @@ def find_forward(
     if main_grad is not None and wants.weight:
         given["d_classifier"] = main_grad
     gradients = Flags(*wants)._replace(keeps_draws=flags.keeps_draws)
-    spec = spec_of(_options.BACKWARD, tensors | given, options, gradients, are_unaligned(hidden, weight))
+    unaligned = are_unaligned(hidden, weight)
+    spec = spec_of(_options.BACKWARD, tensors | given, options, gradients, function, unaligned_rows=unaligned)
     found: list[Any] = native.enough(run, lambda: plan_on(spec, hidden.device))
     return found[0]  # type: ignore[no-any-return]
 

@@ -21,9 +21,9 @@ CONSTANTS = {
     "LOGITLESS_F64": _options.F64,
     "LOGITLESS_I32": _options.I32,
     "LOGITLESS_I64": _options.I64,
-    "LOGITLESS_REDUCTION_NONE": native.REDUCTIONS["none"],
-    "LOGITLESS_REDUCTION_SUM": native.REDUCTIONS["sum"],
-    "LOGITLESS_REDUCTION_MEAN": native.REDUCTIONS["mean"],
+    "LOGITLESS_REDUCTION_NONE": _options.REDUCTIONS.index("none"),
+    "LOGITLESS_REDUCTION_SUM": _options.REDUCTIONS.index("sum"),
+    "LOGITLESS_REDUCTION_MEAN": _options.REDUCTIONS.index("mean"),
     "LOGITLESS_FORWARD": _options.FORWARD,
     "LOGITLESS_BACKWARD": _options.BACKWARD,
     "LOGITLESS_FORWARD_BACKWARD": _options.FORWARD_BACKWARD,
@@ -112,7 +112,7 @@ def test_buffers_are_the_array_that_a_run_takes(header_view):
 
 
 def test_errors_are_data():
-    spec = native.Spec(_options.FORWARD, 4, 5, 6, label_smoothing=2.0)
+    spec = native.spec((4, 5, 6), {"hidden": 0, "classifier": 0, "targets": _options.I64}, label_smoothing=2.0)
     with pytest.raises(errors.InvalidArgumentError) as refusal:
         native.Plan(spec, 1)
     error = refusal.value

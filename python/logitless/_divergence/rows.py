@@ -67,8 +67,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _run(stage: int, products: Products, biases: Biases, options: Options, **more: Any) -> None:
     student, teacher = products
-    given: Any = native.make("logitless_divergence")
-    given.stage, given.dtype = stage, CODES[student.dtype]
+    given: Any = native.Divergence(stage=stage, dtype=CODES[student.dtype])
     given.rows, given.columns = student.shape
     given.student, given.student_stride = student.data_ptr(), student.stride(0)
     given.teacher, given.teacher_stride = teacher.data_ptr(), teacher.stride(0)

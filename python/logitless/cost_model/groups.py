@@ -93,12 +93,16 @@ def group_cost(
     if not 1 <= ranks <= vocab:
         raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
     shard = -(-vocab // ranks)
-    spec = native.Spec(
-        _options.FORWARD_BACKWARD, tokens, shard, hidden, hidden_dtype=_options.BF16, classifier_dtype=_options.BF16,
-        d_hidden_dtype=_options.BF16, d_classifier_dtype=_options.BF16, want_d_hidden=True, want_d_classifier=True,
-        vocab_total=vocab, group_size=ranks, group_vocab=shard,
+    names = ("hidden", "classifier", "d_hidden", "d_classifier")
+    spec = native.spec(
+        (tokens, shard, hidden),
+        dict.fromkeys(names, _options.BF16) | {"targets": _options.I64},
+        pass_=_options.FORWARD_BACKWARD,
+        vocab_total=vocab,
+        group_size=ranks,
+        group_vocab=shard,
         max_workspace_bytes=_options.budget(max_workspace_bytes),
-    )  # fmt: skip
+    )
     plan = native.plan_of(spec, 0, None, device).info
     size = 2.0 * tokens * hidden
     statistics = plan.gathers * exchange_seconds(ranks, plan.gathered_bytes / max(plan.gathers, 1))

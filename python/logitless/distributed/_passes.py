@@ -13,15 +13,15 @@ from .. import options as _options
 from ..autograd import GroupPasses, Pass, set_group_passes
 from ..call import Ranks
 from ..errors import InvalidArgumentError
-from ..options import LSE, Flags, Wants
+from ..options import LSE, Flags, Wants, name_of
+from ..passes import Result, results
 from ..run import (
     Inputs,
-    Result,
     Tensors,
     check_own_memory,
+    named,
     read_later,
     readable,
-    results,
     rows_are_aligned,
     stats_dtype,
 )
@@ -32,16 +32,16 @@ from ._run import Local, add_up, find, find_on_all, gathered
 
 
 def results_of(asked: Pass, inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Result]:
-    """As run.results: rows of all tokens, the gradient of input as it is given, and a Shard in the
+    """As passes.results: rows of all tokens, the gradient of input as it is given, and a Shard in the
     place of draws, which a backward pass reads."""
     hidden, ranks = inputs.hidden, asked.ranks
     assert ranks is not None
     every = inputs._replace(hidden=hidden.new_empty((ranks.tokens(inputs), hidden.shape[1]), device="meta"))
-    found = results(asked.kind, every, options, asked.flags, asked.function)
+    found = results(asked.kind, named(every), options, asked.flags, asked.function)
     if "d_hidden" in found:
-        found["d_hidden"] = Result(tuple(hidden.shape), hidden.dtype)
+        found["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
     if asked.kind == _options.FORWARD:
-        found["draws"] = Result((SHARD_SIZE,), torch.int64, "cpu")
+        found["draws"] = Result((SHARD_SIZE,), "int64", "cpu")
     return found
 
 

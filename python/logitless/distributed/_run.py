@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ class _Exchange:
         self._group, self._shard, self._workspace, self._written = group, shard, workspace, written
         self.error: BaseException | None = None
         self._callbacks = native.ALL_GATHER(self._all_gather), native.ALL_REDUCE(self._all_reduce)
-        self.communicator: Any = native.make("logitless_communicator")
+        self.communicator: Any = native.Communicator()
         self.communicator.rank, self.communicator.size = shard.rank, shard.ranks
         self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
 
@@ -80,8 +79,7 @@ class GroupRun(Run):
 
     def _specified(self, spec: native.Spec) -> native.Spec:
         shard = self._shard
-        return dataclasses.replace(
-            spec,
+        return spec.with_options(
             vocab_start=shard.start,
             vocab_total=shard.total,
             group_size=shard.ranks,

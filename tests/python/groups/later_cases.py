@@ -21,10 +21,11 @@ LATER = {"reduction": "none"}
 
 def least_budget(pass_, ranks, threads=1):
     """Of a float32 head whose shards have VOCAB rows each."""
-    gradients = {} if pass_ == _options.FORWARD else {"want_d_hidden": True, "want_d_classifier": True}
-    spec = native.Spec(
-        pass_, TOKENS, VOCAB, HIDDEN, reduction=native.REDUCTIONS["none"], group_size=ranks.size, group_vocab=VOCAB,
-        vocab_total=VOCAB * ranks.size, max_workspace_bytes=1, **gradients,
+    gradients = () if pass_ == _options.FORWARD else ("d_hidden", "d_classifier")
+    tensors = dict.fromkeys(("hidden", "classifier", *gradients), _options.F32) | {"targets": _options.I64}
+    spec = native.spec(
+        (TOKENS, VOCAB, HIDDEN), tensors, pass_=pass_, reduction="none", group_size=ranks.size, group_vocab=VOCAB,
+        vocab_total=VOCAB * ranks.size, max_workspace_bytes=1,
     )  # fmt: skip
     with pytest.raises(logitless.BudgetTooSmallError) as caught:
         native.Plan(spec, threads)

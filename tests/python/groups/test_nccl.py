@@ -25,7 +25,7 @@ def nccl():
 def communicator(nccl):
     of_nccl, device = ctypes.c_void_p(), ctypes.c_int(0)
     assert nccl.ncclCommInitAll(ctypes.byref(of_nccl), 1, ctypes.byref(device)) == 0
-    made = native.make("logitless_communicator")
+    made = native.Communicator(size=1)
     native.check(native.library().logitless_communicator_from_nccl(of_nccl, ctypes.byref(made)))
     yield made
     assert nccl.ncclCommDestroy(of_nccl) == 0

@@ -1,0 +1,101 @@
+"""What a pass reads and writes, and its plan: of tensors of PyTorch or arrays of numpy, by the names of tensors.def."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from . import native
+from . import options as _options
+from .options import BACKWARD, FORWARD, LSE, Flags, name_of
+
+GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
+_CODES = _options.FLOATS | _options.INTEGER_DTYPES
+
+
+class Result(NamedTuple):
+    """An array that a pass returns."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = ""  # "": that of hidden
+
+
+def stats_of(hidden: Any) -> str:
+    """The dtype of losses, statistics and weights of rows and classes."""
+    return "float64" if name_of(hidden.dtype) == "float64" else "float32"
+
+
+def results(
+    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str, draws_bytes: int = 0
+) -> dict[str, Result]:
+    """What a pass returns. counts holds correct and valid rows, the former 0 without argmax.
+
+    The gradient of the weight is among them also where it is added to main_grad, which is not known here.
+    """
+    hidden, weight, bias = read["hidden"], read["classifier"], read.get("bias")
+    rows, stats = (hidden.shape[0],), stats_of(hidden)
+    found: dict[str, Result] = {}
+    if pass_ != BACKWARD:
+        if function != "linear_top_k":
+            found["loss"] = Result(rows if options["reduction"] == "none" else (), stats)
+        for statistic in _options.STATISTICS:
+            if statistic.name in flags.stats:
+                found[statistic.name] = Result(rows, statistic.dtype or stats)
+        if flags.want_counts:
+            found["counts"] = Result((2,), "int64")
+        for name in _options.FUNCTIONS[function].tells:
+            columns = options["top_k"] or read["targets"].shape[-1]
+            found[name] = Result((*rows, columns), "int64" if name == "top_ids" else stats)
+    if pass_ == FORWARD:
+        if "lse" in flags.stats:
+            found["lse_low"] = Result(rows, stats)
+        if flags.keeps_draws:
+            found["draws"] = Result((draws_bytes,), "uint8")
+        return found
+    if flags.want_draw_stats:
+        found |= {"kept_count": Result(rows, "int32"), "draw_variance": Result(rows, stats)}
+    gradients = (
+        Result(tuple(hidden.shape), name_of(hidden.dtype)),
+        Result(tuple(weight.shape), name_of(weight.dtype)),
+        Result(tuple(weight.shape[:1]), name_of((hidden if bias is None else bias).dtype)),
+        Result((), stats),
+        Result((), stats),
+    )
+    return found | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
+
+
+def writes(
+    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str
+) -> dict[str, Result]:
+    """What the library writes; gradients of numbers are made of others, which are not rounded yet. A d_classifier that
+    is read is added to."""
+    found = results(pass_, read, options, flags, function)
+    hidden = read["hidden"]
+    if flags.learns_numbers():
+        found["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
+    if flags.want_d_temperature and "bias" in read:
+        found["d_bias"] = Result(tuple(read["bias"].shape), stats_of(hidden))
+    for name in ("counts", "d_scale", "d_temperature", *(["d_classifier"] if "d_classifier" in read else [])):
+        found.pop(name, None)
+    return found
+
+
+def spec_of(
+    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str, **more: Any
+) -> native.Spec:
+    """The problem of tensors that are there; they may be fake ones, whose sizes become constants. options: the resolved
+    ones; more: others of a plan."""
+    (tokens, hidden), (vocab, _) = read["hidden"].shape, read["classifier"].shape
+    given = {name: int(value) if name in _options.INTEGERS else value for name, value in options.items()}
+    given |= {"num_items": options["num_items"] or 0.0}
+    if "target_weight" in read:
+        given["targets_per_row"] = int(read["target_weight"].shape[1])
+    # An earlier pass made these, or will.
+    tensors = {name: name_of(array.dtype) for name, array in read.items() if name not in (*LSE, "entropy")}
+    tensors |= {name: result.dtype for name, result in writes(pass_, read, options, flags, function).items()}
+    if flags.keeps_draws:
+        tensors["draws"] = "uint8"
+    codes = {name: _CODES.get(dtype, 0) for name, dtype in tensors.items()}
+    added = ("d_classifier",) if "d_classifier" in read else ()
+    return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_, **given, **more)
