@@ -7,10 +7,11 @@ What a call does depends on its options and on the layouts of its tensors, not o
 
 from __future__ import annotations
 
+import collections
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,11 @@ from .errors import UnsupportedError
 from .native import Cache
 from .options import (
     COUNTS,
-    DEFAULT_THRESHOLD,
     DRAW_STATS,
     FLOATS,
     FLOATS_TEXT,
     INTEGERS_TEXT,
+    NUMBERS,
     Flags,
     Wants,
     check_sizes,
@@ -34,7 +35,7 @@ from .options import (
     dense_message,
     shape_text,
 )
-from .run import CODES, NUMBERS, Inputs, check_learned_scale, check_learned_temperature, place, stats_dtype
+from .run import CODES, Inputs, check_learned_scale, check_learned_temperature, place, stats_dtype
 
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
@@ -234,7 +235,7 @@ def check_linear(linear: nn.Module) -> None:
 # ---- options that are numbers, given as numbers or as tensors of one element
 
 _LEARNED = ("scale", "temperature")  # a tensor of one element may have a gradient
-_UNUSED = (0.0, 1.0, 0.0, 0.0, None, 1.0)  # of all but the threshold
+_UNUSED = _options.make_options(DEFAULTS, 1)
 
 
 def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
@@ -287,7 +288,8 @@ def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], T
     tensor = None
     if torch.compiler.is_compiling() and not all([_is_static(value) for value in values]):
         tensor = torch.stack([_as_tensor(value) for value in values])
-        values = [*_UNUSED, values[-1] if keeps_draws else DEFAULT_THRESHOLD]
+        unused = _UNUSED | ({"threshold": options["threshold"]} if keeps_draws else {})
+        values = [unused[name] for name in NUMBERS]
     others["numbers"] = [math.nan if value is None else value for value in values]
     return others, tensor
 
@@ -295,35 +297,41 @@ def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], T
 # ---- arguments
 
 
-class Arguments(NamedTuple):
-    """Tensors and what may be one; then options, which are no tensors once without_number_tensors has been called."""
+_GIVEN = "input linear_weight target linear_bias weight token_weight row_temperature target_weight main_grad".split()
+TENSORS = len(_GIVEN)  # tensors or None
+_FIELDS: dict[str, Any] = dict.fromkeys((*_GIVEN, "num_items", "seed"))
+FIRST_OPTION = len(_FIELDS)  # those before may be tensors
+_FIELDS |= {name: value for name, value in DEFAULTS.items() if name in _options.HEAD_OPTIONS and name not in _FIELDS}
+_FIELDS |= {"return_stats": False, "compute_dtype": _options.F32}
+_namedtuple: Any = collections.namedtuple  # of names that no type checker knows
+_Fields: Any = _namedtuple("_Fields", _FIELDS, defaults=list(_FIELDS.values())[3:])
 
+
+class Arguments(_Fields):  # type: ignore[misc]
+    """Tensors, what may be one, and the options of HeadOptions.
+
+    These are no tensors once without_number_tensors has been called.
+
+    Attributes:
+        row_temperature: a number for each row, in the place of temperature.
+        target_weight: of the target's shape, exactly where rows have several targets.
+        compute_dtype: to which products round float32 tensors; of logitless_dtype.
+    """
+
+    __slots__ = ()
     input: Tensor
     linear_weight: Tensor
     target: Tensor
-    linear_bias: Tensor | None = None
-    weight: Tensor | None = None
-    token_weight: Tensor | None = None
-    row_temperature: Tensor | None = None  # a number for each row, in the place of temperature
-    target_weight: Tensor | None = None  # of the target's shape, exactly where rows have several targets
-    main_grad: Tensor | None = None
-    num_items: Number | None = None
-    seed: Seed = None
-    reduction: str = DEFAULTS["reduction"]
-    ignore_index: int | None = DEFAULTS["ignore_index"]
-    label_smoothing: Number = DEFAULTS["label_smoothing"]
-    scale: Number = DEFAULTS["scale"]
-    softcap: Number | None = DEFAULTS["softcap"]
-    temperature: Number = DEFAULTS["temperature"]
-    z_loss: Number = DEFAULTS["z_loss"]
-    shift: int = DEFAULTS["shift"]
-    max_workspace_bytes: int | str | None = DEFAULTS["max_workspace_bytes"]
-    return_stats: bool | Sequence[str] = False
-    differentiable_stats: bool = DEFAULTS["differentiable_stats"]
-    gradient: str = DEFAULTS["gradient"]
-    threshold: Number = DEFAULTS["threshold"]
-    batch_invariant: bool = DEFAULTS["batch_invariant"]
-    compute_dtype: int = _options.F32  # to which products round float32 tensors; of logitless_dtype
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    token_weight: Tensor | None
+    row_temperature: Tensor | None
+    target_weight: Tensor | None
+    main_grad: Tensor | None
+    if TYPE_CHECKING:
+
+        def _replace(self, **fields: Any) -> Arguments: ...
+        def _asdict(self) -> dict[str, Any]: ...
 
     def rows(self) -> torch.Size:
         """The shape of what there is one for each row of."""
@@ -332,10 +340,6 @@ class Arguments(NamedTuple):
     def has_several_targets(self) -> bool:
         """Their weights tell it: a target with one dimension too many is a mistake."""
         return self.target_weight is not None and self.target.dim() == self.input.dim()
-
-
-TENSORS = Arguments._fields.index("num_items")  # those before are tensors or None
-FIRST_OPTION = Arguments._fields.index("reduction")
 
 
 class Learned(NamedTuple):
@@ -488,8 +492,7 @@ def learned(a: Arguments) -> Learned:
 
 def without_number_tensors(a: Arguments) -> Arguments:
     """Options that are numbers as numbers (where nothing is compiled), which waits for their devices."""
-    names = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
-    return a._replace(**{name: value(name, getattr(a, name)) for name in names})
+    return a._replace(**{name: value(name, getattr(a, name)) for name in _NUMBER_OPTIONS})
 
 
 def options_of(a: Arguments, rows: Sequence[int]) -> dict[str, Any]:
@@ -500,7 +503,7 @@ def options_of(a: Arguments, rows: Sequence[int]) -> dict[str, Any]:
     return _options.make_options(given, rows[-1] if rows else 1, a.compute_dtype)
 
 
-_OPTION_NAMES = tuple(name for name in DEFAULTS if name in (*_options.LOSS_OPTIONS, "num_items"))
+_OPTION_NAMES = (*_options.LOSS_OPTIONS, "num_items")
 
 
 def inputs_of(a: Arguments, learned: Learned) -> Inputs:
@@ -650,7 +653,7 @@ class Prepared(NamedTuple):
 _calls: Cache[Any, PreparedCall] = Cache(256)
 _SIMPLE = frozenset((type(None), bool, int, float, str, tuple))
 _INTEGER_OPTIONS = ("ignore_index", "shift", "max_workspace_bytes")
-_NUMBER_OPTIONS = ("label_smoothing", "scale", "softcap", "temperature", "z_loss", "threshold")
+_NUMBER_OPTIONS = tuple(name for name in NUMBERS if name != "num_items")
 
 
 def grad_mode() -> bool:
@@ -750,7 +753,7 @@ def _key(a: Arguments, learned: Learned, types: tuple[type, ...], *more: Any) ->
 
 
 def _tensors(a: Arguments) -> tuple[Tensor | None, ...]:
-    return a[:TENSORS]  # type: ignore[return-value]
+    return a[:TENSORS]  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:

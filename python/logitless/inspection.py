@@ -60,7 +60,7 @@ def default_threads() -> int:
     return torch.get_num_threads() if torch is not None else 0
 
 
-class PlanOptions(_options.Budget, total=False):
+class PlanOptions(_options.MethodOptions, total=False):
     """Options of a problem that is planned."""
 
     dtype: Any
@@ -70,9 +70,6 @@ class PlanOptions(_options.Budget, total=False):
     threads: int | None
     backend: str | None
     device: Any
-    gradient: str
-    threshold: float
-    batch_invariant: bool
     top_k: int
     targets_per_row: int
 
@@ -96,8 +93,7 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     o = {**_options.DEFAULTS, **_MORE, **given}
     gradients = o["gradients"]
     tokens, vocab, hidden = sizes
-    _options.check_gradient(o["gradient"])
-    _options.check_batch_invariant(o["batch_invariant"], o["gradient"])
+    _options.checked_method(o)
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")

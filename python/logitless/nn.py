@@ -42,10 +42,7 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
     if options["reduction"] not in _options.REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {options["reduction"]!r}')
-    _options.check_gradient(options["gradient"])
-    _options.checked_threshold(options["threshold"])
-    _options.check_batch_invariant(options["batch_invariant"], options["gradient"])
-    _options.budget(options["max_workspace_bytes"])
+    _options.checked_method(options)
     for name, value in options.items():
         setattr(module, name, value)
 
@@ -76,9 +73,8 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: None means -100.
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Logitless plans from ``max_workspace_bytes``.
-        scale, softcap, temperature, z_loss, shift, max_workspace_bytes, gradient, threshold, batch_invariant: as in
-            :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` as scale or temperature is learned with the
-            module.
+        scale, temperature: as in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the
+            module. The other options of the signature have the meanings of that function's.
 
     Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
     """
@@ -182,9 +178,8 @@ class FusedHead(nn.Linear):
         device: of the head.
         dtype: of the head: a torch.dtype, or a name such as "bf16".
         class_weight: ``weight`` of :func:`logitless.linear_cross_entropy`, ``[V]``; not in the state dict.
-        reduction, ignore_index, label_smoothing, softcap, z_loss, shift: as in :func:`logitless.linear_cross_entropy`.
-        scale, temperature: the same. A ``torch.nn.Parameter`` is learned with the head, and in its state dict.
-        max_workspace_bytes, gradient, threshold, batch_invariant: as in :func:`logitless.linear_cross_entropy`.
+        scale, temperature: as in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the
+            head, and in its state dict. The other options of the signature have the meanings of that function's.
     """
 
     class_weight: Tensor | None

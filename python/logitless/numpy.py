@@ -21,8 +21,9 @@ from .options import (
     FORWARD,
     FORWARD_BACKWARD,
     SAVED,
-    Budget,
     Flags,
+    ReductionOptions,
+    ScaleOptions,
     Wants,
     read_by_backward,
     shape_text,
@@ -45,36 +46,27 @@ __all__ = ["LinearCrossEntropyResult", "LinearTopK", "linear_cross_entropy", "li
 GRADIENTS = ("input", "linear_weight", "linear_bias")
 
 
-class LogitOptions(Budget, total=False):
+class TopKOptions(ScaleOptions, total=False):
     """As logitless.options, of arrays."""
 
     linear_bias: ArrayLike | None
-    scale: float
-    softcap: float | None
     temperature: ArrayLike
     threads: int
     backend: str | None
 
 
-class IdOptions(LogitOptions, total=False):
+class IdOptions(TopKOptions, total=False):
     ignore_index: int | None
 
 
-class LossOptions(IdOptions, total=False):
+class LossOptions(TopKOptions, ReductionOptions, total=False):
     weight: ArrayLike | None
-    reduction: str
-    label_smoothing: float
-    z_loss: float
     token_weight: ArrayLike | None
     target_weight: ArrayLike | None
     num_items: float | None
-    shift: int
     gradients: bool | Collection[str]
     grad_loss: ArrayLike | None
-    gradient: str
-    threshold: float
     seed: int | np.random.Generator | None
-    batch_invariant: bool
 
 
 _MORE: dict[str, Any] = {"gradients": False, "grad_loss": None, "threads": 0, "backend": None}
@@ -198,8 +190,8 @@ def linear_cross_entropy(
     )
 
 
-@takes(LogitOptions, **_MORE)
-def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: Unpack[LogitOptions]) -> LinearTopK:
+@takes(TopKOptions, **_MORE)
+def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
     """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them; arguments and
     results as of :func:`logitless.linear_top_k`.
 
@@ -208,7 +200,7 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
     """
-    o = _resolved("linear_top_k", LogitOptions, options)
+    o = _resolved("linear_top_k", TopKOptions, options)
     x, c = _operand(input), _operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
     _check_shapes(x, c, y, False)

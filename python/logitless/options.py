@@ -38,25 +38,39 @@ class Budget(TypedDict, total=False):
     max_workspace_bytes: int | str | None
 
 
-class LogitOptions(Budget, total=False):
-    """Options of logits."""
+class MethodOptions(Budget, total=False):
+    """How a loss and its gradients are computed."""
+
+    gradient: str
+    threshold: Number
+    batch_invariant: bool
+
+
+class ScaleOptions(Budget, total=False):
+    """Options of logits of which there is one for all rows."""
 
     scale: Number
     softcap: Number | None
+
+
+class LogitOptions(ScaleOptions, total=False):
+    """Options of logits."""
+
     temperature: Number
 
 
-class LossOptions(LogitOptions, total=False):
-    """Options of a loss, as modules keep them."""
+class ReductionOptions(ScaleOptions, MethodOptions, total=False):
+    """Options of a loss but the temperature, which may be an array of another kind."""
 
     reduction: str
     ignore_index: int | None
     label_smoothing: Number
     z_loss: Number
     shift: int
-    gradient: str
-    threshold: Number
-    batch_invariant: bool
+
+
+class LossOptions(ReductionOptions, LogitOptions, total=False):
+    """Options of a loss, as modules keep them."""
 
 
 class HeadOptions(LossOptions, total=False):
@@ -141,6 +155,12 @@ def names_of(options: type) -> frozenset[str]:
 
 LOSS_OPTIONS, HEAD_OPTIONS = names_of(LossOptions), names_of(HeadOptions)
 TOP_K_OPTIONS, ID_OPTIONS = names_of(TopKOptions), names_of(IdOptions)
+# Those that may be numbers of tensors, in the order of DEFAULTS.
+NUMBERS = tuple(
+    name
+    for name in DEFAULTS
+    if name in HEAD_OPTIONS and HeadOptions.__annotations__[name].__forward_arg__.startswith("Number")
+)
 
 
 def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> None:
@@ -418,19 +438,17 @@ def budget(value: int | str | None) -> int:
 def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
     """The options of a pass, checked: 0 for None but of num_items, of which 0 is a number."""
     reduction, gradient, batch_invariant = given["reduction"], given["gradient"], given["batch_invariant"]
-    ignore_index, softcap, num_items = given["ignore_index"], given["softcap"], given["num_items"]
+    ignore_index, num_items = given["ignore_index"], given["num_items"]
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
     check_gradient(gradient)
     check_batch_invariant(batch_invariant, gradient)
-    return {
+    found = {
+        name: 0.0 if given[name] is None and DEFAULTS[name] is None else number(name, given[name]) for name in NUMBERS
+    }
+    return found | {
         "reduction": reduction,
-        "ignore_index": -100 if ignore_index is None else integer("ignore_index", ignore_index),
-        "label_smoothing": number("label_smoothing", given["label_smoothing"]),
-        "scale": number("scale", given["scale"]),
-        "softcap": 0.0 if softcap is None else number("softcap", softcap),
-        "temperature": number("temperature", given["temperature"]),
-        "z_loss": number("z_loss", given["z_loss"]),
+        "ignore_index": DEFAULTS["ignore_index"] if ignore_index is None else integer("ignore_index", ignore_index),
         "num_items": None if num_items is None else checked_num_items(num_items, reduction),
         "shift": integer("shift", given["shift"]),
         "sequence_length": sequence_length,
@@ -440,6 +458,16 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
         "batch_invariant": batch_invariant,
         "compute_dtype": compute_dtype,
     }
+
+
+def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of MethodOptions, as they are given or by default."""
+    found = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
+    budget(found["max_workspace_bytes"])
+    check_gradient(found["gradient"])
+    checked_threshold(found["threshold"])
+    check_batch_invariant(found["batch_invariant"], found["gradient"])
+    return found
 
 
 def check_gradient(gradient: Any) -> None:

@@ -164,7 +164,6 @@ def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
 # ---- options that are numbers
 
 
-NUMBERS = ("label_smoothing", "scale", "softcap", "z_loss", "num_items", "temperature", "threshold")
 # The gradient of scale is <input, d_input> / scale: d_input, in float32, must not underflow.
 LEAST_LEARNED_SCALE = 2.0**-64
 
@@ -173,7 +172,7 @@ def joined(options: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
     """The options with their numbers by name: those of the tensor if there is one."""
     options = dict(options)
     numbers = options.pop("numbers")
-    options |= zip(NUMBERS, numbers if tensor is None else tensor.tolist())
+    options |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
     if math.isnan(options["num_items"]):
         options["num_items"] = None
     return options

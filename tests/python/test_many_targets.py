@@ -225,7 +225,7 @@ def test_the_operator():
     from logitless.options import DEFAULT_THRESHOLD, FORWARD, Flags
 
     leaves, ids, _ = problem((5,), 2)
-    numbers = [0.0, 1.0, 0.0, 0.0, float("nan"), 1.0, DEFAULT_THRESHOLD]
+    numbers = [0.0, 1.0, 0.0, 1.0, 0.0, float("nan"), DEFAULT_THRESHOLD]
     options = {"reduction": "sum", "gradient": "exact", "compute_dtype": 0, "batch_invariant": False}
     tensors = dict(zip(("hidden", "weight", "bias"), (leaf.detach() for leaf in leaves)))
     tensors |= {"target": ids, "target_weight": torch.ones(5, 2, dtype=torch.float64)}

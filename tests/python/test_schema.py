@@ -9,7 +9,7 @@ import logitless
 import logitless.numpy
 import pytest
 import torch
-from logitless import call, functional, inspection, nn
+from logitless import call, functional, inspection, native, nn
 from logitless import options as schema
 
 PACKAGE = Path(logitless.__file__).parent
@@ -22,7 +22,7 @@ UNPACK = {
     logitless.distributed.linear_log_probs: schema.IdOptions,
     logitless.numpy.linear_cross_entropy: logitless.numpy.LossOptions,
     logitless.numpy.linear_log_probs: logitless.numpy.IdOptions,
-    logitless.numpy.linear_top_k: logitless.numpy.LogitOptions,
+    logitless.numpy.linear_top_k: logitless.numpy.TopKOptions,
     inspection.plan: inspection.PlanOptions,
     inspection.plans: inspection.PlanOptions,
     nn.FusedHead.__init__: schema.LossOptions,
@@ -56,6 +56,18 @@ def test_arguments_have_the_defaults_of_the_schema():
     assert set(schema.HeadOptions.__annotations__) <= set(defaults)
     for name in set(defaults) & set(schema.DEFAULTS):
         assert defaults[name] == schema.DEFAULTS[name], name
+
+
+def test_defaults_and_ranges_are_the_librarys():
+    """None is what the library has for an option that is not given."""
+    known = native.schema().options
+    for name in schema.HEAD_OPTIONS & known.keys():
+        given = schema.make_options(schema.DEFAULTS, 1).get(name)
+        value = known[name]["values"].index(given) if "values" in known[name] else given or 0
+        assert value == known[name]["default"], name
+    assert list(schema.REDUCTIONS) == known["reduction"]["values"]
+    assert list(schema.GRADIENTS) == known["gradient"]["values"]
+    assert schema.MOST_TOP_K == known["top_k"]["highest"] and schema.MOST_TARGETS == known["targets_per_row"]["highest"]
 
 
 def test_an_unknown_option_is_refused_by_name():
@@ -120,7 +132,7 @@ def test_one_preparation():
 
 
 def test_an_option_is_declared_in_few_places():
-    """A field of the schema and of Arguments; and the clients that keep one of their own."""
+    """A field of the schema; and the clients that keep one of their own."""
     found = []
     for name, (_, tree) in modules().items():
         for node in ast.walk(tree):
@@ -128,4 +140,4 @@ def test_an_option_is_declared_in_few_places():
             declared = node.arg if isinstance(node, ast.arg) else getattr(target, "id", None)
             found += [name] if declared == "max_workspace_bytes" else []
     own = [n for n in found if not n.startswith(("logitless.transformers", "logitless.trl", "logitless.cost_model"))]
-    assert sorted(own) == ["logitless.call", "logitless.compat.torchtitan", "logitless.options"]
+    assert sorted(own) == ["logitless.compat.torchtitan", "logitless.options"]

@@ -7,19 +7,22 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from .. import options as _options
 from ..errors import UnsupportedError
+from ..options import MethodOptions, check_names, checked_method, names_of, takes
 from ._absent import without_logits
 from ._beside_trl import are_there, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
 from ._layer import KEY, parameter_names, shed, wear
 from ._logits import ROWS, Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
@@ -65,16 +68,14 @@ class _Open:
     aside: bool = False
 
 
+@takes(MethodOptions)
 def patch(
     model: Model,
     *,
-    max_workspace_bytes: int | str | None = None,
-    gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
-    batch_invariant: bool = False,
     check: bool = True,
     evaluate: bool = False,
     tp_mesh: Any = None,
+    **options: Unpack[MethodOptions],
 ) -> Model:
     """Makes a transformers model compute its loss, where it gets ``labels``, without the logits.
 
@@ -105,23 +106,15 @@ def patch(
         UnsupportedError: a head that is no plain linear layer; and in training, a transform of the logits that is not
             known, or a handshake that failed.
     """
-    _options.budget(max_workspace_bytes)
-    _options.check_gradient(gradient)
-    _options.checked_threshold(threshold)
-    _options.check_batch_invariant(batch_invariant, gradient)
+    check_names("patch", options, names_of(MethodOptions))
+    method = checked_method(options)
     target = _inner(model)
-    options = {
-        "max_workspace_bytes": max_workspace_bytes,
-        "gradient": gradient,
-        "threshold": threshold,
-        "batch_invariant": batch_invariant,
-    }
     owner = type(target).__name__
     if "labels" not in parameter_names(target.forward, target):
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
     warn_where_imported(owner, stacklevel=2)
-    target.__dict__[KEY] = _Patch(options, ROWS if check else 0, evaluate, tp_mesh)
+    target.__dict__[KEY] = _Patch(method, ROWS if check else 0, evaluate, tp_mesh)
     wear(target)
     return model
 

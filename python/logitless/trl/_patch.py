@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import options as _options
 from ..errors import UnsupportedError
+from ..options import MethodOptions, check_names, checked_method, names_of, takes
 from ._divergence import Divergences
 from ._log_probs import OUTPUTS, LogProbs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 KNOWN = ("1.16.0",)
 
@@ -49,13 +52,8 @@ _DIVERGENCE = _Replaced(
 _ALL = (_LOG_PROBS, _DIVERGENCE)
 
 
-def patch(
-    *,
-    max_workspace_bytes: int | str | None = None,
-    gradient: str = "exact",
-    threshold: float = _options.DEFAULT_THRESHOLD,
-    batch_invariant: bool = False,
-) -> None:
+@takes(MethodOptions)
+def patch(**options: Unpack[MethodOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 
     SFT, DPO, KTO, GRPO and RLOO call one function for the first two, Distillation another for divergences, and both are
@@ -70,20 +68,12 @@ def patch(
         ImportError: TRL is not installed.
         UnsupportedError: a version of TRL whose functions are not the known ones.
     """
-    options = {
-        "max_workspace_bytes": max_workspace_bytes,
-        "gradient": gradient,
-        "threshold": threshold,
-        "batch_invariant": batch_invariant,
-    }
-    _options.budget(max_workspace_bytes)
-    _options.check_gradient(gradient)
-    _options.checked_threshold(threshold)
-    _options.check_batch_invariant(batch_invariant, gradient)
+    check_names("patch", options, names_of(MethodOptions))
+    method = checked_method(options)
     known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
     for replaced, original in known:
         if original is not None:
-            _replace(replaced.found(), replaced.stand_in(original, options))
+            _replace(replaced.found(), replaced.stand_in(original, method))
 
 
 def unpatch() -> None:
