@@ -56,7 +56,18 @@ _PASS_NAMES = {
 }
 
 
-# ---- a group of ranks: logitless.distributed puts its passes here
+# ---- passes of others: logitless.distributed and logitless._divergence put theirs here
+
+
+class OtherPasses(NamedTuple):
+    """Of a function that the library has no pass for; tensors have names of their own."""
+
+    run: Callable[[Pass, Mapping[str, Tensor], Mapping[str, Any]], Tensors]
+    results: Callable[[Pass, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
+    flops: Callable[[Pass, Mapping[str, Any]], int]  # of the shapes of tensors
+
+
+other_passes: dict[str, OtherPasses] = {}  # by function
 
 
 class GroupPasses(NamedTuple):
@@ -85,7 +96,12 @@ def _execute(
     return run_pass(asked.kind, inputs, saved, main_grad, options, asked.flags, asked.function)
 
 
-def _results(asked: Pass, inputs: Inputs, options: Mapping[str, Any], draws_bytes: int) -> dict[str, Result]:
+def _results(
+    asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
+) -> dict[str, Result]:
+    if asked.function in other_passes:
+        return other_passes[asked.function].results(asked, given, options)
+    inputs = _inputs(given)
     if asked.ranks is not None:
         return _group_passes[0].results(asked, inputs, options)
     return results(asked.kind, named(inputs), options, asked.flags, asked.function, draws_bytes)
@@ -138,23 +154,28 @@ def _parsed(text: str) -> _Parsed:
 
 def _unpacked(
     tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str
-) -> tuple[Pass, Inputs, dict[str, Tensor], dict[str, Any]]:
-    """The pass, its inputs, what else it reads, and the options as they were given, numbers by their list."""
+) -> tuple[Pass, dict[str, Tensor], dict[str, Any]]:
+    """The pass, its tensors by name, and the options as they were given, numbers by their list."""
     asked, options, names = _parsed(text)
-    given = dict(zip(names, tensors, strict=True))
     whole = dict(zip(_INTEGERS, integers, strict=True))
     if asked.ranks is not None:
         ranks = asked.ranks._replace(vocab_start=int(whole["vocab_start"]), vocab_total=int(whole["vocab_total"]))
         asked = asked._replace(ranks=ranks)
-    fields = {name: given.pop(name, None) for name in Inputs._fields}
     options = {**options, "numbers": numbers, **{name: whole[name] for name in _options.INTEGERS}}
-    return asked, Inputs(**fields), given, options  # type: ignore[arg-type]
+    return asked, dict(zip(names, tensors, strict=True)), options
+
+
+def _inputs(given: Mapping[str, Any]) -> Inputs:
+    return Inputs(*map(given.get, Inputs._fields))  # type: ignore[arg-type]
 
 
 def _run(
     tensors: Sequence[Tensor], main_grad: Tensor | None, numbers: Sequence[float], integers: Sequence[Any], text: str
 ) -> dict[str, Tensor]:
-    asked, inputs, saved, options = _unpacked(tensors, numbers, integers, text)
+    asked, given, options = _unpacked(tensors, numbers, integers, text)
+    if asked.function in other_passes:
+        return other_passes[asked.function].run(asked, given, options)
+    inputs, saved = _inputs(given), {name: value for name, value in given.items() if name not in Inputs._fields}
     main_grad = saved.pop("main_grad", None) if main_grad is None else main_grad
     try:
         options = resolved(inputs, options)
@@ -166,22 +187,19 @@ def _run(
 
 
 def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
-    asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
+    asked, given, options = _unpacked(tensors, numbers, integers, text)
     # The planner says the size of draws: sizes that were symbols become constants of the graph.
     keeps = asked.flags.keeps_draws and asked.kind == _options.FORWARD
-    size = draws_size(inputs, joined(options, None), asked.flags) if keeps else 0
-    wanted = _results(asked, inputs, options, size)
-    own = inputs.hidden.device
+    size = draws_size(_inputs(given), joined(options, None), asked.flags) if keeps else 0
     return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or own)
-        for name, (shape, dtype, device) in wanted.items()
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or tensors[0].device)
+        for name, (shape, dtype, device) in _results(asked, given, options, size).items()
     }
 
 
 def _names(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> tuple[str, ...]:
     """Names of what the operator returns."""
-    asked, inputs, _, options = _unpacked(tensors, numbers, integers, text)
-    return tuple(_results(asked, inputs, options, 0))
+    return tuple(_results(*_unpacked(tensors, numbers, integers, text)))
 
 
 @torch.library.custom_op("logitless::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
@@ -229,9 +247,7 @@ def by_operator(
         found = torch.ops.logitless.run_into.default(values, main_grad, *rest)
         wants = asked.flags.wants()._replace(weight=False)
         return {name: found[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
-    inputs = Inputs(**{name: given.get(name) for name in Inputs._fields})  # type: ignore[arg-type]
-    names = tuple(_results(asked, inputs, options, 0))
-    return dict(zip(names, torch.ops.logitless.run.default(values, *rest)))
+    return dict(zip(_results(asked, given, options), torch.ops.logitless.run.default(values, *rest)))
 
 
 # ---- batches of upstream gradients: the rule of torch.vmap, and that of autograd.grad(is_grads_batched=True)
@@ -273,8 +289,11 @@ def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
 run.register_vmap(one_by_one(run))
 
 
-def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
-    """Computes for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
+def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
+    """Computes, for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
+    batched = [value for value in upstream.values() if is_batched(value)]
+    if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
+        return compute(upstream)
     # A device's backward thread has a count of its own, of 0, where that vmap is the only one.
     level = max(torch._C._vmapmode_increment_nesting() - 1, 1)
     torch._C._vmapmode_decrement_nesting()
@@ -297,7 +316,9 @@ def _for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, An
 
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
-    asked, options, _names = _parsed(rest[-1])
+    asked, options, names = _parsed(rest[-1])
+    if asked.function in other_passes:
+        return other_passes[asked.function].flops(asked, dict(zip(names, tensors)))
     tokens, size = tensors[0]
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
     wants, exact = asked.flags.wants(), options["gradient"] == "exact"
@@ -403,7 +424,7 @@ def refuse_double_backward(function: str = "linear_cross_entropy") -> None:
         )
 
 
-_NOTHING: list[Tensor | None] = [None] * len(GRADIENTS)
+NOTHING: list[Tensor | None] = [None] * len(GRADIENTS)
 
 
 class Head(torch.autograd.Function):
@@ -438,7 +459,7 @@ class Head(torch.autograd.Function):
         refuse_double_backward(call.function)
         if call.together:
             loss = upstream[0]
-            found = _NOTHING if loss is None else _scaled_saved(ctx.saved_tensors, loss, ctx.direct)
+            found = NOTHING if loss is None else scaled_saved(ctx.saved_tensors, loss, ctx.direct)
         else:
             found = _later(ctx, upstream)
         d_input, d_weight, d_bias, d_scale, d_temperature = found
@@ -479,7 +500,7 @@ def _later(ctx: Any, upstream: Sequence[Tensor | None]) -> list[Tensor | None]:
     if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
         asked, main_grad = asked._replace(flags=asked.flags._replace(want_d_weight=False)), None
     if not any(asked.flags.wants()) or all([gradient is None for gradient in upstream]):
-        return _NOTHING
+        return NOTHING
     given = dict(zip(call.outputs, upstream))
     lse: Any = kept["lse"]
     upstream_of_ids: Any = given.get("target_log_probs")
@@ -515,10 +536,7 @@ def _by_operator_later(
     def compute(upstream: dict[str, Any]) -> Found:
         return by_operator(asked, inputs._asdict() | upstream, options, main_grad)
 
-    batched: list[Any] = [v for v in (*saved.values(), inputs.target_weight) if is_batched(v)]
-    if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
-        return compute(saved)
-    return _for_each(compute, {**saved, "target_weight": inputs.target_weight})
+    return for_each(compute, {**saved, "target_weight": inputs.target_weight})
 
 
 # Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt.
@@ -553,7 +571,7 @@ def scaled_by_loss(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tens
     return [_product(gradient, factor) for gradient in gradients]  # traced, of a batch, or a view as a negated one
 
 
-def _scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
+def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
     *gradients, d_scale, d_temperature = saved
     there = [gradient for gradient in gradients if gradient is not None]
     left = iter(scaled_by_loss(there, loss) if direct else [_product(gradient, loss) for gradient in there])

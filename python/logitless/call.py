@@ -152,10 +152,10 @@ def _how_to_gather(name: str, tensor: Tensor) -> str:
     return text
 
 
-def check_devices(device: torch.device, tensors: dict[str, Tensor | None]) -> None:
+def check_devices(device: torch.device, tensors: dict[str, Tensor | None], of: str = "input") -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
-            raise ValueError(f"{name}: expected a tensor on {device}, as input is, got device {tensor.device}")
+            raise ValueError(f"{name}: expected a tensor on {device}, as {of} is, got device {tensor.device}")
 
 
 def check_float(name: str, tensor: Tensor) -> None:
@@ -183,31 +183,47 @@ def check_constant(name: str, tensor: Tensor, hint: str) -> None:
         raise ValueError(f"{name}: expected a tensor that does not require grad, got one that does ({hint})")
 
 
+def check_numbers(name: str, tensor: Tensor | None, shape: Sequence[int], meaning: str, constant: str) -> None:
+    """Real numbers without a gradient. constant: what to do for one."""
+    if tensor is not None:
+        check_tensor(name, tensor)
+        check_real(name, tensor)
+        check_shape(name, tensor, shape, meaning)
+        check_constant(name, tensor, constant)
+
+
+def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> None:
+    """Hidden states, weight and bias of a head, by the caller's names."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_tensor(name, tensor)
+            check_float(name, tensor)
+    (input_name, weight_name, bias_name), (input, weight, bias) = tensors, tensors.values()
+    assert input is not None and weight is not None
+    if weight.dim() != 2:
+        raise ValueError(f"{weight_name}: expected shape [V, D], got {shape_text(weight.shape)}")
+    check_sizes(weight.shape, least_vocab, weight_name)
+    if input.dim() < 1 or input.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{input_name}: expected shape [..., D] with D = {weight.shape[1]} of {weight_name}, "
+            f"got {shape_text(input.shape)}"
+        )
+    if bias is not None:
+        check_shape(bias_name, bias, weight.shape[:1], "V")
+
+
 def check_operands(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, *, least_vocab: int = 1
 ) -> None:
     """All of it but the shape of target."""
-    tensors = {"input": input, "linear_weight": linear_weight}
-    if linear_bias is not None:
-        tensors["linear_bias"] = linear_bias
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor)
-        check_float(name, tensor)
+    check_tensor("input", input)
     check_tensor("target", target)
     if target.dtype not in _INTEGERS:
         if target.dtype.is_floating_point and target.dim() == input.dim():
             raise TypeError(dense_message(target.dtype))
         check_integers("target", target)
-    if linear_weight.dim() != 2:
-        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(linear_weight.shape)}")
-    check_sizes(linear_weight.shape, least_vocab)
-    if input.dim() < 1 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"input: expected shape [..., D] with D = {linear_weight.shape[1]} of linear_weight, "
-            f"got {shape_text(input.shape)}"
-        )
-    if linear_bias is not None:
-        check_shape("linear_bias", linear_bias, linear_weight.shape[:1], "V")
+    tensors = {"input": input, "linear_weight": linear_weight, "linear_bias": linear_bias}
+    check_matrices(tensors, least_vocab)
 
 
 def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
@@ -393,18 +409,22 @@ def autocast(a: Arguments) -> Arguments:
 
     Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients at once.
     """
-    device, dtypes = a.input.device.type, (a.input.dtype, a.linear_weight.dtype)
-    if not torch.is_autocast_enabled(device) or torch.float64 in dtypes:
+    device = a.input.device.type
+    if not torch.is_autocast_enabled(device):
         return a
-    dtype = torch.get_autocast_dtype(device)
-    rounds = dtype in (torch.bfloat16, torch.float16) and torch.float32 in dtypes
+    (input, weight), compute_dtype = cast_by_autocast(a.input, a.linear_weight)
+    return a._replace(input=input, linear_weight=weight, compute_dtype=compute_dtype)
 
-    def cast(tensor: Tensor) -> Tensor:
-        is_cast = tensor.dtype in (torch.bfloat16, torch.float16) or (tensor.dtype == torch.float32 and not rounds)
-        return tensor.to(dtype) if is_cast else tensor
 
-    compute_dtype = CODES[dtype] if rounds else _options.F32
-    return a._replace(input=cast(a.input), linear_weight=cast(a.linear_weight), compute_dtype=compute_dtype)
+def cast_by_autocast(*operands: Tensor) -> tuple[list[Tensor], int]:
+    """Operands of products where autocast is on, and the dtype to which products round the float32 ones."""
+    dtypes = {tensor.dtype for tensor in operands}
+    if torch.float64 in dtypes:
+        return list(operands), _options.F32
+    dtype, halves = torch.get_autocast_dtype(operands[0].device.type), (torch.bfloat16, torch.float16)
+    rounds = dtype in halves and torch.float32 in dtypes
+    cast = [t.to(dtype) if t.dtype in halves or (t.dtype == torch.float32 and not rounds) else t for t in operands]
+    return cast, CODES[dtype] if rounds else _options.F32
 
 
 def check_seed(seed: Seed, device: torch.device) -> None:
@@ -438,7 +458,8 @@ def check_head(a: Arguments) -> None:
 def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
     """All others but options that are numbers; to be called with cast arguments. rows: the shape of what there is one
     for each row of; in_group: of ranks that hold the head together, whose class weights are of all."""
-    _options.check_float64(torch.float64, a.input, a.linear_weight, a.linear_bias)
+    operands = {"input": a.input, "linear_weight": a.linear_weight, "linear_bias": a.linear_bias}
+    _options.check_float64(torch.float64, operands)
     if a.weight is not None:
         check_tensor("weight", a.weight)
         check_real("weight", a.weight)
@@ -448,16 +469,9 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
             raise ValueError(f"weight: expected shape [V] of the whole vocabulary, got {shape_text(a.weight.shape)}")
         check_constant("weight", a.weight, "class weights have no gradient")
     of_rows = "one for each row" if a.has_several_targets() else "that of target"
-    if a.token_weight is not None:
-        check_tensor("token_weight", a.token_weight)
-        check_real("token_weight", a.token_weight)
-        check_shape("token_weight", a.token_weight, rows, of_rows)
-        check_constant("token_weight", a.token_weight, 'use reduction="none" and multiply')
-    if a.row_temperature is not None:
-        check_tensor("temperature", a.row_temperature)
-        check_real("temperature", a.row_temperature)
-        check_shape("temperature", a.row_temperature, rows, f"{of_rows}, or one element")
-        check_constant("temperature", a.row_temperature, "of one element it may, of one for each row it is a constant")
+    check_numbers("token_weight", a.token_weight, rows, of_rows, 'use reduction="none" and multiply')
+    hint = "of one element it may, of one for each row it is a constant"
+    check_numbers("temperature", a.row_temperature, rows, f"{of_rows}, or one element", hint)
     if a.has_several_targets():
         _options.check_several_targets(a.weight, a.gradient)
     if a.target_weight is not None:
@@ -466,10 +480,8 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
                 "target_weight: expected None with one target a row, got a tensor; the target of several has one more "
                 "dimension, and token_weight has weights of rows"
             )
-        check_tensor("target_weight", a.target_weight)
-        check_real("target_weight", a.target_weight)
-        check_shape("target_weight", a.target_weight, a.target.shape, "that of target")
-        check_constant("target_weight", a.target_weight, "use logitless.linear_log_probs and multiply")
+        hint = "use logitless.linear_log_probs and multiply"
+        check_numbers("target_weight", a.target_weight, a.target.shape, "that of target", hint)
     if isinstance(a.num_items, Tensor):
         if a.reduction != "mean":
             raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')

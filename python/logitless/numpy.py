@@ -301,7 +301,7 @@ class _Call:
         _options.float_code("linear_weight", c.dtype)
         _options.target_code(y.dtype)
         bias = None if bias is None else _operand(bias)
-        _options.check_float64(np.float64, x, c, bias)
+        _options.check_float64(np.float64, {"input": x, "linear_weight": c, "linear_bias": bias})
         if bias is not None:
             _options.float_code("linear_bias", bias.dtype)
             self.read["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype, "V")

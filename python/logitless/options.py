@@ -219,14 +219,15 @@ def target_code(dtype: Any, argument: str = "target") -> int:
     return code
 
 
-def check_float64(float64: Any, input: Any, linear_weight: Any, linear_bias: Any) -> None:
-    """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; a bias may be None."""
-    wide = input.dtype == float64
-    for name, operand in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
-        if operand is not None and (operand.dtype == float64) != wide:
+def check_float64(
+    float64: Any, operands: Mapping[str, Any], of: str = "of input, linear_weight and linear_bias"
+) -> None:
+    """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; None is left out."""
+    (first, like), *others = operands.items()
+    for name, operand in others:
+        if operand is not None and (operand.dtype == float64) != (like.dtype == float64):
             raise TypeError(
-                f"{name}: expected float64 for all of input, linear_weight and linear_bias or for none, "
-                f"got {operand.dtype} with input {input.dtype}"
+                f"{name}: expected float64 for all {of} or for none, got {operand.dtype} with {first} {like.dtype}"
             )
 
 
@@ -348,12 +349,12 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
-def check_sizes(shape: Sequence[int], least_vocab: int = 1) -> None:
-    """Checks the sizes of linear_weight, [V, D]."""
+def check_sizes(shape: Sequence[int], least_vocab: int = 1, name: str = "linear_weight") -> None:
+    """Checks the sizes of a head's weight, [V, D]."""
     vocab, columns = shape
     if vocab < least_vocab or columns < 1:
         raise InvalidArgumentError(
-            f"linear_weight: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(shape)}"
+            f"{name}: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(shape)}"
         )
 
 

@@ -9,7 +9,8 @@ import divergence_oracle as oracle
 import logitless
 import pytest
 import torch
-from logitless._divergence import gradients, passes, problem, sizes
+from logitless import autograd, options
+from logitless._divergence import _PLAIN, passes, problem, sizes
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -53,16 +54,14 @@ def test_compiled_for_all_sizes_and_numbers():
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("name", ["divergence", "divergence_with_gradient"])
-def test_opcheck(name):
-    t = oracle.make().leaves().values()
-    student, weight, bias, teacher, teacher_weight, teacher_bias = t
-    mask = torch.arange(7) != 3
-    args = (student, weight, bias, teacher, teacher_weight, teacher_bias, mask)
-    options = {"numbers": [0.5, 1.0, 1.0, 0.0, 1.0, 0.0], "max_workspace_bytes": 0, "compute_dtype": 0}
-    if name == "divergence_with_gradient":
-        args, options = (*args, torch.rand(7)), options | {"wants": [True] * 3}
-    torch.library.opcheck(getattr(torch.ops.logitless, name).default, args, options)
+@pytest.mark.parametrize("kind", [options.FORWARD, options.FORWARD_BACKWARD])
+def test_opcheck(kind):
+    given = dict(zip(problem.Heads._fields, (*oracle.make().leaves().values(), torch.arange(7) != 3)))
+    given = {name: tensor.detach() for name, tensor in given.items()} | {"row_weight": torch.rand(7)}
+    flags = options.Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True)
+    text = autograd._text(autograd.Pass(kind, flags, "linear_divergence"), _PLAIN, given)
+    numbers = [[0.5, 1.0, 1.0, 0.0, 1.0, 0.0], [_PLAIN[name] for name in options.INTEGERS] + [-1, -1]]
+    torch.library.opcheck(autograd.run, (list(given.values()), *numbers, text))
 
 
 def products_as_on_cuda(monkeypatch):
@@ -72,8 +71,7 @@ def products_as_on_cuda(monkeypatch):
         found = factor * (a.float() @ b.float())
         out.copy_(out + found if add else found)
 
-    for module in (passes, gradients):
-        monkeypatch.setattr(module, "multiply", multiply)
+    monkeypatch.setattr(passes, "multiply", multiply)
     monkeypatch.setattr(problem, "operand_dtype", lambda hidden, *_: hidden.dtype)
 
 

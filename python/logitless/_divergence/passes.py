@@ -1,17 +1,140 @@
-"""Values, gradients, or both at once, of rows of two heads, tile by tile."""
+"""Values, gradients, or both at once, of rows of two heads, tile by tile; and these as passes of the operator.
+
+A forward pass tells the divergence of each row and what gradients need. Flags say which gradients come later, for which
+the budget must be enough, too. A pass of both tells the sum of the rows' divergences times given weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..autograd import Found, OtherPasses, Pass, other_passes
+from ..options import BACKWARD, F32, FORWARD, Wants, name_of
+from ..passes import GRADIENTS, Result, stats_of
+from ..run import DTYPES
 from . import sizes
-from .gradients import Gradients, GradientSums, unit_of
-from .operands import Operand, multiply
-from .problem import Problem, Wants
-from .rows import Products, RowNumbers, write_gradient, write_values
+from .problem import Heads, Numbers, Operand, Problem, Products, RowNumbers, multiply, write_gradient, write_values
+
+SAVED = ("student_lse", "teacher_lse", "student_kl")
+
+
+class Gradients(NamedTuple):
+    """None where one is not wanted."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class Unit(NamedTuple):
+    """The power of two that upstream gradients are multiplied by before dz is rounded, and its inverse: scalars."""
+
+    factor: Tensor
+    inverse: Tensor
+
+
+def unit_of(dtype: torch.dtype, grad: Tensor) -> Unit | None:
+    """So that the largest of ``grad`` is in [16, 32) where dz is rounded to float16; None where it is not.
+
+    Probabilities down to 2^-18 are normal numbers then, and dz is finite up to 2,000 times the upstream gradient.
+    """
+    if dtype != torch.float16 or grad.numel() == 0:
+        return None
+    largest = grad.abs().amax()
+    exponent = 5 - torch.frexp(largest).exponent.clamp(-90, 90)
+    exponent = torch.where(largest.isfinite() & (largest > 0), exponent, 0)
+    one = torch.ones_like(largest)
+    return Unit(torch.ldexp(one, exponent), torch.ldexp(one, -exponent))
+
+
+class _RowSums:
+    """A gradient that is added up a range of its rows after the other, in a buffer unless it is of the sums' dtype.
+
+    Args:
+        gradient: what is to be written, ``[R, D]``.
+        buffer: of the sums of a range, ``[rows, D]``; None where they are the gradient's own rows.
+        index: which row of the gradient each sum is, None for the same.
+        unit: of the sums, if they have one.
+    """
+
+    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None, unit: Unit | None) -> None:
+        self.gradient, self._buffer, self._index, self._unit = gradient, buffer, index, unit
+        self._first = 0
+
+    def begin(self, first: int) -> None:
+        """The range that begins with this row."""
+        self._first = first
+
+    def rows(self, start: int, end: int) -> Tensor:
+        if self._buffer is None:
+            return self.gradient[start:end]
+        return self._buffer[start - self._first : end - self._first]
+
+    def store(self, start: int, end: int) -> None:
+        """Of the range, rows that are complete."""
+        sums = self.rows(start, end)
+        if self._unit is not None:
+            sums *= self._unit.inverse
+        if self._buffer is None:
+            return
+        if self._index is None:
+            self.gradient[start:end] = sums
+        else:
+            self.gradient.index_copy_(0, self._index[start:end], sums.to(self.gradient.dtype))
+
+
+class GradientSums:
+    """The gradients that are wanted, of tiles in any order of rows within a range of columns, or the other way round.
+
+    Args:
+        rows, columns: of the ranges that are added up at once.
+        tile_rows: the most of a tile; with all of them, each range of columns is one product.
+        unit: of dz, if it has one; sums are in float32 then.
+    """
+
+    def __init__(self, p: Problem, wants: Wants, rows: int, columns: int, tile_rows: int, unit: Unit | None) -> None:
+        self._factor, self._unit = p.options.student_scale, unit
+        self.hidden = self.weight = self.bias = None
+        hidden, weight = p.hiddens[0], p.weights[0]
+        if wants.hidden:
+            new = torch.empty if p.index is None else torch.zeros
+            gradient = new((p.all_rows, p.width), dtype=hidden.dtype, device=p.device)
+            self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index, unit)
+        if wants.weight:
+            gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
+            is_direct = p.writes_weight or (p.rounds_weight_once and tile_rows >= p.rows)
+            self.weight = _RowSums(gradient, None if is_direct else p.new(columns, p.width), None, unit)
+        if wants.bias:
+            self.bias = p.new(p.vocab)
+            self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
+
+    def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> None:
+        """dz: ``[rows, columns]`` of logits before softcap and scale; hidden ``[rows, D]``, weight ``[columns, D]``."""
+        if self.hidden is not None:
+            multiply(dz, weight, self.hidden.rows(*rows), factor=self._factor, add=columns[0] > 0)
+        if self.weight is not None:
+            multiply(dz.T, hidden, self.weight.rows(*columns), factor=self._factor, add=rows[0] > 0)
+        if self.bias is not None:
+            multiply(self._ones[:, : dz.shape[0]], dz, self.bias[None, slice(*columns)], add=rows[0] > 0)
+
+    def found(self, bias_dtype: torch.dtype | None, rows: int) -> Gradients:
+        """rows: how many there were."""
+        hidden, weight = (None if sums is None else sums.gradient for sums in (self.hidden, self.weight))
+        bias = self.bias
+        if bias is not None and self._unit is not None:
+            bias *= self._unit.inverse
+        if rows == 0:
+            for gradient in (weight, bias):
+                if gradient is not None:
+                    gradient.zero_()
+        return Gradients(hidden, weight, None if bias is None else bias.to(bias_dtype))
+
+
+# ---- passes
 
 
 def _parts(count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -148,3 +271,56 @@ def values_and_gradients(
         for columns in _parts(p.vocab, tile.window):
             sums.weight.store(*columns)
     return out, sums.found(bias_dtype, p.rows)
+
+
+# ---- as passes of the operator
+
+
+def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
+    """In float64, where a weight of 0 leaves out what a row holds."""
+    return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
+
+
+def _run(asked: Pass, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> Found:
+    rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
+    heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
+    p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
+    wants, bias_dtype = asked.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
+    if asked.kind == FORWARD:
+        check_budget(p, wants, together=False)
+        return {name: p.of_all_rows(numbers).clone() for name, numbers in values(p)._asdict().items()}
+    if asked.kind == BACKWARD:
+        grad, *saved = (p.of_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
+        found = gradients(p, wants, RowNumbers(grad, grad, *saved), grad, bias_dtype)  # values, which no gradient reads
+        told = {}
+    else:
+        check_budget(p, wants, together=True)
+        numbers, found = values_and_gradients(p, wants, p.of_counted_rows(given["row_weight"]), bias_dtype)
+        told = {name: p.of_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
+        told = {"loss": weighted_sum(told["divergence"], given["row_weight"]), **told}
+    return told | {name: gradient for name, gradient in zip(GRADIENTS, found) if gradient is not None}
+
+
+def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+    row = Result(given["student"].shape[:1], stats_of(given["student"]))
+    if asked.kind == FORWARD:
+        return dict.fromkeys(RowNumbers._fields, row)
+    found = {} if asked.kind == BACKWARD else {"loss": row._replace(shape=()), "divergence": row, "entropy": row}
+    trained = [given.get(name) for name in Heads._fields[:3]]
+    return found | {
+        name: Result(tuple(tensor.shape), name_of(tensor.dtype))
+        for name, tensor, on in zip(GRADIENTS, trained, asked.flags.wants())
+        if on and tensor is not None
+    }
+
+
+def _flops(asked: Pass, shapes: Mapping[str, Any]) -> int:
+    """Rows that do not count, which only the data tells apart, are counted though they are not multiplied; and where a
+    budget makes logits twice they are counted once."""
+    rows, width = shapes["student"]
+    wants = asked.flags.wants()
+    of_student = 1 if asked.kind == FORWARD else 1 + int(wants.hidden) + int(wants.weight)
+    return 2 * int(rows) * int(shapes["student_weight"][0]) * (of_student * int(width) + int(shapes["teacher"][1]))
+
+
+other_passes["linear_divergence"] = OtherPasses(_run, _results, _flops)

@@ -1,17 +1,188 @@
-"""Two heads as passes see them, and the bytes that passes take."""
+"""Two heads as passes see them: operands of products, the library's kernel over rows of these, and the bytes of passes.
+
+PyTorch multiplies 16-bit operands into float32 on CUDA (from 2.8 on), and not on the CPU: there, and where the dtypes
+of hidden states and weight differ, a part of the rows at a time is made float32. No logit is ever rounded to 16 bits.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import ctypes
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import native
+from ..options import Wants
+from ..run import CODES, stats_dtype, stream_of
 from ..run import rows as rows_of
-from ..run import stats_dtype
 from . import sizes
-from .operands import Operand, copied_bytes, operand_dtype
-from .rows import Biases, Options, Products, RowNumbers
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def _has_wide_results() -> bool:
+    """Whether this PyTorch writes float32 products of 16-bit operands on CUDA."""
+    return hasattr(torch.ops.aten.addmm, "dtype_out")
+
+
+def operand_dtype(hidden: Tensor, weight: Tensor, rounded: torch.dtype | None) -> torch.dtype:
+    """That of a head's operands. rounded: autocast's dtype, to which both are rounded, or None."""
+    if hidden.dtype == torch.float64:
+        return torch.float64
+    dtypes = {rounded or hidden.dtype, rounded or weight.dtype}
+    dtype = dtypes.pop()
+    is_half = not dtypes and dtype in HALVES
+    return dtype if is_half and hidden.is_cuda and _has_wide_results() else torch.float32
+
+
+class Operand:
+    """A matrix of which rows are read, all or those of an index.
+
+    Args:
+        matrix: ``[R, D]``.
+        dtype: of what products read.
+        rounded: a dtype to which numbers are rounded on the way, or None.
+        index: int64, the rows that there are, or None for all.
+        most_rows: of one call of :meth:`rows`.
+    """
+
+    def __init__(
+        self, matrix: Tensor, dtype: torch.dtype, rounded: torch.dtype | None, index: Tensor | None, most_rows: int
+    ) -> None:
+        self._matrix, self._index = matrix, index
+        self._rounded = rounded if rounded != dtype and matrix.dtype != rounded else None
+        self._copy: Tensor | None = None
+        if copied_bytes(matrix, dtype, rounded, index is not None) > 0:
+            self._copy = torch.empty((most_rows, matrix.shape[1]), dtype=dtype, device=matrix.device)
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Until the next call, where rows are copied."""
+        if self._copy is None:
+            return self._matrix[start:end]
+        copy = self._copy[: end - start]
+        found = self._matrix[start:end] if self._index is None else self._matrix[self._index[start:end]]
+        return copy.copy_(found if self._rounded is None else found.to(self._rounded))
+
+
+def copied_bytes(matrix: Tensor, dtype: torch.dtype, rounded: torch.dtype | None, indexed: bool) -> int:
+    """Bytes for each row that an Operand copies, with what is there on the way; 0 where rows are read in place."""
+    if matrix.dtype == dtype and not indexed and rounded in (None, dtype):
+        return 0
+    size = dtype.itemsize + (matrix.dtype.itemsize if indexed else 0)
+    return matrix.shape[1] * (size + (rounded.itemsize if rounded not in (None, dtype) else 0))
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: bool = False) -> None:
+    """``out = factor * a @ b``, added to out where that is asked for. out: float32, or float64 with such operands."""
+    beta = 1 if add else 0
+    if a.dtype == out.dtype:
+        torch.addmm(out, a, b, beta=beta, alpha=factor, out=out)
+    else:
+        torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=factor, out=out)
+
+
+# ---- the kernel (include/logitless/divergence.h)
+
+
+class Numbers(NamedTuple):
+    """Of the formula; a softcap of 0 is none."""
+
+    beta: float
+    temperature: float
+    student_scale: float
+    student_softcap: float
+    teacher_scale: float
+    teacher_softcap: float
+
+
+class RowNumbers(NamedTuple):
+    """What the values of rows are and what their gradients need, each ``[rows]``, of the products' dtype."""
+
+    divergence: Tensor
+    entropy: Tensor
+    student_lse: Tensor
+    teacher_lse: Tensor
+    student_kl: Tensor
+
+    def rows(self, part: slice) -> RowNumbers:
+        return RowNumbers(*(numbers[part] for numbers in self))
+
+    @staticmethod
+    def empty(rows: int, like: Tensor) -> RowNumbers:
+        return RowNumbers(*like.new_empty((len(RowNumbers._fields), rows)).unbind())
+
+
+class Biases(NamedTuple):
+    """Of all columns, in the products' dtype; None: none."""
+
+    student: Tensor | None
+    teacher: Tensor | None
+
+    def columns(self, part: slice) -> Biases:
+        return Biases(*(None if bias is None else bias[part] for bias in self))
+
+
+class Products(NamedTuple):
+    """Of hidden states and weights, ``[rows, columns]`` of each head."""
+
+    student: Tensor
+    teacher: Tensor
+
+    def part(self, rows: int, columns: int) -> Products:
+        """The first ones."""
+        return Products(*(products[:rows, :columns] for products in self))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _run_kernel(stage: int, products: Products, biases: Biases, options: Numbers, **more: Any) -> None:
+    student, teacher = products
+    given: Any = native.Divergence(stage=stage, dtype=CODES[student.dtype])
+    given.rows, given.columns = student.shape
+    given.student, given.student_stride = student.data_ptr(), student.stride(0)
+    given.teacher, given.teacher_stride = teacher.data_ptr(), teacher.stride(0)
+    given.student_bias, given.teacher_bias = _address(biases.student), _address(biases.teacher)
+    for name, value in (options._asdict() | more).items():
+        setattr(given, name, value)
+    on_host = student.device.type == "cpu"
+    place = (torch.get_num_threads(), None, native.HOST) if on_host else (1, None, student.device.index)
+    stream = None if on_host else stream_of(student.device.index)
+    native.check(
+        native.library().logitless_divergence_run(native._context(*place).pointer, ctypes.byref(given), stream)
+    )
+
+
+def write_values(products: Products, biases: Biases, options: Numbers, out: RowNumbers) -> None:
+    """From the products ``[rows, V]`` of both heads to numbers of the rows."""
+    numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
+    _run_kernel(native.DIVERGENCE_VALUES, products, biases, options, **numbers)
+
+
+def write_gradient(
+    products: Products, biases: Biases, options: Numbers, numbers: RowNumbers, grad: Tensor, out: Tensor
+) -> None:
+    """From the products ``[rows, columns]`` of any columns to the gradient of the student's logits before the softcap.
+
+    grad: upstream of the divergence, ``[rows]``; out: ``[rows, columns]``, which may be the student's products.
+    """
+    known = {name: getattr(numbers, name).data_ptr() for name in ("student_lse", "teacher_lse", "student_kl")}
+    _run_kernel(
+        native.DIVERGENCE_GRADIENT,
+        products,
+        biases,
+        options,
+        **known,
+        grad=grad.data_ptr(),
+        d_logits=out.data_ptr(),
+        d_logits_stride=out.stride(0),
+        gradient_dtype=CODES[out.dtype],
+    )
+
+
+# ---- the problem
 
 
 class Heads(NamedTuple):
@@ -26,14 +197,6 @@ class Heads(NamedTuple):
     mask: Tensor | None
 
 
-class Wants(NamedTuple):
-    """Which gradients."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-
 class Problem:
     """What the passes over two heads share.
 
@@ -43,7 +206,7 @@ class Problem:
         rounded: autocast's dtype, to which operands are rounded, or None.
     """
 
-    def __init__(self, heads: Heads, options: Options, budget: int, rounded: torch.dtype | None) -> None:
+    def __init__(self, heads: Heads, options: Numbers, budget: int, rounded: torch.dtype | None) -> None:
         hiddens, weights = (heads.student, heads.teacher), (heads.student_weight, heads.teacher_weight)
         self.hiddens, self.weights = [rows_of(m) for m in hiddens], [rows_of(m) for m in weights]
         self.options, self.budget, self.rounded = options, budget, rounded
