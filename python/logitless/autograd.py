@@ -22,14 +22,12 @@ from .call import Arguments, Learned, Prepared, PreparedCall, Ranks, are_off, ar
 from .options import DRAW_STATS, SAVED, Flags
 from .passes import GRADIENTS, Result, results
 from .run import (
-    Inputs,
     Tensors,
     check_own_memory,
     draws_size,
     find,
     find_forward,
     joined,
-    named,
     read_as_they_are,
     readable,
     resolved,
@@ -60,51 +58,37 @@ _PASS_NAMES = {
 
 
 class OtherPasses(NamedTuple):
-    """Of a function that the library has no pass for; tensors have names of their own."""
+    """Of ranks, or of a function that the library has no pass for, whose tensors have names of their own."""
 
-    run: Callable[[Pass, Mapping[str, Tensor], Mapping[str, Any]], Tensors]
+    run: Callable[[Pass, dict[str, Tensor], Tensor | None, Any], Tensors]
     results: Callable[[Pass, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
-    flops: Callable[[Pass, Mapping[str, Any]], int]  # of the shapes of tensors
+    flops: Callable[[Pass, Mapping[str, Any]], int] | None = None  # of the shapes of tensors
+    refuse: Callable[[Ranks, Exception], None] = lambda ranks, error: None  # tells the other ranks
 
 
-other_passes: dict[str, OtherPasses] = {}  # by function
+other_passes: dict[str, OtherPasses] = {}  # by function; those of ranks by GROUP
+GROUP = "group"
 
 
-class GroupPasses(NamedTuple):
-    run: Callable[[Pass, Inputs, Mapping[str, Tensor | None], Tensor | None, dict[str, Any]], Tensors]
-    results: Callable[[Pass, Inputs, Mapping[str, Any]], dict[str, Result]]
-    refuse: Callable[[Ranks, Exception], None]
+def _others(asked: Pass) -> OtherPasses | None:
+    return other_passes.get(asked.function if asked.ranks is None else GROUP)
 
 
-_group_passes: list[GroupPasses] = []
-
-
-def set_group_passes(passes: GroupPasses) -> None:
-    _group_passes[:] = [passes]
-
-
-def _execute(
-    asked: Pass,
-    inputs: Inputs,
-    saved: Mapping[str, Tensor | None],
-    main_grad: Tensor | None,
-    options: dict[str, Any],
-) -> Tensors:
+def _execute(asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
     """options: the resolved ones."""
-    if asked.ranks is not None:
-        return _group_passes[0].run(asked, inputs, saved, main_grad, options)
-    return run_pass(asked.kind, inputs, saved, main_grad, options, asked.flags, asked.function)
+    others = _others(asked)
+    if others is not None:
+        return others.run(asked, given, main_grad, options)
+    return run_pass(asked.kind, given, main_grad, options, asked.flags, asked.function)
 
 
 def _results(
     asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
 ) -> dict[str, Result]:
-    if asked.function in other_passes:
-        return other_passes[asked.function].results(asked, given, options)
-    inputs = _inputs(given)
-    if asked.ranks is not None:
-        return _group_passes[0].results(asked, inputs, options)
-    return results(asked.kind, named(inputs), options, asked.flags, asked.function, draws_bytes)
+    others = _others(asked)
+    if others is not None:
+        return others.results(asked, given, options)
+    return results(asked.kind, given, options, asked.flags, asked.function, draws_bytes)
 
 
 # ---- the operator
@@ -165,32 +149,27 @@ def _unpacked(
     return asked, dict(zip(names, tensors, strict=True)), options
 
 
-def _inputs(given: Mapping[str, Any]) -> Inputs:
-    return Inputs(*map(given.get, Inputs._fields))  # type: ignore[arg-type]
-
-
 def _run(
     tensors: Sequence[Tensor], main_grad: Tensor | None, numbers: Sequence[float], integers: Sequence[Any], text: str
 ) -> dict[str, Tensor]:
     asked, given, options = _unpacked(tensors, numbers, integers, text)
-    if asked.function in other_passes:
-        return other_passes[asked.function].run(asked, given, options)
-    inputs, saved = _inputs(given), {name: value for name, value in given.items() if name not in Inputs._fields}
-    main_grad = saved.pop("main_grad", None) if main_grad is None else main_grad
+    others, main_grad = _others(asked), given.pop("main_grad", None) if main_grad is None else main_grad
+    if others is not None and asked.ranks is None:
+        return others.run(asked, given, main_grad, options)
     try:
-        options = resolved(inputs, options)
+        options = resolved(given, options)
     except Exception as error:
-        if asked.ranks is not None and asked.kind != _options.BACKWARD:
-            _group_passes[0].refuse(asked.ranks, error)
+        if others is not None and asked.ranks is not None and asked.kind != _options.BACKWARD:
+            others.refuse(asked.ranks, error)
         raise
-    return _execute(asked, inputs, saved, main_grad, options)
+    return _execute(asked, given, main_grad, options)
 
 
 def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
     asked, given, options = _unpacked(tensors, numbers, integers, text)
     # The planner says the size of draws: sizes that were symbols become constants of the graph.
     keeps = asked.flags.keeps_draws and asked.kind == _options.FORWARD
-    size = draws_size(_inputs(given), joined(options, None), asked.flags) if keeps else 0
+    size = draws_size(given, joined(options, None), asked.flags) if keeps else 0
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or tensors[0].device)
         for name, (shape, dtype, device) in _results(asked, given, options, size).items()
@@ -317,8 +296,9 @@ def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
     asked, options, names = _parsed(rest[-1])
-    if asked.function in other_passes:
-        return other_passes[asked.function].flops(asked, dict(zip(names, tensors)))
+    others = _others(asked)
+    if others is not None and others.flops is not None:
+        return others.flops(asked, dict(zip(names, tensors)))
     tokens, size = tensors[0]
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
     wants, exact = asked.flags.wants(), options["gradient"] == "exact"
@@ -337,71 +317,69 @@ register_flop_formula((torch.ops.logitless.run, torch.ops.logitless.run_into))(_
 _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 
 
-def _first_pass(prepared: Prepared, learned: Learned) -> tuple[Inputs, dict[str, Any], Found]:
+def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Found]:
     """Returns what a backward pass reads, the options as it takes them, and what the first pass has found."""
     call, a, _, direct = prepared
-    inputs = inputs_of(a, learned.wanted(call.trained))
+    given = inputs_of(a, learned.wanted(call.trained))
     options: dict[str, Any] = call.options
     if not direct:
         options, numbers = split(options, call.flags.keeps_draws)
-        inputs = inputs._replace(numbers=numbers)
-    device = inputs.hidden.device
-    drawn = inputs._replace(seed=seed_tensor(a.seed, device)) if call.draws or call.draw_stats else inputs
+        given |= {} if numbers is None else {"numbers": numbers}
+    device = a.input.device
+    drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given
     if call.draws:
-        inputs = drawn
+        given = drawn
     elif call.passes_over_draw and (a.seed is None or isinstance(a.seed, torch.Generator)):
         # Moves the generator on as a draw does. The first pass of checkpoint(use_reentrant=True) is without gradients,
         # and its second one leaves the generator where the first has left it: else every step would draw from the same.
         seed_tensor(a.seed, device)
     main_grad = a.main_grad if call.trained.weight else None
     if direct and call.ranks is None:
-        found = _directly(call, a, inputs, main_grad)
+        found = _directly(call, a, given, main_grad)
     else:
         asked = Pass(call.pass_, call.flags, call.function, call.ranks)
         if direct:
-            found = _execute(asked, inputs, {}, main_grad, options)
+            found = _execute(asked, given, main_grad, options)
         else:
-            given = inputs if call.trains else _constants(inputs)  # the operator has no formula of autograd
-            found = by_operator(asked, given._asdict() | {"main_grad": main_grad}, options)
+            read = given if call.trains else _constants(given)  # the operator has no formula of autograd
+            found = by_operator(asked, {**read, "main_grad": main_grad}, options)
     if call.draw_stats:
         found = found | _stats_of_draw(drawn, options, direct)
-    return inputs, options, found
+    return given, options, found
 
 
-def _constants(inputs: Inputs) -> Inputs:
-    return Inputs(*[None if tensor is None else tensor.detach() for tensor in inputs])  # type: ignore[arg-type]
+def _constants(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in given.items()}
 
 
-def _stats_of_draw(inputs: Inputs, options: dict[str, Any], direct: bool) -> Found:
+def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bool) -> Found:
     """Statistics of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
-    constants = _constants(inputs._replace(scale=None, temperature=None))
+    read = {name: value for name, value in _constants(given).items() if not name.startswith("learned_")}
     if options["reduction"] == "none":
         options = options | {"reduction": "sum"}
     asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS, "linear_cross_entropy")
-    found = (
-        _execute(asked, constants, {}, None, options) if direct else by_operator(asked, constants._asdict(), options)
-    )
+    found = _execute(asked, read, None, options) if direct else by_operator(asked, read, options)
     return {name: found[name] for name in DRAW_STATS}
 
 
-def _directly(call: PreparedCall, a: Arguments, inputs: Inputs, main_grad: Tensor | None) -> Found:
+def _directly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Found:
     """Remembers the run of the call, and which tensors the library reads as they are."""
     if main_grad is not None:
-        check_own_memory(main_grad, inputs)
+        check_own_memory(main_grad, given)
     if call.run is not None:
         names = call.read
         if names is None:
-            return _named(call, readable(inputs, call.options["num_items"]))
-        return _named(call, dict(zip(names, inputs)))  # type: ignore[arg-type]
-    tensors = readable(inputs, call.options["num_items"])
+            return _named(call, readable(given, call.options["num_items"]))
+        return _named(call, {name: given[name] for name in names})
+    tensors = readable(given, call.options["num_items"])
     if call.pass_ == _options.FORWARD:
         call.run = find_forward(tensors, call.options, call.flags, call.function, main_grad)
     else:
         call.run = find(call.pass_, tensors, call.options, call.flags, call.function)
-    call.read = read_as_they_are(inputs, tensors)
+    call.read = read_as_they_are(given, tensors)
     later = call.trains and not call.together
     if call.read is not None and not (later or call.draws or call.draw_stats or call.passes_over_draw):
-        call.reads_arguments = all(given is read for given, read in zip(a, inputs[: len(call.read)]))
+        call.reads_arguments = all(argument is tensors[name] for argument, name in zip(a, call.read))
     return _named(call, tensors)
 
 
@@ -444,10 +422,11 @@ class Head(torch.autograd.Function):
                 found = _first_pass(prepared, Learned(scale, temperature))[2]
             ctx.save_for_backward(*map(found.get, GRADIENTS))
         else:
-            inputs, ctx.options, found = _first_pass(prepared, Learned(scale, temperature))
+            given, ctx.options, found = _first_pass(prepared, Learned(scale, temperature))
+            ctx.names = (*given, *SAVED)
             # Not among the saved tensors: other backward passes may add to it before this one does.
             ctx.main_grad = a.main_grad if call.trained.weight else None
-            ctx.save_for_backward(*inputs, *map(found.get, SAVED))
+            ctx.save_for_backward(*given.values(), *map(found.get, SAVED))
         ctx.set_materialize_grads(False)
         if call.constant:
             ctx.mark_non_differentiable(*[found[name] for name in call.constant])
@@ -490,53 +469,38 @@ def _asks_for_weight(ctx: Any) -> bool:
         return True
 
 
-def _later(ctx: Any, upstream: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
     """Gradients that are made in the backward pass, for each of GRADIENTS."""
-    tensors = ctx.saved_tensors
-    inputs = Inputs(*tensors[: len(Inputs._fields)])
-    kept = dict(zip(SAVED, tensors[len(Inputs._fields) :]))
+    given = {name: tensor for name, tensor in zip(ctx.names, ctx.saved_tensors) if tensor is not None}
     call, main_grad = ctx.call, ctx.main_grad
     asked = Pass(_options.BACKWARD, call.gradients, call.function, call.ranks)
     if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
         asked, main_grad = asked._replace(flags=asked.flags._replace(want_d_weight=False)), None
     if not any(asked.flags.wants()) or all([gradient is None for gradient in upstream]):
         return NOTHING
-    given = dict(zip(call.outputs, upstream))
-    lse: Any = kept["lse"]
-    upstream_of_ids: Any = given.get("target_log_probs")
+    told = dict(zip(call.outputs, upstream))
+    lse: Any = given.get("lse")
     if asked.function == "linear_log_probs":
         # The gradient of a loss whose targets are the ids, weighted: sum_k q_k (lse - z_k) with q = -upstream.
-        inputs = inputs._replace(target_weight=-upstream_of_ids.to(lse.dtype))
+        later = {"target_weight": -told["target_log_probs"].to(lse.dtype), "grad_loss": lse.new_ones(())}
         asked = asked._replace(function="linear_cross_entropy")
-        saved = {**kept, "grad_loss": lse.new_ones(())}
     else:
-        loss = given["loss"]
+        loss = told["loss"]
         if loss is None:
             loss = lse.new_zeros(lse.shape if ctx.options["reduction"] == "none" else ())
-        saved = {**kept, "grad_loss": loss}
-        saved |= {f"grad_{name}": given[name] for name in _options.DIFFERENTIABLE if given.get(name) is not None}
-    read = {name: value for name, value in saved.items() if value is not None}
-    if ctx.main_grad is not None and any([is_batched(value) for value in saved.values()]):
+        later = {"grad_loss": loss}
+        later |= {f"grad_{name}": told[name] for name in _options.DIFFERENTIABLE if told.get(name) is not None}
+    if ctx.main_grad is not None and any([is_batched(value) for value in later.values()]):
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
-    if ctx.direct and are_off() and are_plain((*inputs, *read.values(), main_grad)):
-        found = _execute(asked, inputs, saved, main_grad, ctx.options)
+    read = given | later
+    if ctx.direct and are_off() and are_plain((*read.values(), main_grad)):
+        found = _execute(asked, read, main_grad, ctx.options)
         if main_grad is not None and not main_grad.is_inference():
             torch.autograd.graph.increment_version(main_grad)  # as an operator that writes it does
     else:
-        found = _by_operator_later(asked, inputs, read, main_grad, ctx.options)
+        options = ctx.options if "numbers" in ctx.options else split(ctx.options, asked.flags.keeps_draws)[0]
+        found = for_each(lambda upstream: by_operator(asked, given | upstream, options, main_grad), later)
     return [found.get(name) for name in GRADIENTS]
-
-
-def _by_operator_later(
-    asked: Pass, inputs: Inputs, saved: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
-) -> Found:
-    if "numbers" not in options:
-        options, _ = split(options, asked.flags.keeps_draws)
-
-    def compute(upstream: dict[str, Any]) -> Found:
-        return by_operator(asked, inputs._asdict() | upstream, options, main_grad)
-
-    return for_each(compute, {**saved, "target_weight": inputs.target_weight})
 
 
 # Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt.

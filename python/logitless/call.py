@@ -35,7 +35,7 @@ from .options import (
     dense_message,
     shape_text,
 )
-from .run import CODES, Inputs, check_learned_scale, check_learned_temperature, place, stats_dtype
+from .run import CODES, check_learned_scale, check_learned_temperature, place, stats_dtype
 
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
@@ -518,35 +518,31 @@ def options_of(a: Arguments, rows: Sequence[int]) -> dict[str, Any]:
 _OPTION_NAMES = (*_options.LOSS_OPTIONS, "num_items")
 
 
-def inputs_of(a: Arguments, learned: Learned) -> Inputs:
+def inputs_of(a: Arguments, learned: Learned) -> dict[str, Tensor]:
     """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
-    input, class_weight, token_weight, num_items = a.input, a.weight, a.token_weight, None
-    temperature, target_weight = a.row_temperature, None
+    input, stats = a.input, stats_dtype(a.input)
+    found = {
+        "hidden": input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
+        "classifier": a.linear_weight,
+        "targets": a.target,
+    }
+    if a.linear_bias is not None:
+        found["bias"] = a.linear_bias
+    if a.weight is not None:
+        found["class_weight"] = a.weight.to(stats)
+    if a.token_weight is not None:
+        found["token_weight"] = a.token_weight.to(stats).reshape(-1)
+    if a.row_temperature is not None:
+        found["temperature"] = a.row_temperature.to(stats).reshape(-1)
     if a.target_weight is not None:
-        target_weight = a.target_weight.to(stats_dtype(input)).reshape(-1, a.target.shape[-1])
-    if class_weight is not None:
-        class_weight = class_weight.to(stats_dtype(input))
-    if token_weight is not None:
-        token_weight = token_weight.to(stats_dtype(input)).reshape(-1)
-    if temperature is not None:
-        temperature = temperature.to(stats_dtype(input)).reshape(-1)
-    if a.num_items is not None and isinstance(a.num_items, Tensor):
-        num_items = scalar("num_items", a.num_items)
-    return Inputs(
-        input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
-        a.linear_weight,
-        a.target,
-        a.linear_bias,
-        class_weight,
-        token_weight,
-        temperature,
-        target_weight,
-        num_items,
-        seed=None,
-        scale=learned.scale,
-        temperature=learned.temperature,
-        numbers=None,
-    )
+        found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.target.shape[-1])
+    if isinstance(a.num_items, Tensor):
+        found["num_items"] = scalar("num_items", a.num_items)
+    if learned.scale is not None:
+        found["learned_scale"] = learned.scale
+    if learned.temperature is not None:
+        found["learned_temperature"] = learned.temperature
+    return found
 
 
 # ---- preparation
@@ -563,9 +559,9 @@ class Ranks(NamedTuple):
     own_targets: bool  # so does what is given for each token
     seed_given: bool  # in the place of one that each rank draws
 
-    def tokens(self, inputs: Inputs) -> int:
-        """Tokens of all ranks."""
-        return int(inputs.hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
+    def tokens(self, hidden: Tensor) -> int:
+        """Tokens of all ranks. hidden: this rank's."""
+        return int(hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
 
 
 class PreparedCall:

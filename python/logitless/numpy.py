@@ -327,7 +327,7 @@ class _Call:
         later = upstream | drawn
         native.enough(lambda: self._plan(FORWARD, drawn, forward), lambda: self._plan(BACKWARD, later, backward))
         found = self.run(FORWARD, drawn, forward)
-        saved = read_by_backward({name: found.get(name) for name in SAVED} | upstream)
+        saved = read_by_backward({name: found[name] for name in SAVED if name in found} | upstream)
         return found | self.run(BACKWARD, saved | drawn, backward)
 
     def _plan(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> native.Plan:

@@ -331,15 +331,12 @@ SAVED = (*LSE, "entropy", "draws")
 T = TypeVar("T")
 
 
-def read_by_backward(saved: Mapping[str, T | None]) -> dict[str, T]:
-    """Those of SAVED, the upstream gradients and more that there are, as far as a backward pass reads them."""
-    read = {name: value for name, value in saved.items() if value is not None}
+def read_by_backward(given: Mapping[str, T]) -> dict[str, T]:
+    """What a backward pass reads of all that it may."""
     for name in LSE:
-        if name not in read:
+        if name not in given:
             raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
-    if "grad_entropy" not in read:
-        read.pop("entropy", None)
-    return read
+    return {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
 
 
 # ---- checks

@@ -3,8 +3,8 @@
 What of a run depends on no data (its plan, the strides, the sizes of what it writes) is a Run, found again by the
 layouts of the tensors and the options.
 
-Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], target of N elements in the
-caller's shape, or of N x K with a target_weight [N, K].
+Shapes, everywhere below the public functions: hidden [N, D], classifier [V, D], bias [V], targets of N elements in the
+caller's shape, or of N x K with a target_weight [N, K]; vectors of rows and classes have stats_dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,16 +25,16 @@ from .native import Cache
 from .options import Flags, Wants, read_by_backward
 from .passes import Result, spec_of, writes
 
-# Names of tensors, in Inputs and in the library, that are others for the caller.
+# Names of tensors that are others for the caller.
 _ARGUMENTS = {
     "hidden": "input",
-    "weight": "linear_weight",
     "classifier": "linear_weight",
     "targets": "target",
     "bias": "linear_bias",
     "class_weight": "weight",
-    "row_temperature": "temperature",
     "d_classifier": "main_grad",
+    "learned_scale": "scale",
+    "learned_temperature": "temperature",
 }
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtype in _options.ALL_DTYPES}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
@@ -46,23 +45,10 @@ def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return DTYPES[_options.float_code("dtype", dtype)] if isinstance(dtype, str) else dtype
 
 
-class Inputs(NamedTuple):
-    """The tensors of one problem; vectors of rows and classes have stats_dtype."""
-
-    hidden: Tensor  # [N, D]
-    weight: Tensor  # [V, D]
-    target: Tensor  # [...], N elements, or with target_weight N x K
-    bias: Tensor | None  # [V]
-    class_weight: Tensor | None  # [V]
-    token_weight: Tensor | None  # [N]
-    row_temperature: Tensor | None  # [N]
-    target_weight: Tensor | None  # [N, K], always where rows have several targets
-    num_items: Tensor | None  # scalar; takes the place of the option
-    seed: Tensor | None  # scalar int64, of thinned gradients
-    # Scalars, where their gradients are wanted; their values are the options'.
-    scale: Tensor | None
-    temperature: Tensor | None
-    numbers: Tensor | None  # [7] float64 on the CPU; they take the place of the options NAMES
+Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_classifier that is given is added to
+# Of a pass, and not of the library: scalars whose gradients are wanted, with the options' values; and numbers on the
+# CPU, float64, in the place of the options NUMBERS. seed and num_items are scalars, which take the place of options.
+OF_PASS = ("learned_scale", "learned_temperature", "numbers")
 
 
 def stats_dtype(hidden: Tensor) -> torch.dtype:
@@ -70,27 +56,14 @@ def stats_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-_READ = (  # by Inputs' order
-    "hidden",
-    "classifier",
-    "targets",
-    "bias",
-    "class_weight",
-    "token_weight",
-    "temperature",
-    "target_weight",
-)
+# In the order of Arguments.
+_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight", "temperature", "target_weight")
 
 
-def named(inputs: Inputs) -> dict[str, Tensor]:
-    """By the library's names, but for scalars."""
-    return {name: tensor for name, tensor in zip(_READ, inputs) if tensor is not None}
-
-
-def read_as_they_are(inputs: Inputs, tensors: dict[str, Tensor]) -> tuple[str, ...] | None:
-    """The names of tensors that readable() returned, if they are the first of inputs themselves."""
+def read_as_they_are(given: Tensors, tensors: Tensors) -> tuple[str, ...] | None:
+    """The names of tensors that readable() returned, if they are those that were given, as the first of Arguments."""
     names = tuple(tensors)
-    same = names == _READ[: len(names)] and all(tensors[name] is given for name, given in zip(names, inputs))
+    same = names == _READ[: len(names)] and all(tensors[name] is given[name] for name in names)
     return names if same else None
 
 
@@ -126,38 +99,32 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def resolved(inputs: Inputs, options: dict[str, Any]) -> dict[str, Any]:
-    """The operators' options with their numbers by name: those that tensors on the CPU hold, too."""
-    found = joined(options, inputs.numbers)
-    if inputs.num_items is not None and inputs.hidden.device.type == "cpu":
-        found["num_items"] = _options.checked_num_items(inputs.num_items.item(), found["reduction"])
-    if inputs.scale is not None:
+def resolved(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The operator's options with their numbers by name: those that tensors on the CPU hold, too."""
+    found = joined(options, given.get("numbers"))
+    if "num_items" in given and given["hidden"].device.type == "cpu":
+        found["num_items"] = _options.checked_num_items(given["num_items"].item(), found["reduction"])
+    if "learned_scale" in given:
         check_learned_scale(found["scale"])
-    if inputs.temperature is not None:
+    if "learned_temperature" in given:
         check_learned_temperature(found["softcap"])
     return found
 
 
-def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
-    """The tensors by the library's names, in layouts that it reads. num_items: the resolved option."""
-    hidden = inputs.hidden
-    found = {"hidden": rows(hidden), "classifier": rows(inputs.weight), "targets": contiguous(inputs.target)}
-    if inputs.bias is not None:
-        found["bias"] = contiguous(inputs.bias)
-    if inputs.class_weight is not None:
-        found["class_weight"] = contiguous(inputs.class_weight)
-    if inputs.token_weight is not None:
-        found["token_weight"] = contiguous(inputs.token_weight)
-    if inputs.row_temperature is not None:
-        found["temperature"] = contiguous(inputs.row_temperature)
-    if inputs.target_weight is not None:
-        found["target_weight"] = contiguous(inputs.target_weight)
-    if inputs.seed is not None:
-        found["seed"] = inputs.seed
+def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
+    """The tensors that the library reads, in layouts that it reads. num_items: the resolved option."""
+    hidden = given["hidden"]
+    found = {
+        name: rows(tensor) if name in ("hidden", "classifier") else contiguous(tensor)
+        for name, tensor in given.items()
+        if name not in OF_PASS
+    }
     if num_items == 0:  # as an option, 0 is none
         found["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
-    elif inputs.num_items is not None and num_items is None:  # which only the device knows
-        found["num_items"] = inputs.num_items.to(hidden.device, stats_dtype(hidden))
+    elif "num_items" in given:
+        del found["num_items"]
+        if num_items is None:  # which only the device knows
+            found["num_items"] = given["num_items"].to(hidden.device, stats_dtype(hidden))
     return found
 
 
@@ -168,14 +135,14 @@ def readable(inputs: Inputs, num_items: float | None) -> dict[str, Tensor]:
 LEAST_LEARNED_SCALE = 2.0**-64
 
 
-def joined(options: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+def joined(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
     """The options with their numbers by name: those of the tensor if there is one."""
-    options = dict(options)
-    numbers = options.pop("numbers")
-    options |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
-    if math.isnan(options["num_items"]):
-        options["num_items"] = None
-    return options
+    found = dict(options)
+    numbers = found.pop("numbers")
+    found |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
+    if math.isnan(found["num_items"]):
+        found["num_items"] = None
+    return found
 
 
 def check_learned_scale(scale: float) -> None:
@@ -213,9 +180,6 @@ def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tenso
 # ---- runs
 
 
-Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_classifier that is given is added to
-
-
 def _tf32_switch() -> Callable[[], bool]:
     """Reads PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
     precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -249,18 +213,12 @@ def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
         return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
 
-def draws_size(inputs: Inputs, options: dict[str, Any], flags: Flags) -> int:
+def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flags) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
-    flags = flags.with_gradients(Wants())
-    spec = spec_of(
-        _options.FORWARD,
-        named(inputs),
-        options | {"num_items": None},
-        flags,
-        "linear_cross_entropy",
-        unaligned_rows=False,
-    )
-    return plan_on(spec, inputs.hidden.device).info.draws_bytes
+    tensors = {name: tensor for name, tensor in given.items() if name in _READ}
+    flags, options = flags.with_gradients(Wants()), options | {"num_items": None}
+    spec = spec_of(_options.FORWARD, tensors, options, flags, "linear_cross_entropy", unaligned_rows=False)
+    return plan_on(spec, given["hidden"].device).info.draws_bytes
 
 
 def _raw_stream() -> Callable[[int], int]:
@@ -447,34 +405,29 @@ def find_forward(
     return found[0]  # type: ignore[no-any-return]
 
 
-def read_later(
-    inputs: Inputs, saved: Mapping[str, Tensor | None], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
-) -> Tensors:
+def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> Tensors:
     """Tensors that a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
-    more = {name: contiguous(tensor) for name, tensor in read_by_backward(saved).items()}
-    if main_grad is not None and flags.want_d_weight:
-        more["d_classifier"] = main_grad
-    return readable(inputs, options["num_items"]) | more
+    found = readable(read_by_backward(given), options["num_items"])
+    return found if main_grad is None or not flags.want_d_weight else found | {"d_classifier": main_grad}
 
 
 def run_pass(
     pass_: int,
-    inputs: Inputs,
-    saved: Mapping[str, Tensor | None],
+    given: Mapping[str, Tensor],
     main_grad: Tensor | None,
     options: dict[str, Any],
     flags: Flags,
     function: str,
 ) -> Tensors:
-    """Runs a pass. saved: of a backward pass what the forward pass has saved, and upstream gradients. options: the
+    """Runs a pass. given: of a backward pass with what the forward pass has saved, and upstream gradients. options: the
     resolved ones. The gradient of the weight is added to main_grad [V, D] where that is given; a forward pass checks
     it: flags and main_grad are as in find_forward."""
     if main_grad is not None and flags.want_d_weight:
-        check_own_memory(main_grad, inputs, saved)
+        check_own_memory(main_grad, given)
     if pass_ == _options.BACKWARD:
-        tensors = read_later(inputs, saved, main_grad, options, flags)
-        return find(pass_, tensors, options, flags, function)(tensors)
-    tensors = readable(inputs, options["num_items"])
+        tensors = read_later(given, main_grad, options, flags)
+    else:
+        tensors = readable(given, options["num_items"])
     if pass_ == _options.FORWARD:
         return find_forward(tensors, options, flags, function, main_grad)(tensors)
     return find(pass_, tensors, options, flags, function)(tensors)
@@ -542,19 +495,14 @@ def _meet(a: _Region, b: _Region) -> bool:
     return bool((first.clamp(min=0) <= last.clamp(max=many.pieces - 1)).any())
 
 
-def check_own_memory(
-    main_grad: Tensor,
-    inputs: Inputs,
-    saved: Mapping[str, Tensor | None] = MappingProxyType({}),
-    weight_name: str = "linear_weight",
-) -> None:
+def check_own_memory(main_grad: Tensor, given: Mapping[str, Tensor], weight_name: str = "linear_weight") -> None:
     """Refuses a main_grad that shares bytes with what the backward pass reads. weight_name: of the weight."""
     own = _region(main_grad)
     if own is None:
         return
-    for name, tensor in (inputs._asdict() | dict(saved)).items():
-        other = None if tensor is None else _region(tensor)
+    for name, tensor in given.items():
+        other = _region(tensor)
         if other is not None and _meet(own, other):
-            argument = weight_name if name == "weight" else _ARGUMENTS.get(name, name)
+            argument = weight_name if name == "classifier" else _ARGUMENTS.get(name, name)
             where = "that shares memory with" if other.exact else "in or between the memory of"
             raise ValueError(f"main_grad: expected a buffer of its own, got one {where} {argument}")

@@ -302,8 +302,8 @@ def test_opcheck(gradient):
     options |= dict(batch_invariant=False, top_k=0)
     stats = Flags(stats=("nll", "lse", "entropy", "argmax"))
     wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True, want_d_temperature=True)
-    tensors = {"hidden": input, "weight": weight, "target": target, "bias": bias}
-    tensors |= {"scale": torch.tensor(2.0), "temperature": torch.tensor(0.5)}
+    tensors = {"hidden": input, "classifier": weight, "targets": target, "bias": bias}
+    tensors |= {"learned_scale": torch.tensor(2.0), "learned_temperature": torch.tensor(0.5)}
     tensors |= {"numbers": torch.tensor([0.1, 2.0, 0.0, 0.5, 0.0, float("nan"), 0.1], dtype=torch.float64)}
     tensors |= {"seed": torch.tensor(3)} if thinned else {}
 

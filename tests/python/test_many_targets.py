@@ -227,8 +227,8 @@ def test_the_operator():
     leaves, ids, _ = problem((5,), 2)
     numbers = [0.0, 1.0, 0.0, 1.0, 0.0, float("nan"), DEFAULT_THRESHOLD]
     options = {"reduction": "sum", "gradient": "exact", "compute_dtype": 0, "batch_invariant": False}
-    tensors = dict(zip(("hidden", "weight", "bias"), (leaf.detach() for leaf in leaves)))
-    tensors |= {"target": ids, "target_weight": torch.ones(5, 2, dtype=torch.float64)}
+    tensors = dict(zip(("hidden", "classifier", "bias"), (leaf.detach() for leaf in leaves)))
+    tensors |= {"targets": ids, "target_weight": torch.ones(5, 2, dtype=torch.float64)}
     asked = autograd.Pass(FORWARD, Flags(stats=("lse",)), "linear_log_probs")
     text = autograd._text(asked, options, tensors)
     torch.library.opcheck(autograd.run, (list(tensors.values()), numbers, [-100, 0, 5, 0, 0, -1, -1], text))

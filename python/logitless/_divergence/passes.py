@@ -281,7 +281,7 @@ def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
-def _run(asked: Pass, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> Found:
+def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Found:
     rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
     heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
     p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
