@@ -13,7 +13,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import _build
 from .errors import (
     BackendUnavailableError,
     BudgetTooSmallError,
@@ -26,7 +25,7 @@ from .errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from .inspection import Backend, backends, plan, plans, version
+from .inspection import Backend, backends, plan, plans, version, warn_without_cuda
 from .native import PlanInfo
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-_build.warn_without_cuda()
+warn_without_cuda()
 
 # FlopCounterMode copies what is registered when it begins: with PyTorch here, the operators are from the start. What
 # keeps them from being made is told where they are used.

@@ -1,16 +1,21 @@
-"""Tells what the library would do: its version, backends and plans. Needs neither PyTorch nor numpy."""
+"""Tells what the library would do: its version, backends and plans, and whether it was built for CUDA. Needs neither
+PyTorch nor numpy."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 import re
 import sys
+import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import native
 from . import options as _options
+from .errors import LibraryNotFoundError
 from .native import PlanInfo
 from .options import takes
 
@@ -181,3 +186,28 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
 def plans(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> list[PlanInfo]:
     """The plans among which :func:`plan` chooses, for the same arguments: those that fit the budget."""
     return native.list_plans(*_planned("plans", (tokens, vocab, hidden), options))
+
+
+# ---- a build without CUDA
+
+_DEVICES = Path("/dev")  # with a file nvidia0 for the first GPU
+
+
+def why_no_cuda() -> str:
+    """Why the library has no CUDA kernels, and what to do; empty where it has, or nothing is known."""
+    try:
+        return native.library_path().with_name("no_cuda.txt").read_text(encoding="utf-8").strip()
+    except (OSError, LibraryNotFoundError):  # the latter is said where the library is used
+        return ""
+
+
+def _has_gpu() -> bool:
+    """Whether there is one that CUDA would show; without a call of CUDA, which no process may fork after."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not is_hidden and any(_DEVICES.glob("nvidia[0-9]*"))
+
+
+def warn_without_cuda() -> None:
+    why = why_no_cuda() if _has_gpu() else ""
+    if why:
+        warnings.warn(f"logitless: this machine has an NVIDIA GPU, but {why}", RuntimeWarning, stacklevel=3)

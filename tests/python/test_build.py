@@ -10,7 +10,7 @@ from pathlib import Path
 
 import logitless
 import pytest
-from logitless import _build, native
+from logitless import inspection, native
 
 WHY = "this build has no CUDA kernels, as no nvcc was found: install the CUDA toolkit"
 TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.define\.LOGITLESS_CUDA=ON"
@@ -24,14 +24,14 @@ def library(monkeypatch, tmp_path):
     made.symlink_to(native.library_path())
     monkeypatch.setenv("LOGITLESS_LIBRARY", str(made))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(_build, "_DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(inspection, "_DEVICES", tmp_path / "dev")
     return tmp_path
 
 
 def said():
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        _build.warn_without_cuda()
+        inspection.warn_without_cuda()
     return [str(warning.message) for warning in found]
 
 
@@ -74,7 +74,7 @@ def test_the_build_says_what_its_file_says():
     """Beside the library in its build folder, and in the package."""
     cuda = logitless.backends()[0]
     assert cuda.name == "cuda"
-    why = _build.why_no_cuda()
+    why = inspection.why_no_cuda()
     if not why:
         assert "no CUDA kernels" not in cuda.why_unavailable
         return

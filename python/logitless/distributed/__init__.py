@@ -5,7 +5,6 @@ docs/parallel.md has what is exchanged, what is the same on every rank to the bi
 
 from __future__ import annotations
 
-from ._labels import next_labels
-from .group import linear_cross_entropy, linear_log_probs, linear_top_k
+from .group import linear_cross_entropy, linear_log_probs, linear_top_k, next_labels
 
 __all__ = ["linear_cross_entropy", "linear_log_probs", "linear_top_k", "next_labels"]

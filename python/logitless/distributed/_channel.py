@@ -20,6 +20,11 @@ _WAITS = (
     "init_process_group('cpu:gloo,cuda:nccl')"
 )
 
+_functions: Any = vars(dist)  # by the names that this version has
+# (output, input, group=): all ranks' inputs one after another; the rank's part of their sum.
+all_gather = _functions.get("all_gather_single") or dist.all_gather_into_tensor
+reduce_scatter = _functions.get("reduce_scatter_single") or dist.reduce_scatter_tensor
+
 Group = Any  # torch.distributed.ProcessGroup, which a PyTorch without distributed does not have
 
 

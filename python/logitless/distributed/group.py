@@ -1,4 +1,4 @@
-"""The functions of ``logitless.distributed``: ``linear_cross_entropy``, ``linear_log_probs``, ``linear_top_k``."""
+"""The functions of ``logitless.distributed``: those of heads, and ``next_labels`` for context parallelism."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
 from ..outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, log_probs_of, loss, loss_of, top_k, top_k_of
 from . import _agreement
 from . import _passes as _passes  # the passes of groups are known from here on
+from ._channel import all_gather
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -185,6 +186,33 @@ def linear_top_k(
         k = _options.checked_k(k, _options.MOST_TOP_K)
         prepared, rows = _prepared(a, "linear_top_k", group, vocab_start, vocab_total, sequence_parallel, k)
     return top_k_of(prepared, rows, k)
+
+
+def next_labels(labels: Tensor, *, group: Any = None, shift: int = 1, ignore_index: int = -100) -> Tensor:
+    """Labels shifted to the left over the ranks of a group, which have consecutive parts of each sequence.
+
+    The last ``shift`` positions get the first labels of the next rank's part, those of the last rank ``ignore_index``.
+    One all-gather of ``shift`` labels a row, with no word on whether the ranks agree on shapes.
+
+    Args:
+        labels: ``[..., T]``, this rank's part, of at least ``shift`` positions, of one shape on all ranks.
+        group: a ``torch.distributed`` process group in the order of the parts; None: the default one.
+
+    Returns:
+        ``[..., T]``: what each position predicts, to be used with ``shift=0``.
+
+    Raises:
+        ValueError: a part that is shorter than the shift.
+    """
+    if shift < 0 or labels.dim() < 1 or labels.shape[-1] < shift:
+        raise ValueError(f"shift: expected 0 <= shift <= the last size of labels {list(labels.shape)}, got {shift}")
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    first = labels[..., :shift].contiguous()
+    every = first.new_empty((ranks, *first.shape))
+    if first.numel() > 0:
+        all_gather(every.view(-1), first.view(-1), group=group)
+    following = every[rank + 1] if rank + 1 < ranks else torch.full_like(first, ignore_index)
+    return torch.cat((labels[..., shift:], following), dim=-1)
 
 
 def _prepared(

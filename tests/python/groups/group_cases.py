@@ -309,7 +309,7 @@ def case_two_heads_at_once(ranks):
 
 def case_nothing_outlives_its_use(ranks):
     """Neither a run's workspace, until Python looks for cycles, nor a group that is destroyed."""
-    from logitless.distributed._run import _Exchange
+    from logitless.distributed._passes import _Exchange
 
     data = Data(ranks)
     group = dist.new_group(list(range(ranks.size)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from logitless import native
 from logitless import options as _options
-from logitless.distributed import _run
+from logitless.distributed import _passes
 from logitless.distributed._channel import Channel
 
 from groups.fault_cases import call
@@ -159,7 +159,7 @@ def case_the_backward_pass_is_the_one_that_was_planned(ranks):
         given["linear_bias"] = data.bias[data.shard].clone().requires_grad_()
         for is_new in (True, False):
             leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-            with counted(Channel, "objects") as compared, counted(_run, "GroupRun") as planned:
+            with counted(Channel, "objects") as compared, counted(_passes, "GroupRun") as planned:
                 out = call(ranks, data, input=leaf, shard=shard, **given)
                 assert (len(compared), len(planned)) == ((1, 3) if is_new else (0, 0)), name
                 objective(out, data, given["reduction"]).backward()
