@@ -30,7 +30,6 @@ from .options import (
     NUMBERS,
     Flags,
     Wants,
-    check_sizes,
     check_targets_shape,
     dense_message,
     shape_text,
@@ -174,8 +173,7 @@ def check_real(name: str, tensor: Tensor) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(tensor.shape)}")
+    _options.check_shape(name, tensor.shape, shape, meaning)
 
 
 def check_constant(name: str, tensor: Tensor, hint: str) -> None:
@@ -198,18 +196,7 @@ def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> N
         if tensor is not None:
             check_tensor(name, tensor)
             check_float(name, tensor)
-    (input_name, weight_name, bias_name), (input, weight, bias) = tensors, tensors.values()
-    assert input is not None and weight is not None
-    if weight.dim() != 2:
-        raise ValueError(f"{weight_name}: expected shape [V, D], got {shape_text(weight.shape)}")
-    check_sizes(weight.shape, least_vocab, weight_name)
-    if input.dim() < 1 or input.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"{input_name}: expected shape [..., D] with D = {weight.shape[1]} of {weight_name}, "
-            f"got {shape_text(input.shape)}"
-        )
-    if bias is not None:
-        check_shape(bias_name, bias, weight.shape[:1], "V")
+    _options.check_head_shapes(tensors, least_vocab)
 
 
 def check_operands(

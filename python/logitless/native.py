@@ -528,31 +528,22 @@ class Workspace:
         self.address = ctypes.addressof(self._view)
 
 
-def run(plan: Plan, buffers: ctypes.Structure, workspace: int | None = None, stream: int | None = None) -> None:
-    """Runs a plan in a workspace of the plan's size."""
-    size = plan.info.workspace_bytes
-    status = library().logitless_run(
-        plan.pointer, ctypes.byref(buffers), len(schema().tensors), workspace, size, stream
-    )
+def run(
+    plan: Plan,
+    buffers: ctypes.Structure,
+    workspace: int | None = None,
+    stream: int | None = None,
+    communicator: Communicator | None = None,
+) -> None:
+    """Runs a plan in a workspace of the plan's size; that of a rank's shard with the other ranks."""
+    size, lib = plan.info.workspace_bytes, library()
+    arguments = plan.pointer, ctypes.byref(buffers), len(schema().tensors), workspace, size, stream
+    if communicator is None:
+        status = lib.logitless_run(*arguments)
+    else:
+        status = lib.logitless_run_group(*arguments, ctypes.byref(communicator))
     if status != OK:
         check(status)
-
-
-def run_group(
-    plan: Plan, buffers: ctypes.Structure, workspace: int | None, stream: int | None, communicator: Communicator
-) -> None:
-    """Runs the plan of a rank's shard, with the other ranks."""
-    size = plan.info.workspace_bytes
-    arguments = (
-        plan.pointer,
-        ctypes.byref(buffers),
-        len(schema().tensors),
-        workspace,
-        size,
-        stream,
-        ctypes.byref(communicator),
-    )
-    check(library().logitless_run_group(*arguments))
 
 
 def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import options as _options
-from .call import Number, Seed, check_linear
+from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .options import DEFAULTS, LOSS_OPTIONS, LossOptions, takes
+from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, takes
 from .run import torch_dtype
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class FusedHeadOptions(LossOptions, total=False):
 __all__ = ["FusedHead"]
 
 Head = TypeVar("Head", bound="FusedHead")
+_CALL = _options.names_of(CallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
 
 # Keywords of PyTorch's module, in its order.
@@ -112,19 +113,16 @@ class LinearCrossEntropyLoss(nn.Module):
         self.register_buffer("weight", weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
+    @takes(CallOptions)
     def forward(
         self,
         input: Tensor,
         target: Tensor,
         *,
-        token_weight: Tensor | None = None,
         target_weight: Tensor | None = None,
-        num_items: float | Tensor | None = None,
         temperature: Number | None = None,
-        main_grad: Tensor | None = None,
         return_stats: bool | Sequence[str] = False,
-        differentiable_stats: bool = True,
-        seed: Seed = None,
+        **call: Unpack[CallOptions],
     ) -> Tensor | LinearCrossEntropyOutput:
         """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`.
 
@@ -137,13 +135,9 @@ class LinearCrossEntropyLoss(nn.Module):
             target,
             linear_bias=self.linear.bias,
             weight=self.weight,
-            token_weight=token_weight,
             target_weight=target_weight,
-            num_items=num_items,
-            main_grad=main_grad,
             return_stats=return_stats,
-            differentiable_stats=differentiable_stats,
-            seed=seed,
+            **call,
             **_kept(self, temperature),
         )
 
@@ -232,19 +226,16 @@ class FusedHead(nn.Linear):
         head.bias = linear.bias
         return head.train(linear.training)
 
+    @takes(CallOptions)
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
         labels: Tensor | None = None,
         *,
-        token_weight: Tensor | None = None,
-        num_items: Number | None = None,
         temperature: Number | None = None,
-        main_grad: Tensor | None = None,
         return_stats: bool | Sequence[str] = False,
-        differentiable_stats: bool = True,
-        seed: Seed = None,
         transformed: bool = False,
+        **call: Unpack[CallOptions],
     ) -> Tensor | LinearCrossEntropyOutput:
         """With labels ``[...]`` the loss of ``hidden`` ``[..., D]``, or with ``return_stats`` a
         :class:`logitless.LinearCrossEntropyOutput`; without them what ``nn.Linear`` returns.
@@ -259,11 +250,10 @@ class FusedHead(nn.Linear):
             UnsupportedError: labels through an adapter's layer around the head, such as PEFT's LoRA.
         """
         if labels is None:
-            loss_only = {"token_weight": token_weight, "num_items": num_items, "main_grad": main_grad, "seed": seed}
-            if not transformed:
-                loss_only["temperature"] = temperature
+            _options.check_names("forward", call, _CALL)
+            loss_only = call if transformed else {**call, "temperature": temperature}
             for name, value in loss_only.items():
-                if value is not None:
+                if value is not None and name != "differentiable_stats":
                     raise ValueError(f"{name}: expected None without labels, got {_kind(value)}")
             if return_stats:
                 raise ValueError(f"return_stats: expected False without labels, got {return_stats!r}")
@@ -283,12 +273,8 @@ class FusedHead(nn.Linear):
             labels,
             linear_bias=self.bias,
             weight=self.class_weight,
-            token_weight=token_weight,
-            num_items=num_items,
-            main_grad=main_grad,
             return_stats=return_stats,
-            differentiable_stats=differentiable_stats,
-            seed=seed,
+            **call,
             **_kept(self, temperature),
         )
 

@@ -146,7 +146,8 @@ def linear_cross_entropy(
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
     several = o["target_weight"] is not None and y.ndim == x.ndim
-    _check_shapes(x, c, y, several)
+    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
+    _options.check_targets_shape("target", y.shape, x.shape[:-1], several)
     if several:
         _options.check_several_targets(o["weight"], o["gradient"])
     elif o["target_weight"] is not None:
@@ -203,7 +204,7 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
     o = _resolved("linear_top_k", TopKOptions, options)
     x, c = _operand(input), _operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
-    _check_shapes(x, c, y, False)
+    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
     call = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, c.shape[0]))
     found = call.run(FORWARD, {}, Flags())
     return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
@@ -230,7 +231,7 @@ def linear_log_probs(
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
     _options.check_targets_shape("ids", y.shape, x.shape[:-1], True)
     _options.target_code(y.dtype, "ids")
-    _check_shapes(x, c, y, True)
+    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
     call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
     call.read["target_weight"] = np.ones((len(call.read["hidden"]), y.shape[-1]), call.stats)
     return call.run(FORWARD, {}, Flags())["target_log_probs"].reshape(y.shape)
@@ -257,21 +258,10 @@ def _row_major(array: NDArray[Any]) -> NDArray[Any]:
 
 def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:
     array = np.asarray(values)
-    if array.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape_text(shape)} ({meaning}), got {shape_text(array.shape)}")
+    _options.check_shape(name, array.shape, shape, meaning)
     if np.iscomplexobj(array):
         raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
-
-
-def _check_shapes(x: NDArray[Any], c: NDArray[Any], y: NDArray[Any], several: bool) -> None:
-    """several: targets a row."""
-    if c.ndim != 2:
-        raise ValueError(f"linear_weight: expected shape [V, D], got {shape_text(c.shape)}")
-    _options.check_sizes(c.shape)
-    if x.ndim < 1 or x.shape[-1] != c.shape[1]:
-        raise ValueError(f"input: expected shape [..., D] with D = {c.shape[1]}, got {shape_text(x.shape)}")
-    _options.check_targets_shape("target", y.shape, x.shape[:-1], several)
 
 
 class _Call:

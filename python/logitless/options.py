@@ -73,17 +73,22 @@ class LossOptions(ReductionOptions, LogitOptions, total=False):
     """Options of a loss, as modules keep them."""
 
 
-class HeadOptions(LossOptions, total=False):
-    """Options of a call of a loss."""
+class CallOptions(TypedDict, total=False):
+    """What a call of a module has beside the module's options."""
 
-    linear_bias: Tensor | None
-    weight: Tensor | None
     token_weight: Tensor | None
-    target_weight: Tensor | None
     num_items: Number | None
     main_grad: Tensor | None
     differentiable_stats: bool
     seed: Seed
+
+
+class HeadOptions(LossOptions, CallOptions, total=False):
+    """Options of a call of a loss."""
+
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    target_weight: Tensor | None
 
 
 class TopKOptions(LogitOptions, total=False):
@@ -175,22 +180,10 @@ F32, BF16, F16, F64, I32, I64 = range(6)  # logitless_dtype
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)  # logitless_pass
 
 
-class Dtype(NamedTuple):
-    name: str  # PyTorch's and numpy's; numpy has bfloat16 of the package ml_dtypes
-    code: int  # of logitless_dtype
-    is_float: bool
-
-
-ALL_DTYPES = (
-    Dtype("float32", F32, True),
-    Dtype("bfloat16", BF16, True),
-    Dtype("float16", F16, True),
-    Dtype("float64", F64, True),
-    Dtype("int32", I32, False),
-    Dtype("int64", I64, False),
-)
-FLOATS = {dtype.name: dtype.code for dtype in ALL_DTYPES if dtype.is_float}
-INTEGER_DTYPES = {dtype.name: dtype.code for dtype in ALL_DTYPES if not dtype.is_float}
+# By PyTorch's and numpy's names; numpy has bfloat16 of the package ml_dtypes.
+FLOATS = {"float32": F32, "bfloat16": BF16, "float16": F16, "float64": F64}
+INTEGER_DTYPES = {"int32": I32, "int64": I64}
+CODES = FLOATS | INTEGER_DTYPES
 FLOATS_TEXT = "float32, bfloat16, float16 or float64"
 INTEGERS_TEXT = "int64 or int32 class indices"
 
@@ -346,13 +339,27 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
-def check_sizes(shape: Sequence[int], least_vocab: int = 1, name: str = "linear_weight") -> None:
-    """Checks the sizes of a head's weight, [V, D]."""
-    vocab, columns = shape
+def check_shape(name: str, shape: Any, expected: Sequence[Any], meaning: str) -> None:
+    if tuple(shape) != tuple(expected):
+        raise ValueError(f"{name}: expected shape {shape_text(expected)} ({meaning}), got {shape_text(shape)}")
+
+
+def check_head_shapes(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
+    """Checks hidden states, weight and bias of a head, by the caller's names; a bias may be None."""
+    (input_name, weight_name, bias_name), (input, weight, bias) = arrays, arrays.values()
+    if len(weight.shape) != 2:
+        raise ValueError(f"{weight_name}: expected shape [V, D], got {shape_text(weight.shape)}")
+    vocab, columns = weight.shape
     if vocab < least_vocab or columns < 1:
         raise InvalidArgumentError(
-            f"{name}: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(shape)}"
+            f"{weight_name}: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(weight.shape)}"
         )
+    if len(input.shape) < 1 or input.shape[-1] != columns:
+        raise ValueError(
+            f"{input_name}: expected shape [..., D] with D = {columns} of {weight_name}, got {shape_text(input.shape)}"
+        )
+    if bias is not None:
+        check_shape(bias_name, bias.shape, (vocab,), "V")
 
 
 def _is_symbol(value: Any) -> bool:

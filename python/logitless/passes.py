@@ -10,7 +10,6 @@ from . import options as _options
 from .options import BACKWARD, FORWARD, LSE, Flags, name_of
 
 GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
-_CODES = _options.FLOATS | _options.INTEGER_DTYPES
 
 
 class Result(NamedTuple):
@@ -96,6 +95,6 @@ def spec_of(
     tensors |= {name: result.dtype for name, result in writes(pass_, read, options, flags, function).items()}
     if flags.keeps_draws:
         tensors["draws"] = "uint8"
-    codes = {name: _CODES.get(dtype, 0) for name, dtype in tensors.items()}
+    codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
     added = ("d_classifier",) if "d_classifier" in read else ()
     return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_, **given, **more)

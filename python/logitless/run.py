@@ -36,7 +36,7 @@ _ARGUMENTS = {
     "learned_scale": "scale",
     "learned_temperature": "temperature",
 }
-CODES: dict[torch.dtype, int] = {getattr(torch, dtype.name): dtype.code for dtype in _options.ALL_DTYPES}
+CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in _options.CODES.items()}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 

@@ -109,7 +109,7 @@ class GroupRun(Run):
         exchange = _Exchange(self.group(), self._shard, workspace, written)
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         try:
-            native.run_group(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
+            native.run(self.plan, buffers, workspace.data_ptr(), stream, exchange.communicator)
         except CommunicationError as error:
             raise error from exchange.error
         finally:
