@@ -25,7 +25,7 @@ from ..errors import UnsupportedError
 from ..outputs import loss
 from ..run import stats_dtype
 from . import _fsdp
-from .group import linear_cross_entropy as of_group
+from .group import loss_of_ranks
 
 Placements = tuple[Placement, ...]
 _PARAMETERS = ("linear_weight", "linear_bias", "scale", "temperature")
@@ -49,15 +49,6 @@ def linear_cross_entropy(a: Arguments) -> Any:
         if isinstance(value, DTensor):
             check_plain("temperature" if name == "row_temperature" else name, value)
     return loss(a)
-
-
-def _keywords(a: Arguments) -> dict[str, Any]:
-    found = a._asdict()
-    del found["compute_dtype"]
-    row_temperature = found.pop("row_temperature")
-    if row_temperature is not None:
-        found["temperature"] = row_temperature
-    return found
 
 
 def _without_fsdp(a: Arguments) -> Arguments:
@@ -187,18 +178,8 @@ class _Call:
         if vocab is None:
             found: Any = loss(given)
         else:
-            keywords = _keywords(given)
-            shard = keywords.pop("linear_weight")
-            found = of_group(
-                keywords.pop("input"),
-                shard,
-                keywords.pop("target"),
-                group=self.layout.mesh.get_group(vocab),
-                vocab_start=self._vocab_start(shard),
-                vocab_total=self.a.linear_weight.shape[0],
-                sequence_parallel=self.gathered is not None,
-                **keywords,
-            )
+            start, total = self._vocab_start(given.linear_weight), self.a.linear_weight.shape[0]
+            found = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
         if self.a.return_stats is False:
             return self._returned("loss", found)
         values = {name: self._returned(name, getattr(found, name)) for name in ("loss", *self.names)}

@@ -88,10 +88,17 @@ def linear_cross_entropy(
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     group = checked_group(group)
     a = Arguments(input, weight_shard, target, return_stats=return_stats, **options)
-    if is_whole_head(group, weight_shard, vocab_start, vocab_total):
-        return loss(with_row_temperature(a, getattr(input, "shape", ())[:-1]))
-    rows = getattr(target, "shape", ())
-    if a.target_weight is not None and len(rows) == len(getattr(input, "shape", ())):
+    return loss_of_ranks(a, group, vocab_start, vocab_total, sequence_parallel)
+
+
+def loss_of_ranks(
+    a: Arguments, group: Any, vocab_start: int | None, vocab_total: int | None, sequence_parallel: bool
+) -> Tensor | LinearCrossEntropyOutput:
+    """As linear_cross_entropy, of a checked group."""
+    if is_whole_head(group, a.linear_weight, vocab_start, vocab_total):
+        return loss(with_row_temperature(a, getattr(a.input, "shape", ())[:-1]))
+    rows = getattr(a.target, "shape", ())
+    if a.target_weight is not None and len(rows) == len(getattr(a.input, "shape", ())):
         rows = rows[:-1]
     a = with_row_temperature(a, rows)
     with refused_for_all(group):
