@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import options as _options
 from .call import Arguments, Learned, Prepared, PreparedCall, Ranks, are_off, are_plain, inputs_of, seed_tensor, split
 from .options import DRAW_STATS, SAVED, Flags
-from .passes import GRADIENTS, Result, results
+from .passes import GRADIENTS, Pass, Result, results
 from .run import (
     Tensors,
     check_own_memory,
@@ -36,15 +36,6 @@ from .run import (
 )
 
 Found = dict[str, Tensor]  # by the names of results()
-
-
-class Pass(NamedTuple):
-    """A pass, but for tensors and options."""
-
-    kind: int
-    flags: Flags
-    function: str
-    ranks: Ranks | None = None
 
 
 _PASS_NAMES = {
@@ -71,7 +62,8 @@ GROUP = "group"
 
 
 def _others(asked: Pass) -> OtherPasses | None:
-    return other_passes.get(asked.function if asked.ranks is None else GROUP)
+    # Never the library's own pass in the place of one of ranks.
+    return other_passes.get(asked.function) if asked.ranks is None else other_passes[GROUP]
 
 
 def _execute(asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
@@ -79,7 +71,7 @@ def _execute(asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, op
     others = _others(asked)
     if others is not None:
         return others.run(asked, given, main_grad, options)
-    return run_pass(asked.kind, given, main_grad, options, asked.flags, asked.function)
+    return run_pass(asked, given, main_grad, options)
 
 
 def _results(
@@ -88,7 +80,7 @@ def _results(
     others = _others(asked)
     if others is not None:
         return others.results(asked, given, options)
-    return results(asked.kind, given, options, asked.flags, asked.function, draws_bytes)
+    return results(asked, given, options, draws_bytes)
 
 
 # ---- the operator
@@ -323,7 +315,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     given = inputs_of(a, learned.wanted(call.trained))
     options: dict[str, Any] = call.options
     if not direct:
-        options, numbers = split(options, call.flags.keeps_draws)
+        options, numbers = split(options, call.asked.flags.keeps_draws)
         given |= {} if numbers is None else {"numbers": numbers}
     device = a.input.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given
@@ -334,15 +326,14 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
         # and its second one leaves the generator where the first has left it: else every step would draw from the same.
         seed_tensor(a.seed, device)
     main_grad = a.main_grad if call.trained.weight else None
-    if direct and call.ranks is None:
+    if direct and call.asked.ranks is None:
         found = _directly(call, a, given, main_grad)
     else:
-        asked = Pass(call.pass_, call.flags, call.function, call.ranks)
         if direct:
-            found = _execute(asked, given, main_grad, options)
+            found = _execute(call.asked, given, main_grad, options)
         else:
             read = given if call.trains else _constants(given)  # the operator has no formula of autograd
-            found = by_operator(asked, {**read, "main_grad": main_grad}, options)
+            found = by_operator(call.asked, {**read, "main_grad": main_grad}, options)
     if call.draw_stats:
         found = found | _stats_of_draw(drawn, options, direct)
     return given, options, found
@@ -357,7 +348,7 @@ def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bo
     read = {name: value for name, value in _constants(given).items() if not name.startswith("learned_")}
     if options["reduction"] == "none":
         options = options | {"reduction": "sum"}
-    asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS, "linear_cross_entropy")
+    asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS)
     found = _execute(asked, read, None, options) if direct else by_operator(asked, read, options)
     return {name: found[name] for name in DRAW_STATS}
 
@@ -372,10 +363,10 @@ def _directly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_g
             return _named(call, readable(given, call.options["num_items"]))
         return _named(call, {name: given[name] for name in names})
     tensors = readable(given, call.options["num_items"])
-    if call.pass_ == _options.FORWARD:
-        call.run = find_forward(tensors, call.options, call.flags, call.function, main_grad)
+    if call.asked.kind == _options.FORWARD:
+        call.run = find_forward(call.asked, tensors, call.options, main_grad)
     else:
-        call.run = find(call.pass_, tensors, call.options, call.flags, call.function)
+        call.run = find(call.asked, tensors, call.options)
     call.read = read_as_they_are(given, tensors)
     later = call.trains and not call.together
     if call.read is not None and not (later or call.draws or call.draw_stats or call.passes_over_draw):
@@ -385,7 +376,7 @@ def _directly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_g
 
 def _named(call: PreparedCall, tensors: Tensors) -> Found:
     if torch._C._autograd._profiler_enabled():
-        with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.pass_]}"):
+        with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.asked.kind]}"):
             return call.run(tensors)  # type: ignore[no-any-return]
     return call.run(tensors)  # type: ignore[no-any-return]
 
@@ -435,7 +426,7 @@ class Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         call = ctx.call
-        refuse_double_backward(call.function)
+        refuse_double_backward(call.asked.function)
         if call.together:
             loss = upstream[0]
             found = NOTHING if loss is None else scaled_saved(ctx.saved_tensors, loss, ctx.direct)
@@ -473,7 +464,7 @@ def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
     """Gradients that are made in the backward pass, for each of GRADIENTS."""
     given = {name: tensor for name, tensor in zip(ctx.names, ctx.saved_tensors) if tensor is not None}
     call, main_grad = ctx.call, ctx.main_grad
-    asked = Pass(_options.BACKWARD, call.gradients, call.function, call.ranks)
+    asked = call.later
     if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
         asked, main_grad = asked._replace(flags=asked.flags._replace(want_d_weight=False)), None
     if not any(asked.flags.wants()) or all([gradient is None for gradient in upstream]):

@@ -34,6 +34,7 @@ from .options import (
     dense_message,
     shape_text,
 )
+from .passes import Pass
 from .run import CODES, check_learned_scale, check_learned_temperature, place, stats_dtype
 
 Number = float | Tensor
@@ -551,24 +552,26 @@ class Ranks(NamedTuple):
         return int(hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
 
 
-class PreparedCall:
-    """A kind of call: what it does. Made with the first one's arguments, cast and checked.
+class CallOf(NamedTuple):
+    """A function of _options.FUNCTIONS, and what its callers know beside the arguments.
 
-    rows: the shape of what is told of each row; own_rows: of what is given for each row.
+    Attributes:
+        ranks: of a group, whose callers check operands and targets.
+        rows: the shape of all ranks' tokens; None: that of the input's.
     """
 
-    def __init__(
-        self,
-        a: Arguments,
-        learned: Learned,
-        function: str,
-        k: int,
-        ranks: Ranks | None,
-        rows: Sequence[int],
-        own_rows: Sequence[int],
-    ) -> None:
-        check_rest(a, own_rows, ranks is not None)
-        self.function, self.ranks = function, ranks
+    function: str = "linear_cross_entropy"
+    k: int = 0
+    ranks: Ranks | None = None
+    rows: Sequence[int] | None = None
+
+
+class PreparedCall:
+    """A kind of call: what it does. Made with the first one's arguments, cast and checked."""
+
+    def __init__(self, a: Arguments, learned: Learned, of: CallOf) -> None:
+        ranks, rows = of.ranks, a.rows() if of.rows is None else of.rows
+        check_rest(a, a.rows() if ranks is not None and ranks.own_targets else rows, ranks is not None)
         several = a.has_several_targets()
         names = self.names = _options.stats_names(a.return_stats, a.gradient, several)
         if ranks is not None:
@@ -576,20 +579,19 @@ class PreparedCall:
                 if name in DRAW_STATS:
                     raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
         options = options_of(a, rows)
-        options["top_k"] = k
+        options["top_k"] = of.k
         self.options = options
-        self.differentiable = a.differentiable_stats
-        self._choose(a, learned)
+        self._choose(a, learned, of)
         trained = self.trained
         if trained.scale and not isinstance(options["scale"], Tensor) and not torch.compiler.is_compiling():
             # A compiled graph knows no number of a tensor; its run checks it.
             check_learned_scale(options["scale"])
         if trained.temperature and not isinstance(options["softcap"], Tensor):
             check_learned_temperature(options["softcap"])
-        self.trains, self.gradients = any(trained), Flags(*trained)
-        self.together = self.pass_ == _options.FORWARD_BACKWARD
-        told = _options.FUNCTIONS[function].tells or ("loss",)
-        asked = (*names, *(("counts",) if self.flags.want_counts else ()))
+        self.trains, self.together = any(trained), self.asked.kind == _options.FORWARD_BACKWARD
+        self.later = self.asked._replace(kind=_options.BACKWARD, flags=Flags(*trained))
+        told = _options.FUNCTIONS[of.function].tells or ("loss",)
+        asked = (*names, *(("counts",) if self.asked.flags.want_counts else ()))
         constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
         self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
         self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
@@ -598,22 +600,23 @@ class PreparedCall:
         self.read: tuple[str, ...] | None = None
         self.reads_arguments = False
 
-    def _choose(self, a: Arguments, learned: Learned) -> None:
+    def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         """Which passes: gradients together with the loss, or after it, once the upstream gradients are known.
 
-        Sets trained (whose gradients are wanted), pass_ (the first: FORWARD, or FORWARD_BACKWARD), flags (of that pass,
-        with the gradients that it makes or that its backward pass will be asked for), draws (whether it reads the
-        seed), draw_stats (whether the statistics of the draw want a pass of their own) and passes_over_draw (whether a
-        draw is left out that a pass with gradients would make).
+        Sets trained (whose gradients are wanted), asked (the first pass: FORWARD, or FORWARD_BACKWARD; its flags have
+        the gradients that it makes or that its backward pass will be asked for), draws (whether it reads the seed),
+        draw_stats (whether the statistics of the draw want a pass of their own) and passes_over_draw (whether a draw is
+        left out that a pass with gradients would make).
         """
         names = self.names
         tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
         require = [t is not None and t.requires_grad for t in tensors]
-        grad = grad_mode() and self.function != "linear_top_k"
+        grad = grad_mode() and of.function != "linear_top_k"
         trained = self.trained = Wants(*(grad and wanted for wanted in require))
-        self.pass_, self.draws, self.draw_stats, self.passes_over_draw = _options.FORWARD, False, False, False
-        if self.function != "linear_cross_entropy":
-            self.flags = Flags(stats=("lse",) if self.function == "linear_log_probs" else ()).with_gradients(trained)
+        self.draws = self.draw_stats = self.passes_over_draw = False
+        if of.function != "linear_cross_entropy":
+            flags = Flags(stats=("lse",) if of.function == "linear_log_probs" else ()).with_gradients(trained)
+            self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
             return
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
         stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
@@ -623,8 +626,8 @@ class PreparedCall:
         stats = (*names, "argmax") if "correct_count" in names else names
         flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
         if any(trained) and not later:
-            self.flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
-            self.pass_, self.draws = _options.FORWARD_BACKWARD, thinned
+            flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
+            self.asked, self.draws = Pass(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), thinned
             return
         self.draws = thinned and any(trained)
         self.draw_stats = want_draw_stats
@@ -632,8 +635,8 @@ class PreparedCall:
         if any(trained):
             # lse is read later. A rank keeps no draws: a backward pass makes them again, from the same seed.
             flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))
-            flags = flags._replace(keeps_draws=self.draws and self.ranks is None).with_gradients(trained)
-        self.flags = flags
+            flags = flags._replace(keeps_draws=self.draws and of.ranks is None).with_gradients(trained)
+        self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
 
 
 class Prepared(NamedTuple):
@@ -667,42 +670,22 @@ def suits(a: Arguments) -> bool:
     return are_plain(tensors)
 
 
-def prepare(
-    a: Arguments,
-    function: str = "linear_cross_entropy",
-    k: int = 0,
-    ranks: Ranks | None = None,
-    rows: Sequence[int] | None = None,
-    plain: bool | None = None,
-) -> Prepared:
-    """Checks, casts and resolves what a function of _options.FUNCTIONS is called with.
-
-    ranks: of a group, whose callers check operands and targets; rows: the shape of all ranks' tokens; plain: what
-    suits() says, where that is known.
-    """
-    if suits(a) if plain is None else plain:
-        return _prepare_plain(a, function, k, ranks, rows)
-    return _prepare_watched(a, function, k, ranks, rows)
+def prepare(a: Arguments, of: CallOf = CallOf(), plain: bool | None = None) -> Prepared:
+    """Checks, casts and resolves what a function is called with. plain: what suits() says, where that is known."""
+    return _prepare_plain(a, of) if (suits(a) if plain is None else plain) else _prepare_watched(a, of)
 
 
-def _made(
-    a: Arguments, learned: Learned, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None
-) -> PreparedCall:
-    own = a.rows() if rows is None or (ranks is not None and ranks.own_targets) else rows
-    return PreparedCall(a, learned, function, k, ranks, a.rows() if rows is None else rows, own)
-
-
-def _prepare_watched(a: Arguments, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None) -> Prepared:
+def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
     """Prepares by traceable code, which a compiled graph runs as it is."""
-    if ranks is None:
+    if of.ranks is None:
         check_head(a)
     a = autocast(a)
     found = learned(a)
     a = without_number_tensors(a)
-    return Prepared(_made(a, found, function, k, ranks, rows), a, found, False)
+    return Prepared(PreparedCall(a, found, of), a, found, False)
 
 
-def _prepare_plain(a: Arguments, function: str, k: int, ranks: Ranks | None, rows: Sequence[int] | None) -> Prepared:
+def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
     found = learned(a)
     types = tuple(map(type, a[FIRST_OPTION:]))
     if not _SIMPLE.issuperset(types):
@@ -714,22 +697,22 @@ def _prepare_plain(a: Arguments, function: str, k: int, ranks: Ranks | None, row
         a = _with_known_num_items(a)
     if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
         a = autocast(a)
-    key = _key(a, found, types, function, k, ranks, rows)
+    key = _key(a, found, types, of)
     try:
         call = _calls.get(key)
     except TypeError:  # an option that can be no key, and is none: refused by name
-        return _prepare_watched(a, function, k, ranks, rows)
+        return _prepare_watched(a, of)
     if call is None:
-        if ranks is None:
+        if of.ranks is None:
             check_head(a)
-        call = _made(a, found, function, k, ranks, rows)
+        call = PreparedCall(a, found, of)
         _calls.put(key, call)
     elif a.seed is not None:
         check_seed(a.seed, a.input.device)
     return Prepared(call, a, found, True)
 
 
-def _key(a: Arguments, learned: Learned, types: tuple[type, ...], *more: Any) -> tuple[Any, ...]:
+def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) -> tuple[Any, ...]:
     """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
     num_items = a.num_items
     return (
@@ -743,7 +726,7 @@ def _key(a: Arguments, learned: Learned, types: tuple[type, ...], *more: Any) ->
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         place(a.input, a.linear_weight),
-        more,
+        of,
     )
 
 

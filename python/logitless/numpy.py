@@ -29,7 +29,7 @@ from .options import (
     shape_text,
     takes,
 )
-from .passes import results, spec_of, stats_of
+from .passes import Pass, results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -321,7 +321,7 @@ class _Call:
         return found | self.run(BACKWARD, saved | drawn, backward)
 
     def _plan(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> native.Plan:
-        return native.plan_of(spec_of(pass_, self.read | more, self.options, flags, self.function), *self.place)
+        return native.plan_of(spec_of(Pass(pass_, flags, self.function), self.read | more, self.options), *self.place)
 
     def run(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> dict[str, NDArray[Any]]:
         """One pass, over more than the call's own arrays."""
@@ -329,7 +329,7 @@ class _Call:
         plan = self._plan(pass_, more, flags)
         found = {
             name: _aligned(plan.info.draws_bytes) if name == "draws" else np.empty(shape, dtype)
-            for name, (shape, dtype, _) in results(pass_, read, self.options, flags, self.function).items()
+            for name, (shape, dtype, _) in results(Pass(pass_, flags, self.function), read, self.options).items()
         }
         buffers: Any = native.schema().buffers()
         for name, array in (read | found).items():

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from . import options as _options
 from .autograd import Found, perform
-from .call import Arguments, Prepared, check_head, check_tensor, ids_of, prepare, tokens_of, with_row_temperature
+from .call import (
+    Arguments,
+    CallOf,
+    Prepared,
+    check_head,
+    check_tensor,
+    ids_of,
+    prepare,
+    tokens_of,
+    with_row_temperature,
+)
 from .options import check_targets_shape
 
 
@@ -96,7 +106,7 @@ def log_probs(a: Arguments) -> Tensor:
     rows = getattr(a.input, "shape", ())[:-1]
     a = with_row_temperature(ids_of(a), rows)
     check_targets_shape("ids", a.target.shape, rows, True)
-    return log_probs_of(prepare(a, "linear_log_probs"), rows)
+    return log_probs_of(prepare(a, CallOf("linear_log_probs")), rows)
 
 
 def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
@@ -111,4 +121,4 @@ def top_k(a: Arguments, k: int) -> LinearTopK:
     a = with_row_temperature(tokens_of(a, rows), rows)
     check_head(a)
     k = _options.checked_k(k, a.linear_weight.shape[0])
-    return top_k_of(prepare(a, "linear_top_k", k), rows, k)
+    return top_k_of(prepare(a, CallOf("linear_top_k", k)), rows, k)

@@ -12,6 +12,15 @@ from .options import BACKWARD, FORWARD, LSE, Flags, name_of
 GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
 
 
+class Pass(NamedTuple):
+    """A pass, but for tensors and options."""
+
+    kind: int
+    flags: Flags = Flags()
+    function: str = "linear_cross_entropy"
+    ranks: Any = None  # call.Ranks
+
+
 class Result(NamedTuple):
     """An array that a pass returns."""
 
@@ -26,12 +35,13 @@ def stats_of(hidden: Any) -> str:
 
 
 def results(
-    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str, draws_bytes: int = 0
+    asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
 ) -> dict[str, Result]:
     """What a pass returns. counts holds correct and valid rows, the former 0 without argmax.
 
     The gradient of the weight is among them also where it is added to main_grad, which is not known here.
     """
+    pass_, flags, function, _ = asked
     hidden, weight, bias = read["hidden"], read["classifier"], read.get("bias")
     rows, stats = (hidden.shape[0],), stats_of(hidden)
     found: dict[str, Result] = {}
@@ -64,13 +74,10 @@ def results(
     return found | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
 
 
-def writes(
-    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str
-) -> dict[str, Result]:
+def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     """What the library writes; gradients of numbers are made of others, which are not rounded yet. A d_classifier that
     is read is added to."""
-    found = results(pass_, read, options, flags, function)
-    hidden = read["hidden"]
+    found, hidden, flags = results(asked, read, options), read["hidden"], asked.flags
     if flags.learns_numbers():
         found["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
     if flags.want_d_temperature and "bias" in read:
@@ -80,9 +87,7 @@ def writes(
     return found
 
 
-def spec_of(
-    pass_: int, read: Mapping[str, Any], options: Mapping[str, Any], flags: Flags, function: str, **more: Any
-) -> native.Spec:
+def spec_of(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
     """The problem of tensors that are there; they may be fake ones, whose sizes become constants. options: the resolved
     ones; more: others of a plan."""
     (tokens, hidden), (vocab, _) = read["hidden"].shape, read["classifier"].shape
@@ -92,9 +97,9 @@ def spec_of(
         given["targets_per_row"] = int(read["target_weight"].shape[1])
     # An earlier pass made these, or will.
     tensors = {name: name_of(array.dtype) for name, array in read.items() if name not in (*LSE, "entropy")}
-    tensors |= {name: result.dtype for name, result in writes(pass_, read, options, flags, function).items()}
-    if flags.keeps_draws:
+    tensors |= {name: result.dtype for name, result in writes(asked, read, options).items()}
+    if asked.flags.keeps_draws:
         tensors["draws"] = "uint8"
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
     added = ("d_classifier",) if "d_classifier" in read else ()
-    return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_, **given, **more)
+    return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=asked.kind, **given, **more)

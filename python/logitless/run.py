@@ -23,7 +23,7 @@ from . import options as _options
 from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
 from .options import Flags, Wants, read_by_backward
-from .passes import Result, spec_of, writes
+from .passes import Pass, Result, spec_of, writes
 
 # Names of tensors that are others for the caller.
 _ARGUMENTS = {
@@ -216,8 +216,8 @@ def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
 def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flags) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
     tensors = {name: tensor for name, tensor in given.items() if name in _READ}
-    flags, options = flags.with_gradients(Wants()), options | {"num_items": None}
-    spec = spec_of(_options.FORWARD, tensors, options, flags, "linear_cross_entropy", unaligned_rows=False)
+    asked = Pass(_options.FORWARD, flags.with_gradients(Wants()))
+    spec = spec_of(asked, tensors, options | {"num_items": None}, unaligned_rows=False)
     return plan_on(spec, given["hidden"].device).info.draws_bytes
 
 
@@ -272,16 +272,16 @@ def _refuse_freed(tensors: Tensors) -> None:
 class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
-    def __init__(self, pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, function: str) -> None:
-        hidden, weight = tensors["hidden"], tensors["classifier"]
+    def __init__(self, asked: Pass, tensors: Tensors, options: dict[str, Any]) -> None:
+        hidden, weight, flags = tensors["hidden"], tensors["classifier"], asked.flags
         _check_rows(tensors)
-        self.pass_, self.flags, self.device = pass_, flags, hidden.device
-        self._targets_name = _options.FUNCTIONS[function].targets  # in messages
+        self.asked, self.device = asked, hidden.device
+        self._targets_name = _options.FUNCTIONS[asked.function].targets  # in messages
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
-        spec = spec_of(pass_, tensors, options, flags, function, unaligned_rows=are_unaligned(hidden, weight))
+        spec = spec_of(asked, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
         self.plan = plan_on(self._specified(spec), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
-        if pass_ == _options.BACKWARD and draws != self.plan.info.draws_bytes:
+        if asked.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
@@ -289,13 +289,13 @@ class Run:
         self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _options.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
-        written = writes(pass_, tensors, options, flags, function)
+        written = writes(asked, tensors, options)
         if "draws" in written:
             written["draws"] = Result((self.plan.info.draws_bytes,), "uint8")
         self._writes = [
             (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
         ]
-        self._has_counts = flags.want_counts and pass_ != _options.BACKWARD
+        self._has_counts = flags.want_counts and asked.kind != _options.BACKWARD
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
@@ -345,7 +345,7 @@ class Run:
         """The gradients of scale and temperature, and those that they are made of, rounded, as far as they are wanted.
 
         inner_product says what they are."""
-        flags, hidden, bias = self.flags, tensors["hidden"], tensors.get("bias")
+        flags, hidden, bias = self.asked.flags, tensors["hidden"], tensors.get("bias")
         d_hidden = written.pop("d_hidden")
         product = inner_product(hidden, d_hidden, self._product_dtype)
         if flags.want_d_scale:
@@ -369,39 +369,33 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
-def find(pass_: int, tensors: Tensors, options: dict[str, Any], flags: Flags, function: str) -> Run:
+def find(asked: Pass, tensors: Tensors, options: dict[str, Any]) -> Run:
     """The run of tensors of these names and layouts. options: the resolved ones."""
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (pass_, flags, function, hidden.device, place(hidden, weight), *options.values(), *tensors)
+    key = (asked, hidden.device, place(hidden, weight), *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
-        run = Run(pass_, tensors, options, flags, function)
+        run = Run(asked, tensors, options)
         _runs.put(key, run)
     return run
 
 
-def find_forward(
-    tensors: Tensors, options: dict[str, Any], flags: Flags, function: str, main_grad: Tensor | None
-) -> Run:
-    """As find(), of a forward pass. flags: with the gradients that its backward pass will be asked for, for which the
-    budget must be enough as well: those of the loss and every statistic that may have one. Other upstream gradients,
-    some of these, need no more memory."""
-    wants, hidden, weight = flags.wants(), tensors["hidden"], tensors["classifier"]
-
-    def run() -> Run:
-        return find(_options.FORWARD, tensors, options, flags.with_gradients(Wants()), function)
-
+def find_forward(asked: Pass, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
+    """As find(), of a forward pass. Its flags have the gradients that its backward pass will be asked for, for which
+    the budget must be enough as well: those of the loss and every statistic that may have one. Other upstream
+    gradients, some of these, need no more memory."""
+    flags, hidden, weight = asked.flags, tensors["hidden"], tensors["classifier"]
+    wants, now = flags.wants(), asked._replace(flags=flags.with_gradients(Wants()))
     if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
-        return run()
-    stats = flags.stats if function == "linear_cross_entropy" else ()
+        return find(now, tensors, options)
+    stats = flags.stats if asked.function == "linear_cross_entropy" else ()
     given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
     if main_grad is not None and wants.weight:
         given["d_classifier"] = main_grad
-    gradients = Flags(*wants)._replace(keeps_draws=flags.keeps_draws)
-    unaligned = are_unaligned(hidden, weight)
-    spec = spec_of(_options.BACKWARD, tensors | given, options, gradients, function, unaligned_rows=unaligned)
-    found: list[Any] = native.enough(run, lambda: plan_on(spec, hidden.device))
+    later = Pass(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
+    spec = spec_of(later, tensors | given, options, unaligned_rows=are_unaligned(hidden, weight))
+    found: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
     return found[0]  # type: ignore[no-any-return]
 
 
@@ -411,26 +405,19 @@ def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: d
     return found if main_grad is None or not flags.want_d_weight else found | {"d_classifier": main_grad}
 
 
-def run_pass(
-    pass_: int,
-    given: Mapping[str, Tensor],
-    main_grad: Tensor | None,
-    options: dict[str, Any],
-    flags: Flags,
-    function: str,
-) -> Tensors:
+def run_pass(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
     """Runs a pass. given: of a backward pass with what the forward pass has saved, and upstream gradients. options: the
     resolved ones. The gradient of the weight is added to main_grad [V, D] where that is given; a forward pass checks
     it: flags and main_grad are as in find_forward."""
-    if main_grad is not None and flags.want_d_weight:
+    if main_grad is not None and asked.flags.want_d_weight:
         check_own_memory(main_grad, given)
-    if pass_ == _options.BACKWARD:
-        tensors = read_later(given, main_grad, options, flags)
-    else:
-        tensors = readable(given, options["num_items"])
-    if pass_ == _options.FORWARD:
-        return find_forward(tensors, options, flags, function, main_grad)(tensors)
-    return find(pass_, tensors, options, flags, function)(tensors)
+    if asked.kind == _options.BACKWARD:
+        tensors = read_later(given, main_grad, options, asked.flags)
+        return find(asked, tensors, options)(tensors)
+    tensors = readable(given, options["num_items"])
+    if asked.kind == _options.FORWARD:
+        return find_forward(asked, tensors, options, main_grad)(tensors)
+    return find(asked, tensors, options)(tensors)
 
 
 def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:

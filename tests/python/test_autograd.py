@@ -34,8 +34,10 @@ class Passes:
         original = run.Run.__call__
 
         def call(run, tensors):
-            flags = run.flags._asdict()
-            self.names.append((self.NAMES[run.pass_], tuple(k for k in sorted(flags) if "want_d_" in k and flags[k])))
+            flags = run.asked.flags._asdict()
+            self.names.append(
+                (self.NAMES[run.asked.kind], tuple(k for k in sorted(flags) if "want_d_" in k and flags[k]))
+            )
             return original(run, tensors)
 
         monkeypatch.setattr(run.Run, "__call__", call)

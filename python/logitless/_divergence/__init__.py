@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .. import call
 from .. import options as _options
-from ..autograd import NOTHING, Pass, by_operator, for_each, refuse_double_backward, scaled_saved
+from ..autograd import NOTHING, by_operator, for_each, refuse_double_backward, scaled_saved
 from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, takes
-from ..passes import GRADIENTS
+from ..passes import GRADIENTS, Pass
 from ..run import stats_dtype
 from .passes import SAVED, weighted_sum
 from .problem import Heads, Numbers

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..autograd import Found, OtherPasses, Pass, other_passes
+from ..autograd import Found, OtherPasses, other_passes
 from ..options import BACKWARD, F32, FORWARD, Wants, name_of
-from ..passes import GRADIENTS, Result, stats_of
+from ..passes import GRADIENTS, Pass, Result, stats_of
 from ..run import DTYPES
 from . import sizes
 from .problem import Heads, Numbers, Operand, Problem, Products, RowNumbers, multiply, write_gradient, write_values

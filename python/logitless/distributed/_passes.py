@@ -14,12 +14,12 @@ from torch.distributed import distributed_c10d
 
 from .. import native
 from .. import options as _options
-from ..autograd import GROUP, OtherPasses, Pass, other_passes
+from ..autograd import GROUP, OtherPasses, other_passes
 from ..call import Ranks
 from ..errors import CommunicationError, InvalidArgumentError
 from ..native import Cache
 from ..options import LSE, Flags, Wants, name_of
-from ..passes import Result, results
+from ..passes import Pass, Result, results
 from ..run import (
     DTYPES,
     Run,
@@ -80,11 +80,9 @@ class _Exchange:
 class Local(NamedTuple):
     """A rank's run is made for these; only the layouts of tensors count."""
 
-    kind: int
+    asked: Pass
     tensors: Tensors
     options: dict[str, Any]
-    flags: Flags
-    function: str
 
 
 class GroupRun(Run):
@@ -120,9 +118,9 @@ _runs: Cache[Any, GroupRun] = Cache(256)
 
 
 def find(group: Group, shard: Shard, asked: Local) -> GroupRun:
-    kind, tensors, options, flags, function = asked
+    pass_, tensors, options = asked
     hidden, weight = tensors["hidden"], tensors["classifier"]
-    key = (group.group_name, id(group), shard, kind, flags, function, hidden.device, place(hidden, weight))
+    key = (group.group_name, id(group), shard, pass_, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
     if found is None or found.group() is not group:  # another group may have the id of one that is gone
@@ -176,7 +174,7 @@ def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) 
     hidden, ranks = given["hidden"], asked.ranks
     assert ranks is not None
     every = {**given, "hidden": hidden.new_empty((ranks.tokens(hidden), hidden.shape[1]), device="meta")}
-    found = results(asked.kind, every, options, asked.flags, asked.function)
+    found = results(asked, every, options)
     if "d_hidden" in found:
         found["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
     if asked.kind == _options.FORWARD:
@@ -272,10 +270,10 @@ def _forward(
             f"k: expected a number in [1, {shard.total}], the rows of all ranks' shards, got {options['top_k']}"
         )
     given = _all_tokens(given, ranks, group)
-    now = flags.with_gradients(Wants()) if pass_ == _options.FORWARD else flags
+    now = asked._replace(flags=flags.with_gradients(Wants())) if pass_ == _options.FORWARD else asked
     # Only gradients are drawn.
     read = {name: value for name, value in given.items() if name != "seed" or pass_ != _options.FORWARD}
-    local = Local(pass_, readable(read, options["num_items"]), options, now, function)
+    local = Local(now, readable(read, options["num_items"]), options)
     if agreed.new is not None:
         later = _to_come(given, main_grad, options, flags) if pass_ == _options.FORWARD else []
         run = find_on_all(group, shard, local, later)
@@ -300,7 +298,7 @@ def _backward_pass(
     given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
 ) -> Local:
     tensors = read_later(given, main_grad, options, flags)
-    return Local(_options.BACKWARD, tensors, options, flags, "linear_cross_entropy")
+    return Local(Pass(_options.BACKWARD, flags), tensors, options)
 
 
 def _to_come(given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> list[Local]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import options as _options
 from ..call import (
     Arguments,
+    CallOf,
     Prepared,
     Ranks,
     check_operands,
@@ -239,7 +240,7 @@ def _prepared(
     seed_given = not (a.seed is None or isinstance(a.seed, torch.Generator))
     start, total = _classes("vocab_start", vocab_start), _classes("vocab_total", vocab_total)
     of = Ranks(group.group_name, ranks, start, total, sequence_parallel, own_targets, seed_given)
-    return prepare(a, function, k, of, rows), rows
+    return prepare(a, CallOf(function, k, of, rows)), rows
 
 
 def checked_group(group: Any) -> Any:
