@@ -237,27 +237,18 @@ def is_batched(tensor: Tensor | None) -> bool:
     return not any(keys.has(device) for device in _DEVICES)
 
 
-def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of torch.vmap: the operator for one element of the batch after the other."""
+@run.register_vmap
+def _(info: Any, in_dims: Any, *args: Any) -> Any:
+    """The operator for one element of the batch after the other."""
 
-    def batched(info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
-        def element(value: Any, dim: Any, index: int) -> Any:
-            if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
-                return [element(v, d, index) for v, d in zip(value, dim)]
-            return value if dim is None else value.select(dim, index)
+    def element(value: Any, dim: Any, index: int) -> Any:
+        if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
+            return [element(v, d, index) for v, d in zip(value, dim)]
+        return value if dim is None else value.select(dim, index)
 
-        def of(index: int) -> Any:
-            return operator(*(element(a, d, index) for a, d in zip(args, in_dims)), **keywords)
-
-        each = [of(index) for index in range(info.batch_size)]
-        kind = type(each[0])  # a list or a tuple
-        found = [torch.stack(outputs) for outputs in zip(*each)]
-        return kind(found), kind([0] * len(found))
-
-    return batched
-
-
-run.register_vmap(one_by_one(run))
+    each = [run(*(element(a, d, index) for a, d in zip(args, in_dims))) for index in range(info.batch_size)]
+    found = [torch.stack(outputs) for outputs in zip(*each)]
+    return found, [0] * len(found)
 
 
 def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
