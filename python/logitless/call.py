@@ -356,23 +356,16 @@ class Learned(NamedTuple):
         return Learned(self.scale if trained.scale else None, self.temperature if trained.temperature else None)
 
 
-def temperatures(temperature: Number, rows: Sequence[int]) -> tuple[Tensor | None, Number]:
-    """One for each of these rows, or one for all.
+def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
+    """A temperature for each of these rows in its own field.
 
     One of a single row is that row's, so that the row has the bits that it has in a batch; a learned one is of all.
     """
-    if not isinstance(temperature, Tensor):
-        return None, temperature
-    is_rows = temperature.dim() > 0 and temperature.shape == rows and not temperature.requires_grad
-    return (temperature, 1.0) if is_rows or temperature.numel() != 1 else (None, temperature)
-
-
-def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
-    """A temperature for each of these rows in its own field."""
-    if not isinstance(a.temperature, Tensor):
+    given = a.temperature
+    if not isinstance(given, Tensor):
         return a
-    row_temperature, temperature = temperatures(a.temperature, rows)
-    return a._replace(row_temperature=row_temperature, temperature=temperature)
+    is_rows = given.dim() > 0 and given.shape == rows and not given.requires_grad
+    return a._replace(row_temperature=given, temperature=1.0) if is_rows or given.numel() != 1 else a
 
 
 def ids_of(a: Arguments) -> Arguments:
@@ -425,7 +418,7 @@ def check_seed(seed: Seed, device: torch.device) -> None:
         if seed.device.type != device.type:
             raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
     elif seed is not None:
-        _options.checked_seed(seed)
+        _options.integer("seed", seed)
 
 
 def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
@@ -479,7 +472,6 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
     names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "target_weight", "main_grad")
     tensors = {name: getattr(a, name) for name in names} | {"temperature": a.row_temperature}
     check_devices(a.input.device, tensors)
-    _options.check_gradient(a.gradient)
     _options.check_seed_is_used(a.seed, a.gradient)
     check_seed(a.seed, a.input.device)
 

@@ -98,7 +98,7 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     o = {**_options.DEFAULTS, **_MORE, **given}
     gradients = o["gradients"]
     tokens, vocab, hidden = sizes
-    _options.checked_method(o)
+    method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
@@ -116,10 +116,7 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
         (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
         dtypes | made,
         pass_=_options.FORWARD_BACKWARD if gradients else _options.FORWARD,
-        max_workspace_bytes=_options.budget(o["max_workspace_bytes"]),
-        gradient=o["gradient"],
-        threshold=_options.checked_threshold(o["threshold"]),
-        batch_invariant=o["batch_invariant"],
+        **method,
         top_k=_options.integer("top_k", o["top_k"]),
         targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
     )

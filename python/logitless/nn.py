@@ -41,8 +41,7 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
     """Checks the options that a module is made with, and keeps them as attributes."""
     _options.check_names(type(module).__name__, given, LOSS_OPTIONS)
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
-    if options["reduction"] not in _options.REDUCTIONS:
-        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {options["reduction"]!r}')
+    _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
     _options.checked_method(options)
     for name, value in options.items():
         setattr(module, name, value)

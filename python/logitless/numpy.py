@@ -152,10 +152,9 @@ def linear_cross_entropy(
         _options.check_several_targets(o["weight"], o["gradient"])
     elif o["target_weight"] is not None:
         raise ValueError("target_weight: expected None with one target a row, got an array")
-    _options.check_gradient(o["gradient"])
     _options.check_seed_is_used(o["seed"], o["gradient"])
     if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
-        _options.checked_seed(o["seed"])
+        _options.integer("seed", o["seed"])
     names = _options.stats_names(return_stats, o["gradient"], several)
     wanted = _gradient_names(o["gradients"], o["linear_bias"] is not None)
     draw_stats = [name for name in _options.DRAW_STATS if name in names]

@@ -442,55 +442,49 @@ def budget(value: int | str | None) -> int:
 
 def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
     """The options of a pass, checked: 0 for None but of num_items, of which 0 is a number."""
-    reduction, gradient, batch_invariant = given["reduction"], given["gradient"], given["batch_invariant"]
-    ignore_index, num_items = given["ignore_index"], given["num_items"]
-    if reduction not in REDUCTIONS:
-        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
-    check_gradient(gradient)
-    check_batch_invariant(batch_invariant, gradient)
+    reduction, ignore_index, num_items = given["reduction"], given["ignore_index"], given["num_items"]
+    check_choice("reduction", reduction, REDUCTIONS)
+    method = checked_method(given)
     found = {
         name: 0.0 if given[name] is None and DEFAULTS[name] is None else number(name, given[name]) for name in NUMBERS
     }
-    return found | {
+    return {
+        **found,
+        **method,
         "reduction": reduction,
         "ignore_index": DEFAULTS["ignore_index"] if ignore_index is None else integer("ignore_index", ignore_index),
         "num_items": None if num_items is None else checked_num_items(num_items, reduction),
         "shift": integer("shift", given["shift"]),
         "sequence_length": sequence_length,
-        "max_workspace_bytes": budget(given["max_workspace_bytes"]),
-        "gradient": gradient,
-        "threshold": checked_threshold(given["threshold"]),
-        "batch_invariant": batch_invariant,
+        "max_workspace_bytes": budget(method["max_workspace_bytes"]),
         "compute_dtype": compute_dtype,
     }
 
 
 def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of MethodOptions, as they are given or by default."""
+    """The options of MethodOptions, checked; the budget as it is given."""
     found = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
     budget(found["max_workspace_bytes"])
-    check_gradient(found["gradient"])
-    checked_threshold(found["threshold"])
-    check_batch_invariant(found["batch_invariant"], found["gradient"])
+    check_choice("gradient", found["gradient"], GRADIENTS)
+    if not isinstance(found["batch_invariant"], bool):
+        raise TypeError(f"batch_invariant: expected a bool, got {type(found['batch_invariant']).__name__}")
+    if found["batch_invariant"] and found["gradient"] != "exact":
+        raise ValueError(
+            f'batch_invariant: expected False unless gradient is "exact", got True with "{found["gradient"]}", whose '
+            "sums are relative to a guess that other rows have a part in"
+        )
+    found["threshold"] = checked_threshold(found["threshold"])
     return found
 
 
-def check_gradient(gradient: Any) -> None:
-    if gradient not in GRADIENTS:
-        raise ValueError(f'gradient: expected one of "exact", "thinned", "always-thinned", got {gradient!r}')
-
-
-def check_batch_invariant(batch_invariant: Any, gradient: str) -> None:
-    if not isinstance(batch_invariant, bool):
-        raise TypeError(f"batch_invariant: expected a bool, got {type(batch_invariant).__name__}")
-    if batch_invariant and gradient != "exact":
-        raise ValueError(
-            f'batch_invariant: expected False unless gradient is "exact", got True with "{gradient}", whose sums are '
-            "relative to a guess that other rows have a part in"
-        )
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        known = ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"{name}: expected one of {known}, got {value!r}")
 
 
 def check_seed_is_used(seed: Any, gradient: str) -> None:
+    check_choice("gradient", gradient, GRADIENTS)
     if seed is not None and gradient == "exact":
         raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
 
@@ -502,10 +496,6 @@ def checked_k(k: Any, vocab: int) -> int:
             f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"
         )
     return found
-
-
-def checked_seed(seed: Any) -> int:
-    return integer("seed", seed)
 
 
 def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:

@@ -186,8 +186,7 @@ def linear_divergence(
         hint = "it has no gradient; use reduction='none' and multiply"
         call.check_numbers(name, o[name], shape, "that of student_input without D", hint)
         call.check_devices(student_input.device, {name: o[name]}, "student_input")
-    if reduction not in _options.REDUCTIONS:
-        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
+    _options.check_choice("reduction", reduction, _options.REDUCTIONS)
     if not isinstance(return_stats, bool):
         raise TypeError(f"return_stats: expected a bool, got {type(return_stats).__name__}")
     numbers = [_number(name, o[name]) for name in Numbers._fields]
