@@ -248,8 +248,8 @@ class FusedHead(nn.Linear):
                 ``transformed``. And what :func:`logitless.linear_cross_entropy` raises.
             UnsupportedError: labels through an adapter's layer around the head, such as PEFT's LoRA.
         """
+        _options.check_names("forward", call, _CALL)
         if labels is None:
-            _options.check_names("forward", call, _CALL)
             loss_only = call if transformed else {**call, "temperature": temperature}
             for name, value in loss_only.items():
                 if value is not None and name != "differentiable_stats":
