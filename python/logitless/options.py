@@ -489,7 +489,7 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
         raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
 
 
-def checked_k(k: Any, vocab: int) -> int:
+def checked_k(k: Any, vocab: int = MOST_TOP_K) -> int:
     found, most = integer("k", k), min(MOST_TOP_K, vocab)
     if not 1 <= found <= most:
         raise InvalidArgumentError(

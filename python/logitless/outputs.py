@@ -13,7 +13,6 @@ from .call import (
     Arguments,
     CallOf,
     Prepared,
-    check_head,
     check_tensor,
     ids_of,
     prepare,
@@ -119,6 +118,5 @@ def top_k(a: Arguments, k: int) -> LinearTopK:
     check_tensor("input", a.input)
     rows = a.input.shape[:-1]
     a = with_row_temperature(tokens_of(a, rows), rows)
-    check_head(a)
-    k = _options.checked_k(k, a.linear_weight.shape[0])
+    k = _options.checked_k(k, *getattr(a.linear_weight, "shape", ())[:1])
     return top_k_of(prepare(a, CallOf("linear_top_k", k)), rows, k)

@@ -191,7 +191,7 @@ def linear_top_k(
             a = tokens_of(a, rows)
         else:
             a = tokens_of(a, own)  # and this rank's temperatures
-        k = _options.checked_k(k, _options.MOST_TOP_K)
+        k = _options.checked_k(k)
         prepared, rows = _prepared(a, "linear_top_k", group, vocab_start, vocab_total, sequence_parallel, k)
     return top_k_of(prepared, rows, k)
 
