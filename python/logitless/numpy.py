@@ -29,7 +29,7 @@ from .options import (
     shape_text,
     takes,
 )
-from .passes import Pass, results, spec_of, stats_of
+from .passes import Pass, Result, results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -263,6 +263,9 @@ def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, me
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
+_planned: native.Cache[Any, tuple[native.Plan, dict[str, Result]]] = native.Cache(256)
+
+
 class _Call:
     """The passes of one call: its arrays by the library's names, and its options. several: targets a row."""
 
@@ -314,21 +317,30 @@ class _Call:
         forward = forward._replace(stats=_options.stats_of_rows((*flags.stats, "lse")))
         upstream = upstream or {"grad_loss": np.ones(len(self.read["hidden"]), self.stats)}
         later = upstream | drawn
-        native.enough(lambda: self._plan(FORWARD, drawn, forward), lambda: self._plan(BACKWARD, later, backward))
+        native.enough(lambda: self._planned(FORWARD, drawn, forward), lambda: self._planned(BACKWARD, later, backward))
         found = self.run(FORWARD, drawn, forward)
         saved = read_by_backward({name: found[name] for name in SAVED if name in found} | upstream)
         return found | self.run(BACKWARD, saved | drawn, backward)
 
-    def _plan(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> native.Plan:
-        return native.plan_of(spec_of(Pass(pass_, flags, self.function), self.read | more, self.options), *self.place)
+    def _planned(
+        self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags
+    ) -> tuple[native.Plan, dict[str, Result]]:
+        """The plan of a pass over more than the call's own arrays, and what it returns; found again by layouts."""
+        asked, read = Pass(pass_, flags, self.function), self.read | more
+        key = (asked, self.place, *self.options.values(), *((name, a.shape, a.dtype) for name, a in read.items()))
+        found = _planned.get(key)
+        if found is None:
+            plan = native.plan_of(spec_of(asked, read, self.options), *self.place)
+            found = plan, results(asked, read, self.options, plan.info.draws_bytes)
+            _planned.put(key, found)
+        return found
 
     def run(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> dict[str, NDArray[Any]]:
         """One pass, over more than the call's own arrays."""
-        read = self.read | more
-        plan = self._plan(pass_, more, flags)
+        read, (plan, returned) = self.read | more, self._planned(pass_, more, flags)
         found = {
-            name: _aligned(plan.info.draws_bytes) if name == "draws" else np.empty(shape, dtype)
-            for name, (shape, dtype, _) in results(Pass(pass_, flags, self.function), read, self.options).items()
+            name: _aligned(*shape) if name == "draws" else np.empty(shape, dtype)
+            for name, (shape, dtype, _) in returned.items()
         }
         buffers: Any = native.schema().buffers()
         for name, array in (read | found).items():
