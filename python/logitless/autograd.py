@@ -36,8 +36,6 @@ from .run import (
 )
 
 Found = dict[str, Tensor]  # by the names of results()
-
-
 _PASS_NAMES = {
     _options.FORWARD: "forward",
     _options.BACKWARD: "backward",
@@ -62,7 +60,7 @@ GROUP = "group"
 
 
 def _others(asked: Pass) -> OtherPasses | None:
-    # Never the library's own pass in the place of one of ranks.
+    # A KeyError where nothing knows ranks: the library's own pass would take a shard for the whole head.
     return other_passes.get(asked.function) if asked.ranks is None else other_passes[GROUP]
 
 

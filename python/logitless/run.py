@@ -46,8 +46,8 @@ def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_classifier that is given is added to
-# Of a pass, and not of the library: scalars whose gradients are wanted, with the options' values; and numbers on the
-# CPU, float64, in the place of the options NUMBERS. seed and num_items are scalars, which take the place of options.
+# A pass has these beside the library's: scalars whose gradients are wanted, with the options' values, and float64
+# numbers on the CPU, which take the place of the options NUMBERS.
 OF_PASS = ("learned_scale", "learned_temperature", "numbers")
 
 
@@ -310,7 +310,7 @@ class Run:
         return spec
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        """Reads (and adds to) tensors of that layout. Returns what it has written, by RESULTS' names."""
+        """Reads (and adds to) tensors of that layout. Returns what it has written, by the names of results()."""
         written: Tensors = {}
         buffers = self._copied(self._template)
         for name, tensor in tensors.items():
