@@ -156,19 +156,12 @@ def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) ->
     from logitless import native
     from logitless import options as _options
 
-    bf16 = {f"{name}_dtype": _options.BF16 for name in ("hidden", "classifier", "d_hidden", "d_classifier")}
+    names = ("hidden", "classifier", "d_hidden", "d_classifier")
+    tensors = dict.fromkeys(names, _options.BF16) | {"targets": _options.I64}
     times = []
     for tokens in range(rows, max(rows - NEW_PLANS, 0), -1):
-        spec = native.Spec(
-            _options.FORWARD_BACKWARD,
-            tokens,
-            vocab,
-            hidden,
-            want_d_hidden=True,
-            want_d_classifier=True,
-            max_workspace_bytes=budget,
-            **bf16,
-        )
+        sizes = (tokens, vocab, hidden)
+        spec = native.spec(sizes, tensors, pass_=_options.FORWARD_BACKWARD, max_workspace_bytes=budget)
         start = time.perf_counter()
         native.Plan(spec, 1, None, device)
         times.append(1e6 * (time.perf_counter() - start))
