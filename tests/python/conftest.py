@@ -26,6 +26,14 @@ settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_collection_modifyitems(items):
+    """What is marked gpu is skipped without one."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
 @pytest.fixture(autouse=True)
 def _fixed_state():
     torch.manual_seed(0)

@@ -6,26 +6,71 @@ tolerance: twice that error, plus the rounding of a float32 computation (`units`
 
 import dataclasses
 
+import logitless
 import torch
 
-NAMES = ("loss", "nll", "lse", "entropy", "d_input", "d_linear_weight", "d_linear_bias")
 DIFFERENTIABLE = ("loss", "nll", "lse", "entropy")
+GRADIENTS = ("d_input", "d_linear_weight", "d_linear_bias")
 
 
 @dataclasses.dataclass
 class Problem:
-    """Arguments of linear_cross_entropy, and upstream gradients by name of output."""
+    """Arguments of linear_cross_entropy, names of learned numbers, and upstream gradients by name of output."""
 
     input: torch.Tensor  # [..., D]
     linear_weight: torch.Tensor  # [V, D]
     target: torch.Tensor  # [...]
     linear_bias: torch.Tensor | None = None
     options: dict = dataclasses.field(default_factory=dict)
+    learned: tuple = ()
     upstream: dict = dataclasses.field(default_factory=dict)
 
     def leaves(self):
         tensors = (self.input, self.linear_weight, self.linear_bias)
         return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+
+    def numbers(self, dtype, device="cpu"):
+        """The learned ones as leaves, by name."""
+        return {n: torch.tensor(self.options[n], dtype=dtype, device=device, requires_grad=True) for n in self.learned}
+
+
+def make(shape, vocab, hidden, dtype=torch.float32, bias=False, ignored=0.2, spread=1.0, seed=0, learned=(), **options):
+    """A problem with random values; `spread` is the size of the logits; dtype: of all tensors, or of each."""
+    g = torch.Generator().manual_seed(seed)
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,) * 3
+
+    def randn(*size):
+        return torch.randn(*size, generator=g)
+
+    tokens = torch.Size(shape).numel()
+    target = torch.randint(0, vocab, (tokens,), generator=g)
+    if tokens:
+        target[torch.rand(tokens, generator=g) < ignored] = options.get("ignore_index", -100)
+    return Problem(
+        input=randn(*shape, hidden).to(dtypes[0]),
+        linear_weight=(randn(vocab, hidden) * spread / hidden**0.5).to(dtypes[1]),
+        target=target.reshape(shape),
+        linear_bias=randn(vocab).to(dtypes[2]) if bias else None,
+        options=options,
+        learned=learned,
+    )
+
+
+def solve(problem, names=("loss",), device="cpu", numbers_on=None, layout=lambda t: t, **options):
+    """What logitless makes of it, by name and on the CPU; sets the upstream gradients of the named outputs."""
+    leaves = [None if t is None else layout(t.detach().to(device)).requires_grad_() for t in problem.leaves()]
+    numbers = problem.numbers(torch.promote_types(problem.input.dtype, torch.float32), numbers_on or device)
+    given = {n: v.to(device) if torch.is_tensor(v) else v for n, v in problem.options.items()} | numbers | options
+    target = problem.target.to(device)
+    out = logitless.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], return_stats=True, **given)
+    g = torch.Generator().manual_seed(1)
+    problem.upstream = {n: torch.randn(getattr(out, n).shape, generator=g).double() for n in names}
+    outputs = [getattr(out, name) for name in names]
+    torch.autograd.backward(outputs, [problem.upstream[n].to(t) for n, t in zip(names, outputs)])
+    got = {name: value.detach().cpu() for name, value in out._asdict().items() if value is not None}
+    got |= {n: None if leaf is None else leaf.grad.cpu() for n, leaf in zip(GRADIENTS, leaves)}
+    assert all(number.grad.device == number.device for number in numbers.values())
+    return got | {f"d_{name}": number.grad.cpu() for name, number in numbers.items()}
 
 
 def shifted(target, shift, ignore_index):
@@ -106,8 +151,8 @@ def forward(problem, leaves, dtype):
 
 def evaluate(problem, dtype):
     """Outputs and gradients by name; "row_upstream" [N] is the size of the gradient that reaches each row."""
-    leaves = problem.leaves()
-    out = forward(problem, leaves, dtype)
+    leaves, numbers = problem.leaves(), problem.numbers(dtype)
+    out = forward(dataclasses.replace(problem, options=problem.options | numbers), leaves, dtype)
     inner = out.pop("inner")
     for value in inner.values():
         value.retain_grad()
@@ -116,8 +161,9 @@ def evaluate(problem, dtype):
     gradients = {name: torch.zeros_like(v) if v.grad is None else v.grad.abs() for name, v in inner.items()}
     gradients["entropy"] = gradients["entropy"] * (1 + 2 * out["size"])
     out["row_upstream"] = sum(gradients.values())
-    for name, leaf in zip(NAMES[4:], leaves):
+    for name, leaf in zip(GRADIENTS, leaves):
         out[name] = None if leaf is None else leaf.grad
+    out |= {f"d_{name}": number.grad for name, number in numbers.items()}
     return {name: value.detach() if torch.is_tensor(value) else value for name, value in out.items()}
 
 
@@ -143,8 +189,8 @@ def units(problem, truth, dtype, kept_unit=0.0):
         "d_linear_weight": (problem.linear_weight, reach.T @ hidden),
         "d_linear_bias": (problem.linear_bias, reach_of_bias.sum(0)),
     }
-    result = {}
-    for name in NAMES:
+    result = {f"d_{name}": bound for name, bound in units_of_numbers(problem, truth, eps).items()}
+    for name in (*DIFFERENTIABLE, *GRADIENTS):
         if truth[name] is None:
             continue
         value = truth[name].abs()
@@ -158,6 +204,22 @@ def units(problem, truth, dtype, kept_unit=0.0):
             if name == "loss":  # both sides add the rows in float64, in orders of their own
                 result[name] = result[name] + torch.finfo(torch.float64).eps * int(truth["valid_count"]) * value
     return result
+
+
+def units_of_numbers(problem, truth, eps):
+    """The gradient of a learned number is a sum over all logits of dz times what the number is multiplied by."""
+    hidden, weight = problem.input.double().reshape(-1, problem.input.shape[-1]), problem.linear_weight.double()
+    raw = abs(problem.options.get("scale", 1.0)) * (hidden.abs() @ weight.abs().T)
+    if problem.linear_bias is not None:
+        raw = raw + problem.linear_bias.double().abs()
+    of_a_logit = {"scale": (hidden @ weight.T).abs(), "temperature": raw / temperature_of(problem) ** 2}
+    found = {}
+    for name in problem.learned:
+        reach = (truth["row_upstream"][:, None] * truth["reach"] * of_a_logit[name]).sum() * (4 + truth["size"])
+        found[name] = eps * (reach + truth[f"d_{name}"].abs())
+        if problem.input.dtype.itemsize == 2:  # exps may be kept in 16 bits
+            found[name] = found[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
+    return found
 
 
 def naive_dtype(problem):

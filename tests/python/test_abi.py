@@ -111,15 +111,6 @@ def test_buffers_are_the_array_that_a_run_takes(header_view):
         assert ctypes.c_int32.from_buffer(buffers, place * size).value == tensor["id"]
 
 
-def test_errors_are_data():
-    spec = native.spec((4, 5, 6), {"hidden": 0, "classifier": 0, "targets": _options.I64}, label_smoothing=2.0)
-    with pytest.raises(errors.InvalidArgumentError) as refusal:
-        native.Plan(spec, 1)
-    error = refusal.value
-    assert (error.argument, error.expected, error.got) == ("label_smoothing", "a number in [0, 1]", "2")
-    assert error.required_bytes is None and error.row is None
-
-
 def test_constants(header_view):
     assert {name: header_view[name][0] for name in CONSTANTS} == CONSTANTS
 

@@ -1,150 +1,62 @@
-"""How the operators behave under PyTorch's autograd and its tools."""
+"""Calls under PyTorch's autograd, and which of them go by operators: where something watches, and only there."""
 
-import copy
 import threading
 
 import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless import autograd, run
-from logitless import options as _options
-from logitless.options import Flags
-from torch.utils.checkpoint import checkpoint
+from support import Recorder, assert_same, head, lce, python, results
+from torch.profiler import profile
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode
 
-lce = logitless.linear_cross_entropy
-
-
-def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32):
-    input = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
-    weight = torch.randn(vocab, hidden, dtype=dtype, requires_grad=True)
-    bias = torch.randn(vocab, dtype=dtype, requires_grad=True)
-    target = torch.randint(0, vocab, (tokens,))
-    target[0] = -100
-    return input, weight, bias, target
+pytestmark = pytest.mark.filterwarnings("ignore")
+OPTIONS = [{}, {"reduction": "none"}, {"gradient": "thinned", "seed": 4}]
 
 
-class Passes:
-    """Records which passes run, and the gradients that each of them makes."""
-
-    NAMES = {_options.FORWARD: "forward", _options.BACKWARD: "backward", _options.FORWARD_BACKWARD: "forward_backward"}
-
-    def __init__(self, monkeypatch):
-        self.names = []
-        original = run.Run.__call__
-
-        def call(run, tensors):
-            flags = run.asked.flags._asdict()
-            self.names.append(
-                (self.NAMES[run.asked.kind], tuple(k for k in sorted(flags) if "want_d_" in k and flags[k]))
-            )
-            return original(run, tensors)
-
-        monkeypatch.setattr(run.Run, "__call__", call)
+def passes(call):
+    """Names of the passes that run, after that of the operator where one is called."""
+    with profile() as found:
+        call()
+    return [event.name.split("::")[1] for event in found.events() if event.name.startswith("logitless::")]
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    return Passes(monkeypatch)
-
-
-OPTIONS = [
-    {},
-    {"reduction": "sum", "softcap": 3.0},
-    {"reduction": "none", "label_smoothing": 0.2},
-    {"z_loss": 0.1, "scale": 0.5},
-    {"shift": 2, "weight": torch.rand(13, dtype=torch.float64)},
-    {"token_weight": torch.rand(9, dtype=torch.float64), "num_items": 4},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=[" ".join(o) or "plain" for o in OPTIONS])
-def test_gradcheck(options):
-    input, weight, bias, target = head(dtype=torch.float64)
-
-    def loss(input, weight, bias):
-        return lce(input, weight, target, linear_bias=bias, **options)
-
-    assert torch.autograd.gradcheck(loss, (input, weight, bias))
-
-
-@pytest.mark.parametrize("name", ["nll", "lse", "entropy"])
-def test_gradcheck_of_statistics(name):
-    input, weight, bias, target = head(dtype=torch.float64)
-
-    def stat(input, weight, bias):
-        return getattr(lce(input, weight, target, linear_bias=bias, return_stats=[name]), name)
-
-    assert torch.autograd.gradcheck(stat, (input, weight, bias))
-
-
-def test_gradients_are_computed_with_a_reduced_loss(passes):
+@pytest.mark.parametrize("stats", [False, ["argmax", "valid_count"], True])
+def test_gradients_are_computed_with_a_reduced_loss(stats):
     input, weight, _, target = head()
-    lce(input, weight, target, return_stats=["argmax", "valid_count"]).loss.backward()
-    assert [name for name, _ in passes.names] == ["forward_backward"]
-    passes.names.clear()
-    out = lce(input, weight, target, return_stats=True, differentiable_stats=False)
-    assert not out.nll.requires_grad and not out.entropy.requires_grad and out.loss.requires_grad
-    assert [name for name, _ in passes.names] == ["forward_backward"]
+    out = []
+    assert passes(lambda: out.append(lce(input, weight, target, return_stats=stats, differentiable_stats=False))) == [
+        "forward_backward"
+    ]
+    assert passes((out[0].loss if stats else out[0]).backward) == []
+    assert stats is not True or (not out[0].nll.requires_grad and not out[0].entropy.requires_grad)
 
 
-def test_no_gradient_mode_computes_no_gradient(passes):
+def test_no_gradient_mode_computes_no_gradient():
     input, weight, _, target = head()
-    with torch.no_grad():
-        assert not lce(input, weight, target).requires_grad
-    with torch.inference_mode():
-        lce(input, weight, target)
-    lce(input.detach(), weight.detach(), target)
-    assert [name for name, _ in passes.names] == ["forward"] * 3
 
+    def call():
+        with torch.no_grad():
+            assert not lce(input, weight, target).requires_grad
+        with torch.inference_mode():
+            lce(input, weight, target)
+        lce(input.detach(), weight.detach(), target)
 
-@pytest.mark.parametrize("reduction, op", [("mean", "forward_backward"), ("none", "backward")])
-def test_frozen_tensors_have_no_gradient_computed(passes, reduction, op):
-    input, weight, bias, target = head()
-    names = ("want_d_hidden", "want_d_weight", "want_d_bias")
-    tensors = (input, weight, bias)
-    for trained in ((0,), (1,), (2,), (0, 2), (1, 2)):
-        passes.names.clear()
-        given = [t if i in trained else t.detach() for i, t in enumerate(tensors)]
-        loss = lce(given[0], given[1], target, linear_bias=given[2], reduction=reduction).sum()
-        found = torch.autograd.grad(loss, [tensors[i] for i in trained])
-        assert (op, tuple(sorted(names[i] for i in trained))) in passes.names
-        expected = F.cross_entropy(F.linear(*given), target, reduction=reduction).sum()
-        for g, e in zip(found, torch.autograd.grad(expected, [tensors[i] for i in trained])):
-            torch.testing.assert_close(g, e)
+    assert passes(call) == ["forward"] * 3
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("upstream", [1.0, 3.0])
-def test_retain_graph(reduction, upstream):
+def test_gradients_asked_for_in_inference_mode(reduction):
     input, weight, _, target = head()
-    loss = lce(input, weight, target, reduction=reduction).sum() * upstream
-    for times in (1, 2, 3):  # .grad is added to in place: it must not share memory with what the graph saved
-        loss.backward(retain_graph=True)
-        expected = torch.autograd.grad(upstream * lce(input, weight, target, reduction=reduction).sum(), weight)[0]
-        torch.testing.assert_close(weight.grad, times * expected)
-    loss.backward()
-    torch.testing.assert_close(weight.grad, 4 * expected)
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
-def test_gradients_zeroed_in_place_between_backward_passes():
-    input, weight, _, target = head()
-    loss = lce(input, weight, target)
-    loss.backward(retain_graph=True)
-    first = weight.grad.clone()
-    weight.grad.zero_()
-    loss.backward()
-    assert torch.equal(weight.grad, first)
-
-
-def test_double_backward_is_refused():
-    input, weight, _, target = head()
-    for reduction in ("mean", "none"):
-        loss = lce(input, weight, target, reduction=reduction).sum()
-        with pytest.raises(NotImplementedError, match="double backward is not supported"):
-            torch.autograd.grad(loss, input, create_graph=True)
+    with torch.inference_mode(), torch.enable_grad():
+        inside = lce(input, weight, target, reduction=reduction)
+    outside = lce(input, weight, target, reduction=reduction)
+    assert outside.requires_grad and not inside.requires_grad and torch.equal(inside, outside)
 
 
 def test_forward_mode_is_refused():
@@ -171,21 +83,6 @@ def test_function_transforms_are_refused(transform):
             torch.func.jvp(loss, (input,), (input,))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_checkpoint(reentrant, reduction):
-    input, weight, bias, target = head()
-    body = torch.nn.Linear(6, 6)
-
-    def loss(x):
-        return lce(body(x), weight, target, linear_bias=bias, reduction=reduction).sum()
-
-    expected = torch.autograd.grad(loss(input), (input, weight, bias))
-    checkpoint(loss, input, use_reentrant=reentrant).backward()
-    for tensor, e in zip((input, weight, bias), expected):
-        assert torch.equal(tensor.grad, e)
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_tied_weights(reduction):
     embedding = torch.nn.Embedding(13, 6)
@@ -200,49 +97,6 @@ def test_tied_weights(reduction):
     torch.testing.assert_close(found, embedding.weight.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_main_grad(reduction, dtype):
-    input, weight, bias, target = head(dtype=dtype)
-    start = torch.randn(13, 6)
-    main_grad = torch.cat([start, start], 1)[:, :6]  # rows with a stride
-    assert not main_grad.is_contiguous()
-    loss = 3 * lce(input, weight, target, linear_bias=bias, reduction=reduction, main_grad=main_grad).sum()
-    assert torch.equal(main_grad, start)
-    loss.backward(retain_graph=True)
-    assert weight.grad is None and input.grad is not None and bias.grad is not None
-    plain = [t.detach().double() for t in (input, weight, bias)]
-    plain[1].requires_grad_()
-    expected = 3 * lce(plain[0], plain[1], target, linear_bias=plain[2], reduction=reduction).sum()
-    once = torch.autograd.grad(expected, plain[1])[0]
-    # The exponentials of bfloat16 inputs are kept in bfloat16; those of float32 have the error of their logits.
-    logits = F.linear(*plain)[1:].detach()
-    spread = 1.0 if dtype == torch.bfloat16 else 4 + logits.abs().max()
-    dz = spread * torch.softmax(logits, -1) + F.one_hot(target[1:], 13)
-    upstream = 3 / (8 if reduction == "mean" else 1)
-    bound = torch.finfo(dtype).eps * upstream * dz.T @ plain[0][1:].abs() + torch.finfo(torch.float32).eps * 8
-    assert ((main_grad - start - once).abs() <= bound).all()
-    loss.backward()  # adds exactly once more
-    assert ((main_grad - start - 2 * once).abs() <= 2 * bound).all()
-
-
-def test_main_grad_of_interleaved_microbatches():
-    input, weight, _, target = head()
-    main_grad = torch.zeros(13, 6)
-    losses = [lce(input * k, weight, target, main_grad=main_grad) for k in (1, 2)]
-    for loss in losses:
-        loss.backward()
-    expected = sum(torch.autograd.grad(lce(input * k, weight, target), weight)[0] for k in (1, 2))
-    torch.testing.assert_close(main_grad, expected)
-
-
-def test_main_grad_of_a_frozen_weight_is_left_alone():
-    input, weight, _, target = head()
-    main_grad = torch.zeros(13, 6)
-    lce(input, weight.detach(), target, main_grad=main_grad).backward()
-    assert (main_grad == 0).all() and input.grad is not None
-
-
 def test_small_float16_gradients_do_not_underflow():
     """float16 keeps nothing below 6e-8: the loss scale must be applied before rounding."""
     input, weight, _, target = head(dtype=torch.float16)
@@ -250,22 +104,6 @@ def test_small_float16_gradients_do_not_underflow():
     found = torch.autograd.grad(loss * 1e7, weight)[0]
     expected = torch.autograd.grad(lce(input, weight, target, reduction="sum"), weight)[0]
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_autocast(reduction, dtype):
-    input, weight, _, target = head()
-    with torch.autocast("cpu", dtype=dtype):
-        loss = lce(input, weight, target, reduction=reduction)
-    cast = [t.detach().to(dtype).requires_grad_() for t in (input, weight)]
-    expected = lce(*cast, target, reduction=reduction)
-    assert loss.dtype == torch.float32 and torch.equal(loss, expected)
-    loss.sum().backward()
-    expected.sum().backward()
-    assert input.grad.dtype == weight.grad.dtype == torch.float32
-    for tensor, short in zip((input, weight), cast):  # which is rounded once more
-        torch.testing.assert_close(tensor.grad, short.grad.float(), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_autocast_leaves_float64_alone():
@@ -295,42 +133,180 @@ def test_threads_of_python_and_numbers_of_threads():
         assert all(torch.equal(r, e) for r, e in zip(result, expected))
 
 
-@pytest.mark.parametrize("gradient", ["exact", "thinned"])
-def test_opcheck(gradient):
-    input, weight, bias, target = (tensor.detach() for tensor in head())
-    thinned = gradient == "thinned"
-    options = dict(reduction="mean", ignore_index=-100, numbers=[0.1, 1.0, 0.0, 1.0, 0.0, float("nan"), 0.1])
-    options |= dict(shift=0, sequence_length=9, max_workspace_bytes=0, gradient=gradient, compute_dtype=0)
-    options |= dict(batch_invariant=False, top_k=0)
-    stats = Flags(stats=("nll", "lse", "entropy", "argmax"))
-    wants = Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, want_d_scale=True, want_d_temperature=True)
-    tensors = {"hidden": input, "classifier": weight, "targets": target, "bias": bias}
-    tensors |= {"learned_scale": torch.tensor(2.0), "learned_temperature": torch.tensor(0.5)}
-    tensors |= {"numbers": torch.tensor([0.1, 2.0, 0.0, 0.5, 0.0, float("nan"), 0.1], dtype=torch.float64)}
-    tensors |= {"seed": torch.tensor(3)} if thinned else {}
-
-    def arguments(kind, flags, tensors):
-        asked = autograd.Pass(kind, flags, "linear_cross_entropy")
-        numbers = [options["numbers"], [options[name] for name in autograd._INTEGERS[:-2]] + [-1, -1]]
-        return list(tensors.values()), *numbers, autograd._text(asked, options, tensors)
-
-    both = Flags(*[a or b for a, b in zip(stats, wants)])._replace(want_draw_stats=thinned)
-    torch.library.opcheck(autograd.run, arguments(_options.FORWARD_BACKWARD, both, tensors))
-    # The tensor of draws has bytes that nothing writes: no comparison of two runs.
-    utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    utils += [] if thinned else ["test_aot_dispatch_dynamic"]
-    forward = arguments(_options.FORWARD, stats._replace(keeps_draws=thinned), tensors)
-    torch.library.opcheck(autograd.run, forward, test_utils=utils)
-    found = dict(zip(autograd._names(*forward), autograd.run(*forward)))
-    upstream = {name: found[name] for name in ("lse", "lse_low", *(("draws",) if thinned else ()))}
-    rest = arguments(_options.BACKWARD, wants, tensors | upstream | {"grad_loss": torch.tensor(1.0)})
-    torch.library.opcheck(autograd.run, rest)
-    torch.library.opcheck(autograd.run_into, (rest[0], torch.zeros(13, 6), *rest[1:]))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradients_are_those_that_were_written(reduction):
+    """No copy of them is made on the way to .grad."""
+    input, weight, bias, target = head(tokens=200)
+    loss = lce(input, weight, target, linear_bias=bias, reduction=reduction)
+    upstream = torch.ones_like(loss)
+    with profile() as found:
+        loss.backward(upstream)
+    assert not {"aten::clone", "aten::copy_", "aten::mul"} & {event.name for event in found.events()}
 
 
-def test_copies_of_a_module_are_independent():
-    model = logitless.LinearCrossEntropyLoss(6, 13)
-    again = copy.deepcopy(model)
-    input, _, _, target = head()
-    again(input, target).backward()
-    assert model.linear.weight.grad is None and again.linear.weight.grad is not None
+@pytest.mark.parametrize("view, is_copied", [
+    (lambda wide: wide[:9, :6], False),
+    (lambda wide: wide[::2, 3:9], False),
+    (lambda wide: wide[:6, :9].T, True),
+    (lambda wide: wide[:9, ::3], True),
+    (lambda wide: wide[:1, :6].expand(9, 6), True),
+])  # fmt: skip
+def test_rows_with_a_stride_are_not_copied(view, is_copied):
+    _, weight, _, target = head()
+    input = view(torch.randn(18, 18))
+    with profile() as found:
+        lce(input, weight.detach(), target)
+    assert ("aten::copy_" in {event.name for event in found.events()}) == is_copied
+
+
+# ---- with and without operators
+
+
+class Functions(torch.overrides.TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names += [str(function)] if "logitless" in str(function) else []
+        return function(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def negated(tensor):
+    """A view whose memory holds the values with the other sign."""
+    view = torch.complex(torch.zeros_like(tensor), -tensor.detach()).conj().imag
+    assert view.is_neg() and torch.equal(view, tensor)
+    return view
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_plain_calls_need_no_operator(options):
+    input, weight, _, target = head()
+
+    def call():
+        results(input, torch.nn.Parameter(weight.detach()), target, **options)
+        with torch.no_grad():
+            lce(input, weight, target, **options)
+        with torch.inference_mode():
+            lce(input, weight, target, **options)
+        with torch.device("cpu"), torch.autocast("cpu", dtype=torch.bfloat16):
+            results(input, weight, target, **options)
+
+    names = passes(call)
+    assert len(names) >= 4 and "run" not in names
+    with Recorder():
+        assert "run" in passes(call)
+
+
+@pytest.mark.parametrize("mode", [Recorder, Functions])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_modes_see_the_operators(options, mode):
+    input, weight, _, target = head()
+    expected = results(input, weight, target, **options)
+    with mode() as seen:
+        found = results(input, weight, target, **options)
+    assert_same(found, expected)
+    later = options.get("reduction") == "none"
+    # Functions are not seen inside of torch.autograd.grad, which is one.
+    assert seen.names == ["logitless.run.default"] * (2 if later and mode is Recorder else 1)
+
+
+@pytest.mark.parametrize("kind", [negated, lambda t: t.detach().as_subclass(Subclass)], ids=["negated", "subclass"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_tensors_that_are_not_plain(kind, place):
+    tensors = list(head())
+    expected = results(tensors[0], tensors[1], tensors[3])
+    tensors[place] = kind(tensors[place]).requires_grad_()
+    assert_same([t.as_subclass(torch.Tensor) for t in results(tensors[0], tensors[1], tensors[3])], expected)
+    assert "run" in passes(lambda: lce(tensors[0], tensors[1], tensors[3]))
+
+
+@pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_selective_checkpoint(policy, reduction):
+    input, weight, _, target = head()
+    expected = results(input, weight, target, reduction=reduction)
+    seen = []
+
+    def choose(context, function, *args, **keywords):
+        seen.append(str(function))
+        return policy
+
+    loss = checkpoint(
+        lambda i: lce(i, weight, target, reduction=reduction).sum(),
+        input,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(choose),
+    )
+    assert_same(torch.autograd.grad(loss, (input, weight)), expected[1:])
+    assert any("logitless" in name for name in seen)
+
+
+def test_a_hook_that_changes_what_is_saved_is_refused():
+    input, weight, _, target = head()
+
+    def shortened(tensor):
+        return tensor.half() if tensor.shape == (9,) and tensor.dtype == torch.float32 else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(shortened, lambda tensor: tensor):
+        loss = lce(input, weight, target, reduction="none")
+    with pytest.raises(RuntimeError, match="lse: expected 9 elements of torch.float32, got 9 of torch.float16"):
+        loss.sum().backward()
+
+
+# ---- FLOP
+
+
+def flops(call):
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+PRODUCT = 2 * 9 * 13 * 6
+
+
+@pytest.mark.slow
+def test_flops_of_a_first_use():
+    python("""
+import torch, logitless
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.zeros(4, dtype=torch.int64))
+assert counter.get_total_flops() == 2 * 4 * 9 * 8
+""")
+
+
+@pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False)], ids=str)
+def test_flops_are_those_of_linear(trained):
+    """A frozen tensor has no gradient computed."""
+    input, weight, _, target = head()
+    input, weight = (t if on else t.detach() for t, on in zip((input, weight), trained))
+    expected = flops(lambda: F.cross_entropy(F.linear(input, weight), target, reduction="sum").backward())
+    assert expected == PRODUCT * (1 + sum(trained))
+    assert flops(lambda: lce(input, weight, target).backward()) == expected
+    assert flops(lambda: lce(input.detach(), weight.detach(), target)) == PRODUCT
+    later = flops(lambda: lce(input, weight, target, reduction="none").sum().backward())
+    assert later == expected + PRODUCT  # logits once more
+
+
+def test_flops_of_other_products():
+    input, weight, bias, target = head()
+    assert flops(lambda: lce(input, weight, target, main_grad=torch.zeros(13, 6)).backward()) == 4 * PRODUCT
+    scale = torch.tensor(0.5, requires_grad=True)
+    plain = input.detach(), weight.detach()
+    assert flops(lambda: lce(*plain, target, scale=scale).backward()) == 2 * PRODUCT
+    assert flops(lambda: lce(*plain, target, linear_bias=bias).backward()) == PRODUCT
+    for reduction in ("mean", "none"):
+        options = {"gradient": "thinned", "reduction": reduction}
+        assert flops(lambda: lce(input, weight, target, **options).sum().backward()) == PRODUCT
+    ids = torch.stack([target, target.flip(0)], 1)
+    loss = []
+    weights = {"target_weight": torch.ones(9, 2)}
+    assert flops(lambda: loss.append(lce(input, weight, ids, **weights))) == 3 * PRODUCT
+    assert flops(loss[0].backward) == 0
+    assert flops(lambda: logitless.linear_log_probs(input, weight, ids).sum().backward()) == 4 * PRODUCT

@@ -2,7 +2,6 @@
 is asked for and whichever pass needs it."""
 
 import contextlib
-import functools
 import re
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logitless import native
 from logitless import options as _options
-from logitless._divergence import problem as divergence
+from logitless._divergence import rows as divergence_rows
+from support import python
 
 FASTEST = _options.FASTEST
 SIZES = {
@@ -33,35 +33,11 @@ SIZES = {
     "4096B": 4096,
     "fastest": FASTEST,
 }
-REFUSED = [
-    "",
-    "lots",
-    "MiB",
-    "1.2.3k",
-    "-1MB",
-    "1e6",
-    "0",
-    "0MiB",
-    "256 M iB",
-    "1PB",
-    "5000TiB ",
-    "9999999TiB",
-    "Fastest",
-]
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES.items())
 def test_sizes_are_read_as_the_command_line_reads_them(text, size):
     assert _options.budget(text) == size
-
-
-@pytest.mark.parametrize("text", REFUSED)
-def test_other_texts_are_refused(text):
-    x, w, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([1, 2, 3])
-    with pytest.raises(ValueError, match="max_workspace_bytes: expected a positive number of bytes, a size such as"):
-        logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=text)
-    with pytest.raises(ValueError, match=re.escape(f"got {text!r}")):
-        logitless.plan(3, 5, 8, max_workspace_bytes=text)
 
 
 def test_every_function_takes_a_size():
@@ -73,10 +49,6 @@ def test_every_function_takes_a_size():
         logitless.linear_divergence(x, w, x, w, max_workspace_bytes=budget)
         logitless.numpy.linear_cross_entropy(x.numpy(), w.numpy(), y.numpy(), max_workspace_bytes=budget)
         logitless.nn.FusedHead(8, 5, max_workspace_bytes=budget)(x, y)
-        compiled = torch.compile(
-            functools.partial(logitless.linear_cross_entropy, max_workspace_bytes=budget), fullgraph=True
-        )
-        assert torch.equal(compiled(x, w, y), logitless.linear_cross_entropy(x, w, y))
     assert logitless.plan(512, 4096, 64, max_workspace_bytes="2MiB").workspace_bytes <= 2 << 20
 
 
@@ -270,6 +242,7 @@ def test_of_plans(device, shape, dtype):
         )
 
 
+@pytest.mark.slow
 def test_compiled_code_refuses_before_it_runs():
     x, w, y = tensors((60, 300, 16), torch.float32)
 
@@ -282,3 +255,47 @@ def test_compiled_code_refuses_before_it_runs():
         torch.compile(losses)(1)
     assert compiled.value.required_bytes == eager.value.required_bytes
     torch.compile(losses)(eager.value.required_bytes).sum().backward()
+
+
+# ---- memory
+
+PEAK = """
+import logitless, torch
+def status(name):
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
+def make(rows, width):
+    return torch.randn(rows, width, dtype=dtype), torch.randn(20000, width, dtype=dtype)
+def call(rows, budget):
+    torch.manual_seed(0)
+    leaves, teacher = [t.requires_grad_() for t in make(rows, 32)], make(rows, 48)
+    before = status("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # resets the peak
+    options = {"reduction": reduction, "max_workspace_bytes": budget}
+    if function == "linear_divergence":
+        options["mask"] = torch.arange(rows) % 5 != 0 if mask else None
+        loss = logitless.linear_divergence(*leaves, *teacher, **options)
+    else:
+        loss = logitless.linear_cross_entropy(*leaves, torch.randint(0, 20000, (rows,)), **options)
+    loss.sum().backward()
+    return status("VmHWM") - before - sum(x.numel() * x.element_size() for x in leaves)
+torch.set_num_threads(1)
+call(8, None)  # code, and what products keep
+print(call(1024, budget))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("function, reduction, dtype, mask", [
+    ("linear_cross_entropy", "mean", "float32", False),
+    ("linear_cross_entropy", "none", "bfloat16", False),
+    ("linear_divergence", "none", "float32", False),
+    ("linear_divergence", "mean", "bfloat16", True),
+    ("linear_divergence", "none", "bfloat16", False),
+])  # fmt: skip
+@pytest.mark.parametrize("budget", [4 << 20, 24 << 20])
+def test_peak_memory_stays_within_the_budget(function, reduction, dtype, mask, budget):
+    """Beside logits of 82 MB of either head; 3 MiB are allowed for what the products' own library packs."""
+    names = f"function, reduction, mask, budget = {(function, reduction, mask, budget)}"
+    extra = int(python(f"import torch\n{names}\ndtype = torch.{dtype}\n{PEAK}"))
+    assert extra <= budget + (3 << 20)

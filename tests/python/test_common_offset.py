@@ -75,7 +75,9 @@ OFFSETS = [(0.0, "bias"), (1e4, "bias"), (-1e6, "column"), (3e7, "bias"), (2.0**
 @pytest.mark.parametrize("options", [{}, THINNED], ids=["exact", "thinned"])
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("interface", INTERFACES)
+@pytest.mark.parametrize(
+    "interface", [pytest.param(name, marks=pytest.mark.slow if name == "compiled" else ()) for name in INTERFACES]
+)
 def test_changes_nothing(interface, dtype, reduction, options, offset, place):
     if offset == 2.0**50 and dtype == np.float32:
         pytest.skip("even numbers beside it are not exact")

@@ -1,129 +1,105 @@
-"""torch.compile(fullgraph=True, dynamic=True): the same bits as eager, forward and backward."""
+"""torch.compile and torch.export: few graphs serve all numbers. test_tools.py has the bits of every call."""
 
 import logitless
 import pytest
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
+from support import CUDA, DEVICES, assert_same, head, lce
+from torch._dynamo.testing import CompileCounterWithBackend
 
-lce = logitless.linear_cross_entropy
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
-CASES = {
-    "mean": {},
-    "sum": {"reduction": "sum", "label_smoothing": 0.1},
-    "none": {"reduction": "none", "softcap": 5.0},
-    "shift": {"shift": 1, "z_loss": 0.01},
-    "stats": {"return_stats": True},
-    "detached": {"return_stats": True, "differentiable_stats": False},
-    "class_weight": {"weight": torch.rand(23)},
-    "num_items": {"num_items": 7.0},
+STEPS = [0.03 * k for k in range(1, 21)]
+THINNED = {"gradient": "thinned", "seed": 3}
+SCHEDULES = {
+    "num_items": ("num_items", [3 + k for k in range(20)], {}),
+    "float num_items": ("num_items", [3.5 + k for k in range(20)], {}),
+    "z_loss": ("z_loss", STEPS, {}),
+    "scale": ("scale", STEPS, {}),
+    "softcap": ("softcap", [1.5 + k for k in range(20)], {}),
+    "label_smoothing": ("label_smoothing", STEPS, {}),
+    "threshold": ("threshold", STEPS, THINNED),
+    "scale of none": ("scale", STEPS, {"reduction": "none"}),
+    "scale of draws that are kept": ("scale", STEPS, THINNED | {"reduction": "none"}),
 }
 
 
-def tensors(tokens, dtype=torch.float32, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    input = torch.randn(2, tokens, 8, generator=g).to(dtype).requires_grad_()
-    weight = torch.randn(23, 8, generator=g).to(dtype).requires_grad_()
-    bias = torch.randn(23, generator=g).to(dtype).requires_grad_()
-    target = torch.randint(0, 23, (2, tokens), generator=g)
-    target[0, 0] = -100
-    return input, weight, bias, target
+def check_compilations(call, values, most, backend="aot_eager", device="cpu"):
+    """call(input, weight, target, value) compiled: no more often, and the same bits, those of gradients, too."""
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    input, weight, _, target = head(device=device)
+    for value in values:
+        found, expected = (f(input, weight, target, value) for f in (compiled, call))
+        assert torch.equal(found, expected)
+        learned = [value] if torch.is_tensor(value) and value.requires_grad else []
+        assert_same(*(torch.autograd.grad(loss.sum(), [input, weight, *learned]) for loss in (found, expected)))
+    assert counter.frame_count <= most
 
 
-def function(options):
-    def loss(input, weight, bias, target):
-        hidden = torch.relu(input)
-        out = lce(hidden, weight, target, linear_bias=bias, **options)
-        if not isinstance(out, tuple):
-            return out, ()
-        scalar = out.loss.mean()
-        if options.get("differentiable_stats", True):
-            scalar = scalar + out.lse.mean() - 0.5 * out.entropy.mean()
-        return scalar, (out.nll, out.argmax, out.correct_count, out.valid_count)
-
-    return loss
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_compiles_twice(name):
+    argument, values, options = SCHEDULES[name]
+    check_compilations(lambda i, w, t, v: lce(i, w, t, **{argument: v}, **options), values, most=2)
 
 
-def results(f, arguments, factor):
-    loss, stats = f(*arguments)
-    gradients = torch.autograd.grad(factor * loss.sum(), arguments[:3])
-    return [loss, *stats, *gradients]
+@pytest.mark.parametrize("name, device", [("z_loss", "cpu"), ("none", "cpu"), *(
+    pytest.param(name, "cuda", marks=CUDA.marks) for name in ("num_items", "z_loss", "none"))])  # fmt: skip
+def test_a_schedule_compiles_twice_through_inductor(name, device):
+    argument, values, options = SCHEDULES["scale of none" if name == "none" else name]
+    values = values[:4] if device == "cpu" else values
+    call = lambda i, w, t, v: lce(i, w, t, **{argument: v}, **options)  # noqa: E731
+    check_compilations(call, values, most=2, backend="inductor", device=device)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_same_bits_as_eager(name, dtype):
-    eager = function(CASES[name])
-    # aot_eager traces forward and backward as inductor does, and leaves the other operators as they are
-    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens, factor in ((5, 1.0), (9, 0.3), (3, 2.0)):
-        arguments = tensors(tokens, dtype)
-        for c, e in zip(results(compiled, arguments, factor), results(eager, arguments, factor)):
-            assert torch.equal(c, e)
+def test_all_at_once():
+    def call(input, weight, target, v):
+        numbers = {"scale": v, "softcap": 30 * v, "z_loss": v / 2, "label_smoothing": v / 3, "num_items": 9 * v}
+        return lce(input, weight, target, **numbers)
+
+    check_compilations(call, STEPS, most=2)
+    check_compilations(lambda i, w, t, v: lce(i, w, t, num_items=v), (3, 4), most=2)
 
 
-@pytest.mark.parametrize("name", ["mean", "none"])
-def test_same_bits_through_inductor(name):
-    eager = lambda *arguments: (lce(*arguments[:2], arguments[3], linear_bias=arguments[2], **CASES[name]), ())  # noqa: E731
-    compiled = torch.compile(eager, fullgraph=True, dynamic=True)
-    for tokens in (5, 9):
-        arguments = tensors(tokens)
-        for c, e in zip(results(compiled, arguments, 1.0), results(eager, arguments, 1.0)):
-            assert torch.equal(c, e)
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("name", ["z_loss", "scale", "softcap", "label_smoothing", "temperature", "num_items"])
+def test_tensors_compile_once(name, learned):
+    if learned and name not in ("scale", "temperature"):
+        pytest.skip("has no gradient")
+    values = [torch.tensor(v, requires_grad=learned) for v in STEPS[:5]]
+    check_compilations(lambda i, w, t, v: lce(i, w, t, **{name: v}), values, most=1)
 
 
-def test_one_graph_for_all_lengths():
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function({"shift": 1}), fullgraph=True, dynamic=True, backend=counter)
-    compiled(*tensors(5))
-    compilations = counter.frame_count
-    for tokens in (9, 17, 4):
-        compiled(*tensors(tokens))
-    assert counter.frame_count == compilations
-
-
-def test_num_items_tensor_does_not_break_the_graph():
-    def eager(input, weight, target, items):
-        return lce(input, weight, target, num_items=items)
-
-    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
-    input, weight, _, target = tensors(6)
-    for items in (3, 8):
-        assert torch.equal(
-            compiled(input, weight, target, torch.tensor(items)), lce(input, weight, target, num_items=items)
-        )
+def test_temperatures_of_rows_compile_once():
+    values = [torch.rand(9) + 0.5 for _ in range(3)]
+    check_compilations(lambda i, w, t, v: lce(i, w, t, temperature=v, reduction="none"), values, most=1)
 
 
 def test_module_autocast_and_no_grad():
-    model = logitless.LinearCrossEntropyLoss(8, 23, bias=True)
+    model = logitless.LinearCrossEntropyLoss(6, 13, bias=True)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    input, _, _, target = tensors(6)
+    input, _, _, target = head()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(compiled(input, target), model(input, target))
     with torch.no_grad():
         assert torch.equal(compiled(input, target), model(input, target))
 
 
-def test_main_grad():
-    def eager(input, weight, target, main_grad):
-        return lce(input, weight, target, main_grad=main_grad)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("gradient", ["exact", "always-thinned"])
+def test_autocast_compiled(device, gradient, dtypes):
+    input, weight, _, target = head(device=device)
+    weight = weight.detach().to(dtypes[1]).requires_grad_()
 
-    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
-    input, weight, _, target = tensors(6)
-    buffers = torch.zeros(23, 8), torch.zeros(23, 8)
-    for f, buffer in zip((eager, compiled), buffers):
-        (2 * f(input, weight, target, buffer)).backward()
-    assert weight.grad is None
-    assert torch.equal(*buffers) and (buffers[0] != 0).any()
+    def step(input, weight, target, seed):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return lce(input, weight, target, gradient=gradient, seed=seed)
 
-
-def test_errors_name_the_argument():
-    compiled = torch.compile(lce, fullgraph=True, dynamic=True, backend="aot_eager")
-    input, weight, _, target = tensors(6)
-    target[1, 2] = 23
-    with pytest.raises(logitless.InvalidTargetError, match=r"target: .* got 23 at target\[1, 2\]"):
-        compiled(input, weight, target)
+    seed = None if gradient == "exact" else 3
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    losses = [f(input, weight, target, seed) for f in (compiled, step)]
+    assert torch.equal(*losses)
+    assert_same(*(torch.autograd.grad(loss, (input, weight)) for loss in losses))
 
 
 def test_an_option_changes_no_schema():
@@ -136,14 +112,22 @@ def test_an_option_changes_no_schema():
     ]
 
 
-def test_no_text_of_a_call_breaks_a_line():
-    """PyTorch 2.11 writes texts into a comment of the code that it makes."""
-    texts = []
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("function", ["linear_cross_entropy", "linear_log_probs", "linear_top_k"])
+def test_numbers_and_temperatures_of_rows_are_inputs_of_an_exported_graph(function, strict):
+    class Loss(torch.nn.Module):
+        def forward(self, input, weight, scale, temperature):
+            given = {
+                "linear_cross_entropy": torch.arange(3),
+                "linear_log_probs": torch.arange(6).reshape(3, 2),
+                "linear_top_k": 2,
+            }[function]
+            found = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
+            return found.log_probs if function == "linear_top_k" else found
 
-    def compiler(graph, _):
-        texts.extend(arg for node in graph.graph.nodes for arg in node.args if isinstance(arg, str))
-        return make_boxed_func(graph.forward)
-
-    input, weight, bias, target = tensors(6)
-    torch.compile(lce, backend=aot_autograd(fw_compiler=compiler))(input, weight, target, linear_bias=bias)
-    assert texts and not any("\n" in text for text in texts)
+    input, weight = torch.randn(3, 4), torch.randn(9, 4)
+    for temperature in (torch.tensor([2.0]), torch.tensor([0.5, 1.0, 2.0])):
+        program = torch.export.export(Loss(), (input, weight, torch.tensor(0.5), temperature), strict=strict)
+        for factor in (1.0, 0.25):
+            given = (input, weight, torch.tensor(0.5 * factor), temperature * factor)
+            assert torch.equal(program.module()(*given), Loss()(*given))

@@ -5,10 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def head(tokens, vocab, hidden, spread):

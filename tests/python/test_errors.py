@@ -1,77 +1,346 @@
-"""Bad arguments: TypeError or ValueError naming argument, expected and got."""
+"""Bad arguments: an error that names argument, expected and got, with and without gradients, whichever interface."""
 
 import copy
 import pickle
+import re
 
+import divergence_oracle
 import logitless
+import logitless.numpy
 import pytest
 import torch
+from support import lce
 
-INPUT, WEIGHT = torch.randn(4, 5), torch.randn(7, 5)
+ROWS, VOCAB, HIDDEN = 4, 7, 5
+INPUT, WEIGHT = torch.randn(ROWS, HIDDEN), torch.randn(VOCAB, HIDDEN)
 TARGET = torch.tensor([0, 1, 2, 6])
+NEEDS_GRAD = "expected a tensor that does not require grad, got one that does"
+INF, NAN = float("inf"), float("nan")
 
 
-def call(input=INPUT, weight=WEIGHT, target=TARGET, **options):
-    return logitless.linear_cross_entropy(input, weight, target, **options)
+def number(value, **options):
+    return torch.tensor(value, requires_grad=True, **options)
 
 
+def as_arrays(arguments):
+    return {n: v.detach().numpy() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+
+
+def ids(table):
+    return [f"{'-'.join(changes)} {i}" for i, (changes, *_) in enumerate(table)]
+
+
+THIN = {"gradient": "always-thinned"}
+TWO = torch.zeros(ROWS, 2, dtype=torch.int64)
+RANGE = "expected 0 <= target < 7 or ignore_index -100, got"
+
+
+def of_several(target, **more):
+    return {"target": target, "target_weight": torch.ones(target.shape)} | more
+
+
+# What PyTorch's tensors and numpy's arrays are refused for alike.
 BAD = [
-    ({"input": [[1.0]]}, TypeError, "input: expected a torch.Tensor, got list"),
     ({"input": INPUT.long()}, TypeError, "input: expected float32"),
-    ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU or a CUDA device, got device meta"),
-    ({"weight": WEIGHT.to("meta")}, ValueError, "linear_weight: .* device meta: it holds no values, .* offloaded"),
-    ({"linear_bias": torch.zeros(7, device="meta")}, ValueError, "linear_bias: .* device meta: it holds no values"),
-    ({"weight": WEIGHT.to_sparse()}, TypeError, "linear_weight: expected a dense tensor"),
-    ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5 .* got \[4, 4\]"),
+    ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),
     ({"input": torch.tensor(1.0)}, ValueError, "input: expected shape"),
-    ({"weight": WEIGHT[0]}, ValueError, r"linear_weight: expected shape \[V, D\], got \[5\]"),
-    ({"weight": torch.randn(0, 5)}, ValueError, r"linear_weight: .* V >= 1 and D >= 1, got \[0, 5\]"),
-    ({"weight": torch.randn(7, 0), "input": torch.randn(4, 0)}, ValueError, r"linear_weight: .* D >= 1, got \[7, 0\]"),
-    ({"weight": WEIGHT.double()}, TypeError, "linear_weight: expected float64 for all"),
-    ({"target": TARGET.float()}, TypeError, "target: expected int64 or int32 class indices, got torch.float32"),
+    ({"linear_weight": WEIGHT[0]}, ValueError, r"linear_weight: expected shape \[V, D\], got \[5\]"),
+    ({"linear_weight": WEIGHT[:0]}, ValueError, r"linear_weight: .* V >= 1 and D >= 1, got \[0, 5\]"),
+    ({"linear_weight": WEIGHT[:, :0], "input": INPUT[:, :0]}, ValueError, r"linear_weight: .* D >= 1, got \[7, 0\]"),
+    ({"linear_weight": WEIGHT.double()}, TypeError, "linear_weight: expected float64 for all"),
+    ({"target": TARGET.float()}, TypeError, "target: expected int64 or int32 class indices, got .*float32"),
     ({"target": TARGET[:3]}, ValueError, r"target: expected shape \[4\] .* got \[3\]"),
     ({"linear_bias": torch.zeros(6)}, ValueError, r"linear_bias: expected shape \[7\] \(V\), got \[6\]"),
     ({"linear_bias": torch.zeros(7).double()}, TypeError, "linear_bias: expected float64 for all"),
-    ({"weight": WEIGHT, "reduction": "avg"}, ValueError, "reduction: expected one of"),
+    ({"linear_bias": torch.zeros(7, dtype=torch.complex64)}, TypeError, "linear_bias: expected float32, .*complex64"),
+    ({"weight": torch.ones(5)}, ValueError, r"weight: expected shape \[7\]"),
+    ({"weight": torch.ones(7, dtype=torch.complex64)}, TypeError, "weight: expected real numbers"),
+    ({"token_weight": torch.ones(3)}, ValueError, r"token_weight: expected shape \[4\]"),
+    ({"token_weight": torch.ones(4, dtype=torch.complex64)}, TypeError, "token_weight: expected real numbers"),
+    ({"reduction": "avg"}, ValueError, "reduction: expected one of"),
+    ({"reduction": ["mean"]}, ValueError, "reduction: expected one of"),
     ({"label_smoothing": 1.5}, ValueError, r"label_smoothing: expected a number in \[0, 1\], got 1.5"),
     ({"label_smoothing": "a lot"}, TypeError, "label_smoothing: expected a number, got str"),
-    ({"scale": float("inf")}, ValueError, "scale: expected a finite number"),
+    ({"scale": INF}, ValueError, "scale: expected a finite number"),
+    ({"scale": 10**400}, ValueError, "scale: expected a number of float64's range"),
     ({"softcap": -1.0}, ValueError, "softcap: expected a finite number >= 0"),
     ({"z_loss": -1.0}, ValueError, "z_loss: expected"),
-    ({"num_items": -1}, ValueError, "num_items: expected a finite number >= 0, got -1"),
-    ({"num_items": float("inf")}, ValueError, "num_items: expected a finite number >= 0, got inf"),
-    ({"num_items": torch.tensor(-3)}, ValueError, "num_items: expected a finite number >= 0, got -3"),
-    ({"num_items": torch.ones(2)}, ValueError, "num_items: expected one element"),
+    ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0, got 0"),
+    ({"temperature": -1.0}, ValueError, "temperature: expected a finite number > 0, got -1"),
+    ({"temperature": NAN}, ValueError, "temperature: expected a finite number > 0, got nan"),
+    ({"temperature": 1e-39}, ValueError, "temperature: expected .* got 1e-39"),
+    ({"temperature": "hot"}, TypeError, "temperature: expected a number, got str"),
+    ({"temperature": torch.ones(3)}, ValueError, r"temperature: expected shape \[4\] \(that of target, or .*\[3\]"),
+    ({"temperature": torch.ones(4, dtype=torch.complex64)}, TypeError, "temperature: expected real numbers"),
+    ({"num_items": -1, "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0, got -1"),
+    ({"num_items": INF, "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0, got inf"),
     ({"num_items": 3, "reduction": "sum"}, ValueError, "num_items: expected None unless"),
-    ({"num_items": torch.tensor(3), "reduction": "sum"}, ValueError, "num_items: expected None unless"),
     ({"shift": -1}, ValueError, "shift: expected"),
     ({"shift": 1.5}, TypeError, "shift: expected an integer, got float"),
+    ({"shift": 2**63}, ValueError, f"shift: expected an integer of 64 bits, got {2**63}"),
     ({"ignore_index": 1.5}, TypeError, "ignore_index: expected an integer"),
-    ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive"),
-    ({"token_weight": torch.ones(3)}, ValueError, r"token_weight: expected shape \[4\]"),
-    ({"token_weight": torch.ones(4, requires_grad=True)}, ValueError, "token_weight: expected a tensor that does not"),
+    ({"ignore_index": 2**64}, ValueError, f"ignore_index: expected an integer of 64 bits, got {2**64}"),
+    ({"max_workspace_bytes": 2**64 + 4096}, ValueError, "max_workspace_bytes: expected an integer of 64 bits"),
+    ({"max_workspace_bytes": 1}, logitless.BudgetTooSmallError, "max_workspace_bytes: expected at least"),
+    ({"batch_invariant": 1}, TypeError, "batch_invariant: expected a bool, got int"),
+    ({"return_stats": "nll"}, TypeError, "return_stats: expected a bool or a sequence"),
+    ({"return_stats": None}, TypeError, "return_stats: expected a bool or a sequence of names, got None"),
+    ({"return_stats": ["nil"]}, ValueError, "return_stats: expected names out of"),
+    ({"return_stats": [["nll"]]}, ValueError, "return_stats: expected names out of"),
+    ({"return_stats": ["kept_count"]}, ValueError, "return_stats: expected kept_count only with gradient"),
+    ({"seed": 1}, ValueError, 'seed: expected None unless gradient is "thinned"'),
+    (THIN | {"seed": 1.5}, TypeError, "seed: expected an integer, got float"),
+    (THIN | {"seed": "a"}, TypeError, "seed: expected an integer, got str"),
+    (THIN | {"seed": True}, TypeError, "seed: expected an integer, got bool"),
+    (THIN | {"seed": 1 << 63}, ValueError, "seed: expected an integer of 64 bits"),
+    (THIN | {"softcap": 5.0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0"),
+    (of_several(torch.rand(4, 7)), TypeError, "probabilities of the whole vocabulary are not taken"),
+    ({"target": torch.rand(4)}, TypeError, "target: expected int64 or int32"),
+    (of_several(torch.zeros(4, 65).long()), ValueError, "target: expected at most 64 targets"),
+    (of_several(TWO[:, :0]), ValueError, "target: expected at most 64 targets"),
+    (of_several(TWO[:3]), ValueError, r"target: expected shape \[4\]"),
+    ({"target": TWO}, ValueError, "got .*; several targets a row want target_weight"),
+    (of_several(TWO, target_weight=torch.ones(4, 3)), ValueError, r"target_weight: expected shape \[4, 2\]"),
+    ({"target_weight": torch.ones(4)}, ValueError, "target_weight: expected None with one"),
+    (of_several(TWO, weight=torch.ones(7)), ValueError, "weight: expected None with several targets"),
+    (of_several(TWO, gradient="thinned"), ValueError, 'gradient: expected "exact" with several targets'),
+    (of_several(TWO + 7 * torch.eye(4, 2).flip(0).long()), ValueError, rf"target: {RANGE} 7 at target\[2, 1\]"),
+    (of_several(TWO - 1), ValueError, rf"target: {RANGE} -1 at target\[0, 0\]"),
+]  # fmt: skip
+OF_TENSORS = [
+    ({"input": [[1.0]]}, TypeError, "input: expected a torch.Tensor, got list"),
+    ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU or a CUDA device, got device meta"),
+    ({"linear_weight": WEIGHT.to("meta")}, ValueError, "linear_weight: .* meta: it holds no values, .* offloaded"),
+    ({"linear_bias": torch.zeros(7, device="meta")}, ValueError, "linear_bias: .* device meta: it holds no values"),
+    ({"linear_weight": WEIGHT.to_sparse()}, TypeError, "linear_weight: expected a dense tensor"),
+    ({"token_weight": torch.ones(4, requires_grad=True)}, ValueError, f"token_weight: {NEEDS_GRAD}"),
+    (of_several(TWO, target_weight=torch.ones(4, 2, requires_grad=True)), ValueError, f"target_weight: {NEEDS_GRAD}"),
+    (of_several(TWO, target_weight=[1.0]), TypeError, "target_weight: expected a torch.Tensor"),
     ({"main_grad": torch.zeros(7, 5).half()}, TypeError, "main_grad: expected torch.float32"),
     ({"main_grad": torch.zeros(5, 7).T}, ValueError, "main_grad: expected contiguous rows"),
     ({"main_grad": torch.zeros(6, 5)}, ValueError, r"main_grad: expected shape \[7, 5\]"),
-    ({"batch_invariant": 1}, TypeError, "batch_invariant: expected a bool, got int"),
-    (
-        {"batch_invariant": True, "gradient": "thinned"},
-        ValueError,
-        "batch_invariant: expected False unless gradient is",
-    ),
-    ({"return_stats": "nll"}, TypeError, "return_stats: expected a bool or a sequence"),
-    ({"return_stats": ["nil"]}, ValueError, "return_stats: expected names out of"),
+    ({"scale": number(0.0)}, ValueError, "scale: expected a magnitude of at least 2.-64 .* got 0.0"),
+    ({"scale": number(1e-30)}, ValueError, "scale: expected a magnitude of at least 2.-64 .* got 1.0"),
+    ({"scale": number(NAN)}, ValueError, "scale: expected .* got nan"),
+    ({"scale": torch.ones(2, requires_grad=True)}, ValueError, r"scale: expected one element, got shape \[2\]"),
+    ({"scale": torch.tensor(1j)}, TypeError, "scale: expected a number, got torch.complex64"),
+    ({"scale": torch.tensor(1.0, device="meta")}, ValueError, "scale: .* got device meta"),
+    ({"temperature": torch.tensor(0.0)}, ValueError, "temperature: expected a finite number > 0, got 0"),
+    ({"temperature": torch.ones(4, requires_grad=True)}, ValueError, f"temperature: {NEEDS_GRAD[:20]}"),
+    ({"temperature": torch.ones(4, device="meta")}, ValueError, "temperature: .* got device meta"),
+    ({"temperature": number(1.0), "softcap": 2.0}, ValueError, "temperature: expected .* softcap 2.0"),
+    ({"num_items": torch.tensor(-3), "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0.*-3"),
+    ({"num_items": torch.ones(2), "reduction": "mean"}, ValueError, "num_items: expected one element"),
+    ({"num_items": torch.tensor(3), "reduction": "sum"}, ValueError, "num_items: expected None unless"),
+    (THIN | {"seed": torch.tensor([1, 2])}, ValueError, r"seed: expected one int64 element, got .*\[2\]"),
+    (THIN | {"seed": torch.tensor(1.0)}, ValueError, "seed: expected one int64 element, got"),
+]
+for _name in ("scale", "temperature"):
+    OF_TENSORS.append(({_name: torch.tensor(True)}, TypeError, f"{_name}: expected a number, got torch.bool"))
+for _name in ("z_loss", "softcap", "label_smoothing", "threshold", "num_items"):
+    _more = {"reduction": "mean"} | (THIN if _name == "threshold" else {})
+    OF_TENSORS.append(({_name: number(0.5)} | _more, ValueError, f"{_name}: {NEEDS_GRAD}"))
+for _name in ("label_smoothing", "z_loss", "scale", "softcap", "num_items", "shift", "ignore_index"):
+    OF_TENSORS.append(({_name: True, "reduction": "mean"}, TypeError, f"{_name}: expected"))
+OF_ARRAYS = [
+    ({"grad_loss": 1j, "gradients": True}, TypeError, "grad_loss: expected real numbers, got complex128"),
+    ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
+    ({"backend": "quantum"}, logitless.BackendUnavailableError, "quantum"),
 ]
 
 
-@pytest.mark.parametrize("arguments, error, message", BAD, ids=[m[:28] for _, _, m in BAD])
-@pytest.mark.parametrize("grad", [True, False])
-def test_bad_arguments(arguments, error, message, grad):
-    arguments = dict(arguments)
-    if grad and "input" not in arguments:
-        arguments["input"] = INPUT.clone().requires_grad_()
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("changes, error, message", BAD + OF_TENSORS, ids=ids(BAD + OF_TENSORS))
+def test_losses(changes, error, message, reduction):
+    """After calls that are right, too, whose preparation is kept, and when they come again."""
+    plain = {"linear_weight": WEIGHT, "target": TARGET, "reduction": reduction}
+    for requires_grad in (True, False):
+        arguments = plain | {"input": INPUT.clone().requires_grad_(requires_grad)}
+        for _ in range(2):
+            lce(**arguments)
+            with pytest.raises(error, match=message):
+                lce(**arguments | changes)
+
+
+@pytest.mark.parametrize("changes, error, message", BAD + OF_ARRAYS, ids=ids(BAD + OF_ARRAYS))
+def test_losses_of_arrays(changes, error, message):
+    arguments = {"input": INPUT, "linear_weight": WEIGHT, "target": TARGET} | changes
     with pytest.raises(error, match=message):
-        call(**arguments)
+        logitless.numpy.linear_cross_entropy(**as_arrays(arguments))
+
+
+BAD_IDS = [
+    ({"ids": TARGET}, ValueError, r"ids: expected shape \[4, K\]"),
+    ({"ids": torch.zeros(5, 2).long()}, ValueError, r"ids: expected shape \[4\]"),
+    ({"ids": torch.zeros(4, 65).long()}, ValueError, "ids: expected at most 64"),
+    ({"ids": torch.zeros(4, 2)}, TypeError, "ids: expected int64 or int32"),
+    ({"ids": TWO + torch.tensor([[0], [0], [0], [40]])}, ValueError, rf"ids: {RANGE} 40 at ids\[3, 0\]"),
+]
+BAD_TOP_K = [
+    ({"k": 0}, ValueError, r"k: expected a number in \[1, 7\]"),
+    ({"k": 65, "linear_weight": torch.zeros(70, 5)}, ValueError, r"k: expected a number in \[1, 64\]"),
+    ({"k": 2.0}, TypeError, "k: expected an integer"),
+    ({"k": 4, "linear_weight": WEIGHT[:3]}, ValueError, r"k: expected a number in \[1, 3\]"),
+]
+OF_HEADS = [row for row in BAD[:12] if "target" not in row[0] and row[2] != "input: expected shape"] + [
+    ({"temperature": torch.ones(3)}, ValueError, r"temperature: expected shape \[4\]"),
+    ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
+    ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes"),
+]
+
+
+def check_heads(name, arguments, error, message):
+    arguments = {"input": INPUT, "linear_weight": WEIGHT} | arguments
+    with pytest.raises(error, match=message):
+        getattr(logitless, name)(**arguments)
+    with pytest.raises(error, match=message):
+        getattr(logitless.numpy, name)(**as_arrays(arguments))
+
+
+@pytest.mark.parametrize("changes, error, message", BAD_IDS + OF_HEADS, ids=ids(BAD_IDS + OF_HEADS))
+def test_log_probs(changes, error, message):
+    check_heads("linear_log_probs", {"ids": TWO} | changes, error, message)
+
+
+@pytest.mark.parametrize("changes, error, message", BAD_TOP_K + OF_HEADS, ids=ids(BAD_TOP_K + OF_HEADS))
+def test_largest_logits(changes, error, message):
+    check_heads("linear_top_k", {"k": 2} | changes, error, message)
+
+
+SHARED = [
+    (THIN | {"threshold": 2.0}, ValueError, r"threshold: expected a number in \[2\^-126, 1\], got 2"),
+    (THIN | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
+    ({"gradient": "sparse"}, ValueError, 'gradient: expected one of "exact", "thinned", "always-thinned", got .sparse'),
+    ({"batch_invariant": True, "gradient": "thinned"}, ValueError, "batch_invariant: expected False unless gradient"),
+    ({"max_workspace_bytes": 2.5}, TypeError, "max_workspace_bytes: expected .*, got float"),
+    ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),
+    ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),
+]
+for _value in (0, 5, -1, NAN, 2.0**-150, 1e-40, 1e-320):
+    for _gradient in ("exact", "thinned"):
+        SHARED.append(({"threshold": _value, "gradient": _gradient}, ValueError, "threshold: expected a number"))
+_SIZES = [
+    "",
+    "lots",
+    "MiB",
+    "1.2.3k",
+    "-1MB",
+    "1e6",
+    "0",
+    "0MiB",
+    "256 M iB",
+    "1PB",
+    "5000TiB ",
+    "9999999TiB",
+    "Fastest",
+]
+for _text in _SIZES:
+    _message = f"max_workspace_bytes: expected .*, a size such as .*got {re.escape(repr(_text))}"
+    SHARED.append(({"max_workspace_bytes": _text}, ValueError, _message))
+INTERFACES = {
+    "with gradients": lambda **options: lce(INPUT.clone().requires_grad_(), WEIGHT, TARGET, **options),
+    "without": lambda **options: lce(INPUT, WEIGHT, TARGET, **options),
+    "numpy": lambda **options: logitless.numpy.linear_cross_entropy(
+        INPUT.numpy(), WEIGHT.numpy(), TARGET.numpy(), **options
+    ),
+    "plan": lambda **options: logitless.plan(ROWS, VOCAB, HIDDEN, **options),
+    "plans": lambda **options: logitless.plans(ROWS, VOCAB, HIDDEN, **options),
+    "head": lambda **options: logitless.nn.FusedHead(HIDDEN, VOCAB, **options),
+    "module": lambda **options: logitless.LinearCrossEntropyLoss(HIDDEN, VOCAB, **options),
+}
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+@pytest.mark.parametrize("options, error, message", SHARED, ids=ids(SHARED))
+def test_options_of_every_interface(options, error, message, interface):
+    with pytest.raises(error, match=message):
+        INTERFACES[interface](**options)
+
+
+BAD_PLANS = [
+    ({"tokens": "8Ki"}, TypeError, "tokens: expected an integer, got str"),
+    ({"hidden": 16.0}, TypeError, "hidden: expected an integer, got float"),
+    ({"vocab": 0}, logitless.InvalidArgumentError, "vocab"),
+    ({"dtype": "int8"}, TypeError, "dtype"),
+    ({"gradients": ["weight"]}, ValueError, "gradients"),
+    ({"top_k": 8}, logitless.InvalidArgumentError, "top_k: expected 0 in a pass with gradients"),
+    ({"gradients": (), "top_k": 65}, logitless.InvalidArgumentError, "top_k: expected a number in .0, 64."),
+    ({"gradients": (), "top_k": 1.5}, TypeError, "top_k: expected an integer"),
+    ({"targets_per_row": 65}, logitless.InvalidArgumentError, "targets_per_row: expected a number in .0, 64."),
+    ({"device": "h9000"}, logitless.InvalidArgumentError, "one of a100, .*, b200; got 'h9000'"),
+]
+for _device in ("h20O", "gpu", "cuda:x", "h200:0"):
+    _message = f"device: expected .*cuda:N.*rtx-4090.*; got '{_device.lower()}'"
+    BAD_PLANS.append(({"device": _device}, ValueError, _message))
+for _device in (1.5, True, [0]):
+    BAD_PLANS.append(({"device": _device}, TypeError, "device: expected a torch.device, "))
+
+
+@pytest.mark.parametrize("changes, error, message", BAD_PLANS, ids=ids(BAD_PLANS))
+def test_plans(changes, error, message):
+    with pytest.raises(error, match=message):
+        logitless.plan(**{"tokens": 64, "vocab": 1000, "hidden": 32} | changes)
+
+
+HEAD, MODULE = logitless.nn.FusedHead, logitless.LinearCrossEntropyLoss
+BAD_MODULES = [
+    (HEAD, {"class_weight": torch.ones(3)}, ValueError, r"class_weight: expected shape \[7\]"),
+    (HEAD, {"dtype": "bf17"}, TypeError, "dtype: expected float32, bfloat16, float16 or float64, got bf17"),
+    (MODULE, {"weight": torch.ones(3)}, ValueError, r"weight: expected shape \[7\]"),
+    (MODULE, {"out_features": (2,)}, NotImplementedError, "out_features: expected"),
+    (MODULE, {"label_smoothing": 2.0}, ValueError, "label_smoothing: expected"),
+    (HEAD, {"reduction": "avg"}, ValueError, "reduction: expected"),
+    (MODULE, {"reduction": "avg"}, ValueError, "reduction: expected"),
+]
+
+
+@pytest.mark.parametrize("made, options, error, message", BAD_MODULES)
+def test_options_of_modules(made, options, error, message):
+    with pytest.raises(error, match=message):
+        made(HIDDEN, VOCAB, **options)
+
+
+def weights(vocab=50, width=12, **more):
+    return torch.zeros(vocab, width, **more)
+
+
+BAD_DIVERGENCES = [
+    ({"student_weight": weights(width=9)}, ValueError, r"student_input: expected shape \[..., D\] with D = 9"),
+    ({"teacher_weight": weights(width=9)}, ValueError, r"teacher_input: expected shape \[..., D\] with D = 9"),
+    ({"teacher_weight": weights(49, 20), "teacher_bias": None}, ValueError, "teacher_weight: expected V = 50 .*49"),
+    ({"teacher_input": torch.zeros(6, 20)}, ValueError, r"teacher_input: expected shape \[7\]"),
+    ({"student_bias": torch.zeros(3)}, ValueError, r"student_bias: expected shape \[50\]"),
+    ({"teacher_bias": [1.0]}, TypeError, "teacher_bias: expected a torch.Tensor, got list"),
+    ({"teacher_input": torch.zeros(7, 20).double()}, TypeError, "teacher_input: expected float64 for all tensors"),
+    ({"student_input": torch.zeros(7, 12).long()}, TypeError, "student_input: expected float32"),
+    ({"teacher_weight": weights(width=20).requires_grad_()}, ValueError, r"teacher_weight.*pass teacher_weight.detach"),
+    ({"teacher_input": torch.zeros(7, 20, requires_grad=True)}, ValueError, "teacher_input: expected a tensor that"),
+    ({"student_weight": weights(0)}, ValueError, r"student_weight: expected shape \[V, D\] with V >= 1"),
+    ({"student_weight": weights(device="meta")}, ValueError, "student_weight: .*device meta"),
+    ({"beta": -0.1}, ValueError, r"beta: expected 0, or a number in \[2\^-100, 1\], got -0.1"),
+    ({"beta": 1.5}, ValueError, "beta: expected 0"),
+    ({"beta": NAN}, ValueError, "beta: expected 0"),
+    ({"beta": "jsd"}, TypeError, "beta: expected a number, got str"),
+    ({"temperature": 0}, ValueError, "temperature: expected a finite number > 0"),
+    ({"student_softcap": -1.0}, ValueError, "student_softcap: expected 0, or a positive number"),
+    ({"teacher_scale": INF}, ValueError, "teacher_scale: expected a finite number"),
+    ({"mask": torch.ones(6)}, ValueError, r"mask: expected shape \[7\]"),
+    ({"token_weight": torch.ones(7, requires_grad=True)}, ValueError, f"token_weight: {NEEDS_GRAD[:20]}"),
+    ({"reduction": "batchmean"}, ValueError, "reduction: expected one of"),
+    ({"num_items": 3, "reduction": "sum"}, ValueError, "num_items: expected None unless"),
+    ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive number"),
+    ({"max_workspace_bytes": 1}, logitless.BudgetTooSmallError, "max_workspace_bytes: expected at least"),
+    ({"return_stats": ("entropy",)}, TypeError, "return_stats: expected a bool"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, error, message", BAD_DIVERGENCES, ids=ids(BAD_DIVERGENCES))
+def test_divergences(changes, error, message):
+    with pytest.raises(error, match=message):
+        logitless.linear_divergence(**divergence_oracle.make().leaves() | changes)
+
+
+# ---- storage, subclasses, places of targets
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -80,15 +349,15 @@ def test_bad_arguments(arguments, error, message, grad):
 )
 def test_freed_storage_is_named(name, known):
     def arguments():
-        input = torch.randn(4, 5, requires_grad=name == "main_grad")
-        weight = torch.randn(7, 5, requires_grad=name == "main_grad")
-        found = {"input": input, "linear_weight": weight, "target": torch.zeros(4, dtype=torch.long)}
+        found = {"input": INPUT.clone(), "linear_weight": WEIGHT.clone(), "target": TARGET.clone()}
+        for tensor in (found["input"], found["linear_weight"]):
+            tensor.requires_grad_(name == "main_grad")
         if name not in found:
             found[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
         return found
 
     def run(arguments):
-        loss = logitless.linear_cross_entropy(**arguments)
+        loss = lce(**arguments)
         if loss.requires_grad:
             loss.backward()
 
@@ -98,11 +367,6 @@ def test_freed_storage_is_named(name, known):
     freed[name].untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=f"^{name}: expected a tensor in memory, got one whose storage was freed"):
         run(freed)
-
-
-def test_class_weight_shape():
-    with pytest.raises(ValueError, match=r"weight: expected shape \[7\]"):
-        logitless.linear_cross_entropy(INPUT, WEIGHT, TARGET, weight=torch.ones(5))
 
 
 @pytest.fixture
@@ -116,90 +380,61 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
-def distributed(tensor, mesh, dim):
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    return DTensor.from_local(tensor, mesh, [Replicate() if dim is None else Shard(dim)], run_check=False)
-
-
 def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
     """to_local() of a sharded tensor is a part of it: of a head, a slice of the vocabulary."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    def distributed(tensor, placement):
+        return DTensor.from_local(tensor, mesh, [placement], run_check=False)
+
     input = INPUT.clone().requires_grad_()
-    for dim, placement in ((0, "Shard(dim=0)"), (None, "Replicate()")):
+    for placement in (Shard(0), Replicate()):
         with pytest.raises(TypeError, match="linear_weight: expected a plain tensor or an FSDP parameter") as error:
-            call(input, distributed(WEIGHT, mesh, dim))
-        for part in (placement, "DTensor.from_local(input, mesh, [Replicate()])", "group=mesh.get_group()", "unshard"):
+            lce(input, distributed(WEIGHT, placement), TARGET)
+        ways = ("DTensor.from_local(input, mesh, [Replicate()])", "group=mesh.get_group()", "unshard")
+        for part in (repr(placement), *ways):
             assert part in str(error.value), str(error.value)
-    with pytest.raises(TypeError, match=r"linear_weight: expected a DTensor on the mesh of input, got a plain tensor"):
-        call(distributed(INPUT, mesh, 0))
+    with pytest.raises(TypeError, match="linear_weight: expected a DTensor on the mesh of input, got a plain tensor"):
+        lce(distributed(INPUT, Shard(0)), WEIGHT, TARGET)
     with pytest.raises(TypeError, match=r"linear_bias: .*Shard\(dim=0\).* pass linear_bias.full_tensor\(\)"):
-        call(linear_bias=distributed(torch.zeros(7), mesh, 0))
+        lce(INPUT, WEIGHT, TARGET, linear_bias=distributed(torch.zeros(7), Shard(0)))
     with pytest.raises(TypeError, match=r"scale: .* pass scale.to_local\(\)"):
-        call(scale=distributed(torch.tensor(1.0), mesh, None))
+        lce(INPUT, WEIGHT, TARGET, scale=distributed(torch.tensor(1.0), Replicate()))
 
 
-def test_another_subclass_is_refused():
+def test_other_subclasses_and_nested_tensors_are_refused():
     from torch.testing._internal.two_tensor import TwoTensor
 
     with pytest.raises(TypeError, match="linear_weight: .* got TwoTensor .unwrap or dequantise"):
-        call(weight=TwoTensor(WEIGHT, WEIGHT))
+        lce(INPUT, TwoTensor(WEIGHT, WEIGHT), TARGET)
+    nested = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(1, 5)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="input: expected a dense tensor"):
+        lce(nested, WEIGHT, TARGET)
 
 
-@pytest.mark.parametrize("interface", ["torch", "numpy", "compiled"])
+COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("interface", ["torch", "numpy", COMPILED, "no gradients", "kept"])
 @pytest.mark.parametrize("shift", [0, 1, 2])
 @pytest.mark.parametrize("shape, place", [((4,), (3,)), ((2, 4), (1, 2)), ((2, 2, 3), (1, 0, 2)), ((), ())], ids=str)
 def test_a_bad_target_is_named_by_its_own_place(shape, place, shift, interface):
     if shape == () and shift > 0:
         return  # nothing is predicted
-    input, target = torch.randn(*shape, 5), torch.zeros(shape, dtype=torch.int64)
-    target[place] = 77
-    call = logitless.linear_cross_entropy
-    arguments = (input, WEIGHT, target)
-    if interface == "numpy":
+    input = torch.randn(*shape, 5, requires_grad=interface == "torch")
+    call, arguments = lce, [input, WEIGHT, torch.zeros(shape).long()]
+    if interface == "kept":
+        lce(*arguments, shift=shift)
+    elif interface == "numpy":
         call, arguments = logitless.numpy.linear_cross_entropy, [a.numpy() for a in arguments]
     elif interface == "compiled":
         call = torch.compile(call, fullgraph=True, backend="aot_eager")
-    with pytest.raises(logitless.InvalidTargetError) as error:
-        call(*arguments, shift=shift)
-    expected = f"target: expected 0 <= target < 7 or ignore_index -100, got 77 at target{list(place)}"
-    assert str(error.value) == expected
-
-
-def test_nested_tensor_is_refused():
-    nested = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(1, 5)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="input: expected a dense tensor"):
-        call(input=nested)
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_budget(later):
-    input, weight = (torch.randn(n, 8, requires_grad=True) for n in (300, 700))
-    target = torch.randint(0, 700, (300,))
-
-    def run(budget):
-        reduction = "none" if later else "mean"
-        loss = logitless.linear_cross_entropy(input, weight, target, reduction=reduction, max_workspace_bytes=budget)
-        loss.sum().backward()
-
-    with pytest.raises(logitless.BudgetTooSmallError, match="max_workspace_bytes: expected at least") as error:
-        run(1)
-    required = error.value.required_bytes
-    assert str(required) in str(error.value)
-    with pytest.raises(logitless.BudgetTooSmallError):
-        run(required - 1)
-    for _ in range(2):  # the backward pass of reduction "none" may need more than the forward pass did
-        try:
-            run(required)
-        except logitless.BudgetTooSmallError as second:
-            required = second.required_bytes
-    run(required)
-
-
-def test_errors_pickle():
-    error = logitless.BudgetTooSmallError("too small", 7)
-    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        assert str(again) == "too small" and again.required_bytes == 7
-    assert issubclass(logitless.InvalidTargetError, ValueError) and issubclass(logitless.LogitlessError, Exception)
+    for bad in (77, 7, -1, 2**40, -(2**40)):
+        arguments[2][place] = bad
+        with pytest.raises(logitless.InvalidTargetError) as error:
+            call(*arguments, shift=shift)
+        expected = f"target: expected 0 <= target < 7 or ignore_index -100, got {bad} at target{list(place)}"
+        assert str(error.value) == expected
 
 
 def test_check_targets_names_place_and_value():
@@ -210,10 +445,40 @@ def test_check_targets_names_place_and_value():
         logitless.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
 
 
-def test_main_grad_is_not_the_weight_itself():
-    weight = torch.randn(13, 6, requires_grad=True)
-    before = weight.detach().clone()
-    target = torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="main_grad: expected a buffer of its own, got one .* linear_weight"):
-        logitless.linear_cross_entropy(torch.randn(4, 6), weight, target, main_grad=weight.detach())
-    assert torch.equal(weight, before)
+@pytest.mark.parametrize("rows", [(), (4,), (2, 3), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("count", [1, 2, VOCAB])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_dimension_of_targets_too_many_is_a_mistake(rows, count, reduction):
+    """Only their weights say that a row has several targets."""
+    input, target = torch.randn(*rows, HIDDEN), torch.zeros(*rows, count, dtype=torch.int64)
+    arrays = input.numpy(), WEIGHT.numpy(), target.numpy()
+    calls = {
+        "function": lambda: lce(input, WEIGHT, target, reduction=reduction),
+        "module": lambda: MODULE(HIDDEN, VOCAB, reduction=reduction)(input, target),
+        "head": lambda: HEAD(HIDDEN, VOCAB, reduction=reduction)(input, target),
+        "numpy": lambda: logitless.numpy.linear_cross_entropy(*arrays, reduction=reduction),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match="(target|labels): expected .*target_weight"):
+            call()
+    if (reduction, count) == ("mean", 2):
+        with pytest.raises(Exception, match="target: expected .*target_weight"):
+            torch.compile(lce, backend="eager")(input, WEIGHT, target)
+
+
+# ---- the errors themselves
+
+
+def test_errors_pickle():
+    error = logitless.BudgetTooSmallError("too small", 7)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert str(again) == "too small" and again.required_bytes == 7
+    assert issubclass(logitless.InvalidTargetError, ValueError) and issubclass(logitless.LogitlessError, Exception)
+
+
+def test_errors_are_data():
+    with pytest.raises(logitless.InvalidArgumentError) as refusal:
+        logitless.plan(4, 5, 6, gradients=(), top_k=65)
+    error = refusal.value
+    assert (error.argument, error.expected, error.got) == ("top_k", "a number in [0, 64]", "65")
+    assert error.required_bytes is None and error.row is None

@@ -6,9 +6,9 @@ PyTorch's own operations may wait for them for ever, unless they run on one thre
 import os
 
 import pytest
-from test_package import python
+from support import python
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"), pytest.mark.slow]
 
 # wait() ends a child that hangs; the parent's own code runs before it.
 CHILD = """

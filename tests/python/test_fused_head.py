@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from logitless.nn import FusedHead
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Model(nn.Module):
@@ -169,16 +168,7 @@ def test_class_weight_moves_with_the_head_and_is_not_saved():
     assert list(head.state_dict()) == ["weight"] and head.double().class_weight.dtype == torch.float64
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_checkpoint(reduction, reentrant):
-    _, model, ids = pair(reduction=reduction)
-    hidden = torch.randn(3, 7, 8, requires_grad=True)
-    expected = torch.autograd.grad(model.lm_head(hidden, ids).sum(), (hidden, model.lm_head.weight))
-    checkpoint(model.lm_head, hidden, ids, use_reentrant=reentrant).sum().backward()
-    assert torch.equal(hidden.grad, expected[0]) and torch.equal(model.lm_head.weight.grad, expected[1])
-
-
+@pytest.mark.slow
 def test_compiled_in_one_graph():
     stock, model, ids = pair(shift=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -241,18 +231,3 @@ def hooked():
 def test_what_is_no_plain_linear_layer(make, error, message):
     with pytest.raises(error, match=message):
         FusedHead.from_linear(make())
-
-
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({"class_weight": torch.ones(3)}, ValueError, r"class_weight: expected shape \[11\]"),
-        ({"reduction": "avg"}, ValueError, "reduction: expected"),
-        ({"gradient": "fast"}, ValueError, "gradient: expected"),
-        ({"threshold": 2.0}, ValueError, "threshold: expected"),
-    ],
-    ids=["class_weight", "reduction", "gradient", "threshold"],
-)
-def test_bad_options(options, error, message):
-    with pytest.raises(error, match=message):
-        FusedHead(5, 11, **options)

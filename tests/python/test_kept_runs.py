@@ -4,16 +4,12 @@ import threading
 
 import logitless
 import numpy as np
-import pytest
 import torch
 from logitless import call as calls
 from logitless import native
 from logitless import run as runs
 from logitless.native import Cache
-from test_autograd import head
-from test_eager import Recorder, assert_same, results
-
-lce = logitless.linear_cross_entropy
+from support import Recorder, assert_same, head, lce, results
 
 
 def variants():
@@ -141,61 +137,6 @@ def test_threads_and_autocast_are_part_of_the_key(monkeypatch):
     assert used[:2] == used[4:] and not set(used[:2]) & set(used[2:4])
 
 
-@pytest.mark.parametrize(
-    "name", ["label_smoothing", "z_loss", "scale", "softcap", "num_items", "shift", "ignore_index"]
-)
-def test_equal_values_of_other_types_are_refused_still(name):
-    input, weight, _, target = head()
-    target[0] = 1
-    number = 1 if name != "z_loss" else 1.0
-    lce(input, weight, target, **{name: number})
-    lce(input, weight, target, **{name: number})
-    with pytest.raises(TypeError, match=f"{name}: expected"):
-        lce(input, weight, target, **{name: True})
-    if name in ("shift", "ignore_index"):
-        with pytest.raises(TypeError, match=f"{name}: expected"):
-            lce(input, weight, target, **{name: 1.0})
-
-
-def test_bad_arguments_are_refused_after_good_ones():
-    input, weight, _, target = head()
-    for _ in range(2):
-        lce(input, weight, target)
-        lce(input, weight, target, gradient="thinned", seed=1)
-    wrong = [
-        ({"target": target[:5]}, r"target: expected shape"),
-        ({"linear_weight": weight.double()}, "linear_weight: expected float64"),
-        ({"reduction": ["mean"]}, "reduction: expected one of"),
-        ({"return_stats": ["nothing"]}, "return_stats: expected names"),
-        ({"return_stats": "nll"}, "return_stats: expected a bool"),
-        ({"return_stats": [["nll"]]}, "return_stats: expected names"),
-        ({"seed": 1}, "seed: expected None"),
-        ({"gradient": "thinned", "seed": 1.0}, "seed: expected an integer"),
-        ({"gradient": "thinned", "seed": torch.tensor([1, 2])}, "seed: expected one int64"),
-        ({"num_items": torch.tensor(-1)}, "num_items: expected a finite number"),
-        ({"num_items": torch.tensor(2), "reduction": "sum"}, "num_items: expected None"),
-        ({"main_grad": torch.zeros(6, 13).t()}, "main_grad: expected contiguous rows"),
-        ({"main_grad": weight.detach()}, None),
-    ]
-    for options, message in wrong:
-        for _ in range(2):
-            arguments = {"input": input, "linear_weight": weight, "target": target} | options
-            if message is None:
-                with pytest.raises(ValueError, match="main_grad: expected a buffer of its own"):
-                    lce(**arguments).backward()
-            else:
-                with pytest.raises((ValueError, TypeError), match=message):
-                    lce(**arguments)
-
-
-def test_a_target_out_of_range_is_found_by_a_kept_call():
-    input, weight, _, target = head()
-    lce(input.view(3, 3, 6), weight, target.view(3, 3))
-    target[7] = 13
-    with pytest.raises(logitless.InvalidTargetError, match=r"got 13 at target\[2, 1\]"):
-        lce(input.view(3, 3, 6), weight, target.view(3, 3))
-
-
 def test_the_cache_is_bounded_and_keeps_what_is_used():
     cache = Cache(4)
     for number in range(100):
@@ -232,80 +173,8 @@ def test_many_threads_with_many_layouts():
     assert not wrong
 
 
-class _Changing:
-    """A number that is read anew."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __float__(self):
-        return float(self.value)
-
-
-class _ChangingInteger(_Changing):
-    def __index__(self):
-        return self.value
-
-
-@pytest.mark.parametrize(
-    "name", ["scale", "softcap", "z_loss", "label_smoothing", "num_items", "ignore_index", "shift"]
-)
-def test_objects_that_are_numbers_are_read_at_every_call(name):
-    input, weight = torch.randn(12, 8), torch.randn(30, 8)
-    target = torch.arange(12) % 3
-    first, second = (0, 1) if name in ("ignore_index", "shift") else (0.25, 0.5)
-    option = (_ChangingInteger if name in ("ignore_index", "shift") else _Changing)(first)
-    for value in (first, second):
-        option.value = value
-        got, expected = (logitless.linear_cross_entropy(input, weight, target, **{name: x}) for x in (option, value))
-        assert torch.equal(got, expected)
-
-
-@pytest.mark.parametrize("name", ["ignore_index", "shift", "max_workspace_bytes"])
-@pytest.mark.parametrize("value", [2**63, 2**64, 2**64 + 4096])
-def test_integers_of_more_than_64_bits_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}: expected an integer of 64 bits, got {value}"):
-        logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **{name: value})
-
-
-def test_gradients_asked_for_in_inference_mode():
-    input, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
-    for reduction in ("mean", "none"):
-        with torch.inference_mode(), torch.enable_grad():
-            inside = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
-        assert not inside.requires_grad
-        outside = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction=reduction)
-        assert outside.requires_grad and torch.equal(inside, outside)
-
-
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({"return_stats": None}, TypeError, "return_stats: expected a bool or a sequence of names, got None"),
-        ({"scale": 10**400}, ValueError, "scale: expected a number of float64's range"),
-        ({"weight": torch.ones(9, dtype=torch.complex64)}, TypeError, "weight: expected real numbers"),
-        ({"token_weight": torch.ones(4, dtype=torch.complex64)}, TypeError, "token_weight: expected real numbers"),
-    ],
-)
-def test_what_was_taken_and_misread_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        logitless.linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), **options)
-
-
 def test_names_of_statistics_from_a_generator():
     out = logitless.linear_cross_entropy(
         torch.randn(4, 8), torch.randn(9, 8), torch.arange(4), return_stats=(name for name in ["nll"])
     )
     assert out.nll.shape == (4,)
-
-
-def test_a_hook_that_changes_what_is_saved_is_refused():
-    input, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8)
-
-    def shortened(tensor):
-        return tensor.half() if tensor.shape == (4,) and tensor.dtype == torch.float32 else tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(shortened, lambda tensor: tensor):
-        loss = logitless.linear_cross_entropy(input, weight, torch.arange(4), reduction="none")
-    with pytest.raises(RuntimeError, match="lse: expected 4 elements of torch.float32, got 4 of torch.float16"):
-        loss.sum().backward()

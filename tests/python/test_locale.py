@@ -43,6 +43,7 @@ def locales(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_messages_have_a_point(locales):
     path = str(Path(__file__).resolve().parents[2] / "python") if os.environ.get("LOGITLESS_LIBRARY") else ""
     environment = os.environ | {"LOCPATH": str(locales), "LOGITLESS_VERBOSE": "1"}

@@ -1,13 +1,17 @@
 """A main_grad has memory of its own, and PyTorch is told that it was written."""
 
-import logitless
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from logitless.run import _meet, _region
+from support import Recorder, head, lce
+from torch.utils.flop_counter import FlopCounterMode
 
 N, D, V = 6, 5, 9
+COMPILED = pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
+)
 
 
 def bytes_of(tensor):
@@ -18,35 +22,21 @@ def bytes_of(tensor):
     return {place + i for place in found for i in range(tensor.element_size())}
 
 
-@st.composite
-def views(draw, rank=st.integers(0, 3)):
-    """Views of a flat buffer with any strides, which may go over themselves."""
-    dtype = draw(st.sampled_from([torch.uint8, torch.float16, torch.float32]))
-    shape = draw(st.lists(st.integers(0, 5), min_size=(n := draw(rank)), max_size=n))
-    strides = draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))
-    return dtype, shape, strides, draw(st.integers(0, 120))
-
-
-MEMORY = torch.zeros(4096, dtype=torch.uint8)
-
-
-def view(described):
-    dtype, shape, strides, start = described
-    return MEMORY.view(dtype).as_strided(shape, strides, start)
-
-
-@given(views(), views())
-def test_shared_bytes_are_found(first, second):
+@given(st.integers(0, 60), st.integers(D, 12), st.integers(0, 140), st.integers(0, 12), st.integers(0, 12))
+def test_shared_bytes_are_found(own_start, own_stride, start, row_stride, stride):
     """All of them, and no others where at most one dimension leaves gaps."""
-    a, b = view(first), view(second)
-    regions = _region(a), _region(b)
-    if None in regions:
-        assert not bytes_of(a) or not bytes_of(b)
-        return
-    shared = bool(bytes_of(a) & bytes_of(b))
-    assert _meet(*regions) == _meet(*reversed(regions))
-    if shared or all(region.exact for region in regions):
-        assert _meet(*regions) == shared
+    memory = torch.zeros(320)
+    main_grad = memory.as_strided((V, D), (own_stride, 1), own_start)
+    input = memory.as_strided((N, D), (row_stride, stride), start)
+    shared = bool(bytes_of(main_grad) & bytes_of(input))
+    is_exact = stride == 1 and row_stride >= D
+    weight = torch.randn(V, D, requires_grad=True)
+    try:
+        lce(input, weight, torch.zeros(N, dtype=torch.int64), main_grad=main_grad)
+    except ValueError as error:
+        assert "main_grad: expected a buffer of its own" in str(error) and (shared or not is_exact)
+    else:
+        assert not shared
 
 
 def arguments():
@@ -64,7 +54,7 @@ def arguments():
 
 def steps(compiled):
     def step(given, **options):
-        return logitless.linear_cross_entropy(**given, **options)
+        return lce(**given, **options)
 
     return torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
 
@@ -86,7 +76,7 @@ def overlapping(name):
 NAMES = ("input", "linear_weight", "target", "linear_bias", "weight", "token_weight", "temperature")
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@COMPILED
 @pytest.mark.parametrize("name", NAMES)
 def test_shared_memory_is_refused_by_name(name, compiled):
     given = overlapping(name)
@@ -102,18 +92,18 @@ def test_a_negated_view_is_refused():
     given = arguments()
     given["linear_weight"].requires_grad_()
     with pytest.raises(ValueError, match="main_grad: expected a buffer that holds its values"):
-        logitless.linear_cross_entropy(**given | {"main_grad": torch._neg_view(given["main_grad"])})
+        lce(**given | {"main_grad": torch._neg_view(given["main_grad"])})
 
 
 def test_an_upstream_gradient_in_main_grad_is_refused():
     given = arguments()
     given["linear_weight"].requires_grad_()
-    loss = logitless.linear_cross_entropy(**given, reduction="none")
+    loss = lce(**given, reduction="none")
     with pytest.raises(ValueError, match="shares memory with grad_loss"):
         loss.backward(given["main_grad"].view(-1)[3 : 3 + N])
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@COMPILED
 @pytest.mark.parametrize("of", ["input", "linear_weight"])
 @pytest.mark.parametrize("rows", ["interleaved", "twice as far apart"])
 def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
@@ -126,12 +116,12 @@ def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
     leaf = given["linear_weight"].detach().requires_grad_()
     steps(compiled)(given | {"linear_weight": leaf}).backward()
     own = leaf.detach().clone().requires_grad_()
-    logitless.linear_cross_entropy(**given | {"linear_weight": own, "main_grad": None}).backward()
+    lce(**given | {"linear_weight": own, "main_grad": None}).backward()
     torch.testing.assert_close(given["main_grad"], own.grad)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("how", ["eager", "compiled", "watched"])
+@pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "watched"])
 def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
     given = arguments()
     leaf = given["linear_weight"].requires_grad_()
@@ -145,8 +135,6 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
         loss.sum().backward()
 
     if how == "watched":
-        from torch.utils.flop_counter import FlopCounterMode
-
         with FlopCounterMode(display=False):
             step()
     else:
@@ -159,7 +147,7 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
 def test_a_backward_pass_that_leads_elsewhere_writes_nothing():
     given = arguments()
     given["input"].requires_grad_(), given["linear_weight"].requires_grad_()
-    loss = logitless.linear_cross_entropy(**given)
+    loss = lce(**given)
     version = given["main_grad"]._version
     torch.autograd.grad(loss, given["input"])
     assert given["main_grad"]._version == version and not given["main_grad"].any()
@@ -170,5 +158,79 @@ def test_an_inference_tensor_has_no_version():
     with torch.inference_mode():
         given["main_grad"] = torch.zeros(V, D)
     given["linear_weight"].requires_grad_()
-    logitless.linear_cross_entropy(**given).backward()
+    lce(**given).backward()
     assert bool(given["main_grad"].any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_it_is_added_to_in_each_backward_pass(reduction, dtype):
+    input, weight, bias, target = head(dtype=dtype)
+    start = torch.randn(13, 6)
+    main_grad = torch.cat([start, start], 1)[:, :6]  # rows with a stride
+    loss = 3 * lce(input, weight, target, linear_bias=bias, reduction=reduction, main_grad=main_grad).sum()
+    assert torch.equal(main_grad, start)
+    loss.backward(retain_graph=True)
+    assert weight.grad is None and input.grad is not None and bias.grad is not None
+    plain = [t.detach().double() for t in (input, weight, bias)]
+    plain[1].requires_grad_()
+    expected = 3 * lce(plain[0], plain[1], target, linear_bias=plain[2], reduction=reduction).sum()
+    once = torch.autograd.grad(expected, plain[1])[0]
+    # The exponentials of bfloat16 inputs are kept in bfloat16; those of float32 have the error of their logits.
+    logits = F.linear(*plain)[1:].detach()
+    spread = 1.0 if dtype == torch.bfloat16 else 4 + logits.abs().max()
+    dz = spread * torch.softmax(logits, -1) + F.one_hot(target[1:], 13)
+    upstream = 3 / (8 if reduction == "mean" else 1)
+    bound = torch.finfo(dtype).eps * upstream * dz.T @ plain[0][1:].abs() + torch.finfo(torch.float32).eps * 8
+    assert ((main_grad - start - once).abs() <= bound).all()
+    loss.backward()  # adds exactly once more
+    assert ((main_grad - start - 2 * once).abs() <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_interleaved_microbatches(several):
+    input, weight, _, target = head()
+    options = {"target_weight": torch.rand(9, 2)} if several else {}
+    target = torch.stack([target, target], 1) if several else target
+    main_grad = torch.zeros(13, 6)
+    losses = [lce(input * k, weight, target, main_grad=main_grad, **options) for k in (1, 2)]
+    for loss in losses:
+        loss.backward()
+    expected = sum(torch.autograd.grad(lce(input * k, weight, target, **options), weight)[0] for k in (1, 2))
+    torch.testing.assert_close(main_grad, expected)
+
+
+def test_a_frozen_weight_leaves_it_alone():
+    input, weight, _, target = head()
+    main_grad = torch.zeros(13, 6)
+    lce(input, weight.detach(), target, main_grad=main_grad).backward()
+    assert (main_grad == 0).all() and input.grad is not None
+
+
+@pytest.mark.parametrize("operators", [False, True])
+@pytest.mark.parametrize("leaf", [True, False])
+def test_it_is_added_to_where_the_weight_is_asked_for_only(leaf, operators):
+    def backward(run):
+        input, weight, _, target = head()
+        main_grad = torch.zeros(13, 6)
+        with Recorder() if operators else torch.device("cpu"):
+            loss = lce(input, weight if leaf else 2 * weight, target, main_grad=main_grad)
+        run(loss, input, weight)
+        return bool(main_grad.any())
+
+    assert not backward(lambda loss, input, weight: torch.autograd.grad(loss, input))
+    assert not backward(lambda loss, input, weight: loss.backward(inputs=[input]))
+    assert backward(lambda loss, input, weight: loss.backward())
+    assert backward(lambda loss, input, weight: loss.backward(inputs=[weight]))
+    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, weight, allow_unused=True))
+    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, (input, weight), allow_unused=True))
+
+
+def test_a_batch_of_upstream_gradients_is_refused():
+    input, weight, _, target = head()
+    loss = lce(input, weight, target, main_grad=torch.zeros(13, 6))
+    message = "main_grad: expected None with a batch of upstream gradients"
+    with pytest.raises(NotImplementedError, match=message):
+        torch.autograd.grad(loss, input, torch.ones(3), is_grads_batched=True, retain_graph=True)
+    with pytest.raises(NotImplementedError, match=message):
+        torch.vmap(lambda upstream: torch.autograd.grad(loss, input, upstream, retain_graph=True))(torch.ones(3))

@@ -130,23 +130,6 @@ def test_lower_precision(dtype):
         assert (mine_again - right).abs().max() <= allowed
 
 
-def test_one_pass_makes_loss_and_gradients():
-    """As of one target a row: three products in the forward pass, none in the backward pass."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    leaves, ids, probs = problem((6,), 3, torch.float32)
-    with FlopCounterMode(display=False) as flops:
-        loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs)
-    assert flops.get_total_flops() == 3 * 2 * 6 * VOCAB * DIM
-    with FlopCounterMode(display=False) as flops:
-        loss.backward()
-    assert flops.get_total_flops() == 0
-    with FlopCounterMode(display=False) as flops:
-        log_probs = logitless.linear_log_probs(leaves[0], leaves[1], ids)
-        log_probs.sum().backward()
-    assert flops.get_total_flops() == 4 * 2 * 6 * VOCAB * DIM
-
-
 def test_statistics():
     leaves, ids, probs = problem((2, 3), 4)
     out = logitless.linear_cross_entropy(
@@ -173,120 +156,6 @@ def test_shift_moves_targets_with_their_weights():
     assert (got[:, -1] == 0).all()
 
 
-def test_learned_scale_and_temperature():
-    leaves, ids, upstream = problem((7,), 3)
-    for name in ("scale", "temperature"):
-        number = torch.tensor(1.25, dtype=torch.float64, requires_grad=True)
-        for bias in (None, leaves[2]):
-            head = [leaves[0], leaves[1], torch.zeros(VOCAB, dtype=torch.float64) if bias is None else bias]
-            got = (logitless.linear_log_probs(*leaves[:2], ids, linear_bias=bias, **{name: number}) * upstream).sum()
-            expected = (reference(head, ids, **{name: number}) * upstream).sum()
-            same_gradients((number, leaves[0]), got, expected)
-
-
-def test_gradcheck():
-    leaves, ids, probs = problem((3,), 2)
-    assert torch.autograd.gradcheck(
-        lambda x, w, b: logitless.linear_log_probs(x, w, ids, linear_bias=b, softcap=5.0), leaves
-    )
-    assert torch.autograd.gradcheck(
-        lambda x, w, b: logitless.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs), leaves
-    )
-
-
-def test_some_gradients():
-    leaves, ids, _ = problem((5,), 2)
-    for wanted in range(3):
-        given = [leaf if i == wanted else leaf.detach() for i, leaf in enumerate(leaves)]
-        got = logitless.linear_log_probs(given[0], given[1], ids, linear_bias=given[2])
-        got.sum().backward()
-        expected = torch.autograd.grad(reference(leaves, ids).sum(), leaves)[wanted]
-        close(leaves[wanted].grad, expected)
-    with torch.no_grad():
-        assert not logitless.linear_log_probs(leaves[0], leaves[1], ids).requires_grad
-
-
-def test_compiles_in_one_graph():
-    leaves, ids, probs = problem((6,), 3, torch.float32)
-
-    def f(x, w, b, ids, probs):
-        log_probs = logitless.linear_log_probs(x, w, ids, linear_bias=b)
-        loss = logitless.linear_cross_entropy(x, w, ids, linear_bias=b, target_weight=probs)
-        return (log_probs * probs).sum() + loss
-
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    got, expected = compiled(*leaves, ids, probs), f(*leaves, ids, probs)
-    close(got, expected, 1e-6)
-    same_gradients(leaves, got, expected, 1e-6)
-
-
-def test_the_operator():
-    from logitless import autograd
-    from logitless.options import DEFAULT_THRESHOLD, FORWARD, Flags
-
-    leaves, ids, _ = problem((5,), 2)
-    numbers = [0.0, 1.0, 0.0, 1.0, 0.0, float("nan"), DEFAULT_THRESHOLD]
-    options = {"reduction": "sum", "gradient": "exact", "compute_dtype": 0, "batch_invariant": False}
-    tensors = dict(zip(("hidden", "classifier", "bias"), (leaf.detach() for leaf in leaves)))
-    tensors |= {"targets": ids, "target_weight": torch.ones(5, 2, dtype=torch.float64)}
-    asked = autograd.Pass(FORWARD, Flags(stats=("lse",)), "linear_log_probs")
-    text = autograd._text(asked, options, tensors)
-    torch.library.opcheck(autograd.run, (list(tensors.values()), numbers, [-100, 0, 5, 0, 0, -1, -1], text))
-
-
-def test_checkpoint_and_retain_graph():
-    from torch.utils.checkpoint import checkpoint
-
-    leaves, ids, upstream = problem((6,), 3)
-
-    def f(x, w, b):
-        return (logitless.linear_log_probs(x, w, ids, linear_bias=b) * upstream).sum()
-
-    expected = torch.autograd.grad(f(*leaves), leaves)
-    loss = f(*leaves)
-    first = torch.autograd.grad(loss, leaves, retain_graph=True)
-    for found in (first, torch.autograd.grad(loss, leaves)):
-        for a, b in zip(found, expected):
-            assert torch.equal(a, b)
-    for a, b in zip(torch.autograd.grad(checkpoint(f, *leaves, use_reentrant=False), leaves), expected):
-        assert torch.equal(a, b)
-
-
-def test_batches_of_upstream_gradients():
-    leaves, ids, _ = problem((4,), 2)
-    got = logitless.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2])
-    expected = reference(leaves, ids)
-    batch = torch.randn(3, 4, 2, dtype=torch.float64)
-    for a, b in zip(
-        torch.autograd.grad(got, leaves, batch, is_grads_batched=True),
-        torch.autograd.grad(expected, leaves, batch, is_grads_batched=True),
-    ):
-        close(a, b)
-
-
-def test_autocast():
-    leaves, ids, probs = problem((6,), 3, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = logitless.linear_log_probs(leaves[0], leaves[1], ids)
-        loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, reduction="sum")
-    low = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves[:2]]
-    expected = reference([*low, torch.zeros(VOCAB, dtype=torch.float64)], ids)
-    assert got.dtype == loss.dtype == torch.float32
-    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)  # of rounded operands in float32
-    for a, b in zip(torch.autograd.grad(loss, leaves[:2]), torch.autograd.grad(-(expected * probs).sum(), low)):
-        assert a.dtype == torch.float32
-        assert (a - b).abs().max() <= 2**-7 * b.abs().max()  # dz of bfloat16 products may be rounded
-
-
-def test_main_grad():
-    leaves, ids, probs = problem((6,), 3, torch.float32)
-    buffer = torch.ones(VOCAB, DIM)
-    loss = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, main_grad=buffer)
-    loss.backward()
-    plain = logitless.linear_cross_entropy(leaves[0].detach(), leaves[1], ids, target_weight=probs)
-    torch.testing.assert_close(buffer - 1, torch.autograd.grad(plain, leaves[1])[0], rtol=1e-5, atol=1e-6)
-
-
 def test_knowledge_of_a_teachers_largest():
     """The loss over the ids of linear_top_k, whose gradient is that of the divergence over these."""
     leaves, _, _ = problem((5,), 1)
@@ -297,33 +166,6 @@ def test_knowledge_of_a_teachers_largest():
     log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
     divergence = (probs * (found.log_probs - log_probs)).sum()
     same_gradients(leaves[:2], loss, divergence)
-
-
-def test_module():
-    module = logitless.LinearCrossEntropyLoss(DIM, VOCAB, dtype=torch.float64)
-    leaves, ids, probs = problem((6,), 3)
-    expected = logitless.linear_cross_entropy(leaves[0], module.linear.weight, ids, target_weight=probs)
-    close(module(leaves[0], ids, target_weight=probs), expected)
-
-
-def test_double_backward_is_refused():
-    leaves, ids, _ = problem((4,), 2)
-    with pytest.raises(NotImplementedError, match="linear_log_probs: double backward"):
-        log_probs = logitless.linear_log_probs(leaves[0], leaves[1], ids)
-        torch.autograd.grad(log_probs.sum(), leaves[0], create_graph=True)
-
-
-def test_a_budget_that_is_too_small():
-    leaves, ids, probs = problem((40,), 3, torch.float32)
-    for call in (
-        lambda budget: logitless.linear_log_probs(*leaves[:2], ids, max_workspace_bytes=budget),
-        lambda budget: logitless.linear_cross_entropy(
-            *leaves[:2], ids, target_weight=probs, max_workspace_bytes=budget
-        ),
-    ):
-        with pytest.raises(logitless.BudgetTooSmallError) as error:
-            call(1)
-        assert torch.equal(call(error.value.required_bytes), call(None))
 
 
 def test_numpy():
@@ -348,7 +190,7 @@ def test_numpy():
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_cuda(dtype):
     leaves, ids, probs = problem((130,), 5)

@@ -2,25 +2,12 @@
 
 import contextlib
 
-import logitless
 import pytest
 import torch
 import torch.nn.functional as F
+from support import DEVICES, SHORT, lce
 
-lce = logitless.linear_cross_entropy
-SHORT = (torch.bfloat16, torch.float16)
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("ignore"),
-]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
-def device(request):
-    return request.param
 
 
 def head(device, tokens=260, vocab=515, hidden=72, dtypes=(torch.float32, torch.float32)):
@@ -30,6 +17,11 @@ def head(device, tokens=260, vocab=515, hidden=72, dtypes=(torch.float32, torch.
     target[::5] = -100
     tensors = [t.to(device, dtype).requires_grad_() for t, dtype in zip((input, weight), dtypes)]
     return *tensors, target.to(device)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
 
 
 def results(loss, tensors):
@@ -111,20 +103,6 @@ def test_autocast_of_a_learned_scale(device):
     assert abs(found.item() - expected.item()) <= 4 * UNIT[torch.bfloat16] * abs(expected.item())
 
 
-@pytest.mark.parametrize("gradient", ["exact", "always-thinned"])
-def test_autocast_compiled(device, gradient):
-    input, weight, target = head(device)
-    options = {"gradient": gradient} | ({} if gradient == "exact" else {"seed": 3})
-
-    def step(input, weight):
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return lce(input, weight, target, **options)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for a, b in zip(results(compiled(input, weight), (input, weight)), results(step(input, weight), (input, weight))):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
 @pytest.mark.parametrize("sizes", [(260, 515, 72), (64, 1031, 100), (300, 30001, 64)], ids=str)
 def test_mixed_dtypes_without_autocast(device, sizes, dtypes):
@@ -160,7 +138,7 @@ def test_tf32_is_the_same_on_the_cpu():
 
 
 class TestOnDevice:
-    pytestmark = on_gpu
+    pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
     SIZES = (1024, 8192, 512)
 
     @pytest.mark.parametrize("gradient", ["exact", "always-thinned"])

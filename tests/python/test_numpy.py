@@ -23,6 +23,8 @@ OPTIONS = [
     {"reduction": "sum", "softcap": 3.0, "label_smoothing": 0.1},
     {"reduction": "none", "shift": 1, "scale": 0.5},
     {"num_items": 3.5, "z_loss": 0.1, "ignore_index": None},
+    {"temperature": np.linspace(0.5, 2, 15).reshape(3, 5)},
+    {"temperature": np.float32(0.5)},
 ]
 
 
@@ -36,6 +38,9 @@ def test_equals_torch(options, dtype):
         input, weight, target, linear_bias=bias, return_stats=True, gradients=True, **weights, **options
     )
     leaves = [torch.tensor(a).requires_grad_() for a in (input, weight, bias)]
+    options = {
+        name: torch.as_tensor(v) if isinstance(v, (np.ndarray, np.generic)) else v for name, v in options.items()
+    }
     weights = {name: torch.tensor(value) for name, value in weights.items()}
     expected = logitless.linear_cross_entropy(
         leaves[0], leaves[1], torch.tensor(target), linear_bias=leaves[2], return_stats=True, **weights, **options
@@ -123,37 +128,3 @@ def test_bfloat16():
     loss.backward()
     assert got.loss == loss.item() and got.d_input.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(got.d_input.astype(np.float32), leaf.grad.float().numpy())
-
-
-@pytest.mark.parametrize(
-    "change, error, message",
-    [
-        ({"input": np.zeros((3, 5, 7), "f")}, ValueError, "input: expected shape"),
-        ({"input": np.zeros((3, 5, 6), int)}, TypeError, "input: expected float32"),
-        ({"linear_weight": np.zeros(6, "f")}, ValueError, "linear_weight: expected shape"),
-        ({"target": np.zeros((3, 4), int)}, ValueError, "target: expected shape"),
-        ({"target": np.zeros((3, 5), "f")}, TypeError, "target: expected int64 or int32"),
-        ({"target": np.full((3, 5), 11)}, logitless.InvalidTargetError, r"target: .* got 11 at target\[0, 0\]"),
-        ({"linear_bias": np.zeros(3, "f")}, ValueError, "linear_bias: expected shape"),
-        ({"linear_weight": np.zeros((11, 6))}, TypeError, "linear_weight: expected float64 for all"),
-        ({"linear_bias": np.zeros(11)}, TypeError, "linear_bias: expected float64 for all"),
-        ({"linear_bias": np.zeros(11, "F")}, TypeError, "linear_bias: expected float32, .* got complex64"),
-        ({"weight": np.ones(11, "F")}, TypeError, "weight: expected real numbers, got complex64"),
-        ({"token_weight": np.ones((3, 5), "F")}, TypeError, "token_weight: expected real numbers, got complex64"),
-        ({"grad_loss": 1j, "gradients": True}, TypeError, "grad_loss: expected real numbers, got complex128"),
-        ({"num_items": np.ones((), "F")}, TypeError, "num_items: expected a number, got array"),
-        ({"linear_weight": np.zeros((0, 6), "f")}, ValueError, r"linear_weight: .* V >= 1 and D >= 1, got \[0, 6\]"),
-        (
-            {"input": np.zeros((3, 5, 0), "f"), "linear_weight": np.zeros((11, 0), "f")},
-            ValueError,
-            r"linear_weight: .* D >= 1, got \[11, 0\]",
-        ),
-        ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
-        ({"max_workspace_bytes": 1, "gradients": True}, logitless.BudgetTooSmallError, "expected at least"),
-        ({"backend": "quantum"}, logitless.BackendUnavailableError, "quantum"),
-    ],
-)
-def test_errors(change, error, message):
-    input, weight, _, target = arrays()
-    with pytest.raises(error, match=message):
-        logitless.numpy.linear_cross_entropy(**({"input": input, "linear_weight": weight, "target": target} | change))

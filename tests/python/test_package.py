@@ -1,7 +1,6 @@
 """Inspection, import without PyTorch, memory, fork, and the library's place."""
 
 import dataclasses
-import functools
 import os
 import re
 import shutil
@@ -13,18 +12,16 @@ import logitless
 import pytest
 import torch
 from logitless import native
-from logitless import options as _options
+from support import EXAMPLES, python
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
-
-
-def python(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+REASON = """
+import logitless
+try:
+    logitless.version()
+except logitless.LibraryNotFoundError as error:
+    assert isinstance(error, ImportError)
+    print(error)
+"""
 
 
 def test_version_and_backends():
@@ -43,8 +40,6 @@ def test_plan_for_a_model_of_device():
     assert (plan.backend, plan.implementation) == ("cuda", "sm90")
     top = logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
     assert top.kind == "forward" and "lists of" in top.config
-    with pytest.raises(logitless.InvalidArgumentError, match="one of a100, .*, b200; got 'h9000'"):
-        logitless.plan(8, 8, 8, device="h9000")
     assert logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
 
 
@@ -57,9 +52,6 @@ def test_the_device_of_a_plan():
     else:
         with pytest.raises((logitless.BackendUnavailableError, logitless.UnsupportedError), match="cuda"):
             logitless.plan(64, 1000, 32, device=torch.device("cuda", 0))
-    for device in (1.5, True, [0]):
-        with pytest.raises(TypeError, match="device: expected a torch.device, "):
-            logitless.plan(64, 1000, 32, device=device)
 
 
 def test_plan():
@@ -79,12 +71,6 @@ def test_plan():
         logitless.plan(64, 1000, 32, max_workspace_bytes=1)
     fits = logitless.plan(64, 1000, 32, max_workspace_bytes=error.value.required_bytes)
     assert fits.workspace_bytes == error.value.required_bytes
-    with pytest.raises(logitless.InvalidArgumentError, match="vocab"):
-        logitless.plan(64, 0, 32)
-    with pytest.raises(TypeError, match="dtype"):
-        logitless.plan(64, 10, 32, dtype="int8")
-    with pytest.raises(ValueError, match="gradients"):
-        logitless.plan(64, 10, 32, gradients=["weight"])
 
 
 def test_plans_of_the_largest_logits_and_of_several_targets():
@@ -95,19 +81,6 @@ def test_plans_of_the_largest_logits_and_of_several_targets():
     assert logitless.plans(*size, gradients=(), top_k=8)[0].kind == "forward"
     several = logitless.plan(*size, targets_per_row=8)
     assert several.workspace_bytes > logitless.plan(*size).workspace_bytes
-    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected 0 in a pass with gradients"):
-        logitless.plan(*size, top_k=8)
-    with pytest.raises(logitless.InvalidArgumentError, match="top_k: expected a number in .0, 64."):
-        logitless.plan(*size, gradients=(), top_k=65)
-    with pytest.raises(TypeError, match="top_k: expected an integer"):
-        logitless.plan(*size, gradients=(), top_k=1.5)
-    with pytest.raises(logitless.InvalidArgumentError, match="targets_per_row: expected a number in .0, 64."):
-        logitless.plan(*size, targets_per_row=65)
-
-
-def test_plans_are_cached():
-    specs = [native.spec((5, 6, 7), {"hidden": 0, "classifier": 0, "targets": _options.I64}) for _ in range(2)]
-    assert native.plan_of(specs[0], 1) is native.plan_of(specs[1], 1)
 
 
 def test_without_torch():
@@ -135,7 +108,7 @@ def test_importing_does_not_import_torch_or_numpy():
 
 
 def test_submodules_are_found_and_import_no_other_library():
-    code = """
+    python("""
 import sys, logitless
 for name in logitless.compat.__all__:
     module = getattr(logitless.compat, name)
@@ -148,32 +121,11 @@ except AttributeError as error:
     assert "logitless.compat" in str(error)
 else:
     raise AssertionError
-"""
-    python(code)
-
-
-def test_library_not_found():
-    code = """
-import logitless
-try:
-    logitless.version()
-except logitless.LibraryNotFoundError as error:
-    print(error)
-"""
-    assert "LOGITLESS_LIBRARY" in python(code, LOGITLESS_LIBRARY="/nowhere/liblogitless.so")
-
-
-REASON = """
-import logitless
-try:
-    logitless.version()
-except logitless.LibraryNotFoundError as error:
-    assert isinstance(error, ImportError)
-    print(error)
-"""
+""")
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path):
+    assert "LOGITLESS_LIBRARY" in python(REASON, LOGITLESS_LIBRARY="/nowhere/liblogitless.so")
     path = tmp_path / "liblogitless.so"
     path.write_text("not a library")
     said = python(REASON, LOGITLESS_LIBRARY=str(path))
@@ -229,6 +181,7 @@ def test_every_folder_that_was_searched_is_named(tmp_path):
     assert str(site) in said and str(Path(logitless.__file__).parent) in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_data_loader_workers_can_compute():
     code = """
@@ -246,51 +199,7 @@ assert torch.equal(next(iter(loader)), expected)
     python(code)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_peak_memory_stays_within_the_budget():
-    code = """
-import torch, logitless
-def status(name):
-    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
-def call(tokens, budget):
-    input = torch.randn(tokens, 16, requires_grad=True)
-    weight = torch.randn(20000, 16, requires_grad=True)
-    target = torch.randint(0, 20000, (tokens,))
-    before = status("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")  # resets the peak
-    logitless.linear_cross_entropy(input, weight, target, max_workspace_bytes=budget).backward()
-    return status("VmHWM") - before, (input.numel() + weight.numel()) * 4
-budget = BUDGET
-try:
-    logitless.plan(512, 20000, 16, max_workspace_bytes=budget)
-except logitless.BudgetTooSmallError as error:
-    budget = error.required_bytes
-call(8, None)  # code and thread stacks
-extra, gradients = call(512, budget)
-slack = 1 << 20
-assert extra <= gradients + budget + slack, (extra, gradients, budget)
-assert extra < 512 * 20000 * 4 / 2, (extra, "logits would be 41 MB")
-"""
-    for budget in (2 << 20, 12 << 20):
-        python(code.replace("BUDGET", str(budget)))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("python_*.py")))
 def test_example(example):
     python((EXAMPLES / example).read_text())
-
-
-@pytest.mark.parametrize("device", ["h20O", "gpu", "cuda:x", "h200:0"])
-def test_a_device_that_is_not_known(device):
-    with pytest.raises(ValueError, match=f"device: expected .*cuda:N.*rtx-4090.*; got '{device.lower()}'"):
-        logitless.plan(8, 50, 16, device=device)
-
-
-def test_sizes_that_are_no_numbers():
-    with pytest.raises(TypeError, match="tokens: expected an integer, got str"):
-        logitless.plan("8Ki", 50, 16)
-    with pytest.raises(TypeError, match="hidden: expected an integer, got float"):
-        logitless.plan(8, 50, 16.0)
-    for call in (functools.partial(logitless.plan, 8, 50, 16), functools.partial(logitless.nn.FusedHead, 16, 50)):
-        with pytest.raises(TypeError, match="max_workspace_bytes: expected .*, got float"):
-            call(max_workspace_bytes=2.5)

@@ -1,9 +1,7 @@
 """Options are described once, and calls go one way."""
 
-import ast
 import inspect
 import itertools
-from pathlib import Path
 
 import logitless
 import logitless.numpy
@@ -12,7 +10,6 @@ import torch
 from logitless import call, functional, inspection, native, nn
 from logitless import options as schema
 
-PACKAGE = Path(logitless.__file__).parent
 UNPACK = {
     functional.linear_cross_entropy: schema.HeadOptions,
     functional.linear_log_probs: schema.IdOptions,
@@ -84,60 +81,3 @@ def test_an_unknown_option_is_refused_by_name():
     for (name, function), unknown in itertools.product(calls.items(), ("row_temperature", "softcapp")):
         with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{unknown}'$"):
             function(**{unknown: None})
-
-
-def modules():
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = ["logitless", *path.relative_to(PACKAGE).with_suffix("").parts]
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        found[name] = (name if is_package else name.rpartition(".")[0], ast.parse(path.read_text(encoding="utf-8")))
-    return found
-
-
-def imported(package, tree):
-    """Relative imports of a module, also those within functions, but not those for types alone."""
-    typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
-    left_out = {id(inner) for node in typing for statement in node.body for inner in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in left_out:
-            base = package.split(".")[: len(package.split(".")) - node.level + 1]
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((origin, f"{origin}.{name.name}") for name in node.names)
-
-
-def test_no_circles_of_imports():
-    known = modules()
-    edges = {
-        name: {inner if inner in known else origin for origin, inner in imported(package, tree)}
-        for name, (package, tree) in known.items()
-    }
-    left = dict(edges)
-    while free := [name for name, targets in left.items() if not targets & left.keys()]:
-        for name in free:
-            del left[name]
-    assert not left
-
-
-def test_one_preparation():
-    """The functions of PyTorch share it: check_rest is called at one place."""
-    calls = [
-        node
-        for _, tree in modules().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("check_rest")
-    ]
-    assert len(calls) == 1
-
-
-def test_an_option_is_declared_in_few_places():
-    """A field of the schema; and the clients that keep one of their own."""
-    found = []
-    for name, (_, tree) in modules().items():
-        for node in ast.walk(tree):
-            target = node.target if isinstance(node, ast.AnnAssign) else None
-            declared = node.arg if isinstance(node, ast.arg) else getattr(target, "id", None)
-            found += [name] if declared == "max_workspace_bytes" else []
-    own = [n for n in found if not n.startswith(("logitless.transformers", "logitless.trl", "logitless.cost_model"))]
-    assert sorted(own) == ["logitless.compat.torchtitan", "logitless.options"]

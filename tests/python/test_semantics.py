@@ -7,8 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-BOTH = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
-
 
 def head(tokens=12, vocab=17, hidden=5, dtype=torch.float64):
     input = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
@@ -20,22 +18,6 @@ def head(tokens=12, vocab=17, hidden=5, dtype=torch.float64):
 
 def gradients(loss, *tensors):
     return torch.autograd.grad(loss.sum(), tensors)
-
-
-@pytest.mark.parametrize("dtype, tolerance", BOTH, ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_equals_cross_entropy(reduction, smoothing, weighted, dtype, tolerance):
-    input, weight, target = head(dtype=dtype)
-    options = {"reduction": reduction, "label_smoothing": smoothing}
-    if weighted:
-        options["weight"] = torch.rand(17, dtype=dtype)
-    got = logitless.linear_cross_entropy(input, weight, target, **options)
-    expected = F.cross_entropy(F.linear(input, weight), target, **options)
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    for g, e in zip(gradients(got, input, weight), gradients(expected, input, weight)):
-        torch.testing.assert_close(g, e, rtol=tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -132,55 +114,12 @@ def test_forbidden_token_as_minus_infinity_bias():
     assert all(g.isfinite().all() for g in gradients(got.loss, input, weight))
 
 
-@pytest.mark.parametrize("bad", [17, -1, 2**40, -(2**40)])
-@pytest.mark.parametrize("grad", [True, False])
-def test_bad_target_is_refused_with_place_and_value(bad, grad):
-    input, weight, target = head()
-    target[5] = bad
-    with torch.set_grad_enabled(grad), pytest.raises(logitless.InvalidTargetError, match=rf"got {bad} at target\[5\]"):
-        logitless.linear_cross_entropy(input, weight, target)
-
-
-LAYOUTS = {
-    "rows": lambda t: torch.cat([t, t + 1], 1)[:, : t.shape[1]],
-    "every_second_row": lambda t: t.repeat_interleave(2, 0)[::2],
-    "transposed": lambda t: t.T.contiguous().T,
-    "columns": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-    "offset": lambda t: torch.cat([t[:1], t])[1:],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_strides(layout, reduction):
-    input, weight, target = head(dtype=torch.float32)
-    expected = logitless.linear_cross_entropy(input, weight, target, reduction=reduction)
-    wanted = gradients(expected, input, weight)
-    strided = [LAYOUTS[layout](t.detach()).requires_grad_() for t in (input, weight)]
-    assert torch.equal(strided[0], input) and torch.equal(strided[1], weight)
-    targets = torch.stack([target, target], 1)[:, 0]
-    got = logitless.linear_cross_entropy(*strided, targets, reduction=reduction)
-    assert torch.equal(got, expected)
-    for g, e in zip(gradients(got, *strided), wanted):
-        assert torch.equal(g, e)
-
-
 def test_expanded_input_and_upstream():
     input, weight = torch.randn(1, 5), torch.randn(9, 5, requires_grad=True)
     target = torch.tensor([1, 2, 3])
     got = logitless.linear_cross_entropy(input.expand(3, 5), weight, target, reduction="none")
     expected = F.cross_entropy(F.linear(input.expand(3, 5), weight), target, reduction="none")
     torch.testing.assert_close(gradients(got, weight), gradients(expected, weight))  # sum() sends an expanded 1
-
-
-def test_row_strides_are_not_copied():
-    from logitless import run
-
-    wide = torch.randn(6, 20)
-    for view in (wide[:, :5], wide[::2], wide[:1], wide[:, 3:4]):
-        assert run.rows(view) is view
-    for view in (wide.T, wide[:, ::2], wide[:1].expand(4, 20)):
-        assert run.rows(view) is not view
 
 
 def test_int32_targets_and_leading_dimensions():

@@ -3,7 +3,8 @@
 import logitless
 import pytest
 import torch
-from thinned_cases import DEVICES, check_mean_over_seeds, gradients, head, lce, logits_problem
+from support import DEVICES, lce
+from thinned_cases import check_mean_over_seeds, gradients, head, logits_problem
 
 pytestmark = pytest.mark.parametrize("device", DEVICES)
 TAU = 0.25

@@ -103,6 +103,7 @@ def test_equals_linear_cross_entropy():
     assert torch.equal(stats.argmax, found.ids[..., 0]) and torch.equal(-stats.nll, found.log_probs[..., 0])
 
 
+@pytest.mark.slow
 def test_compiled():
     input, weight, _ = tensors()
     compiled = torch.compile(lambda x, w: logitless.linear_top_k(x, w, 3).ids + 1, backend="aot_eager", fullgraph=True)
@@ -120,6 +121,7 @@ class Sampler(torch.nn.Module):
         return top.ids, top.log_probs + 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.5}, {"temperature": 0.7}], ids=str)
@@ -139,47 +141,12 @@ def test_exported(options, autocast, strict):
     assert any(node.target == torch.ops.logitless.run.default for node in program.graph.nodes)
 
 
-def test_one_number_exported_is_a_tensor_of_the_graph():
-    model = Sampler()
-    hidden = torch.randn(3, 5, 16)
-    program = torch.export.export(model, (hidden, torch.tensor(0.5)), strict=False)
-    for temperature in (torch.tensor(0.5), torch.tensor(2.0)):
-        for a, b in zip(program.module()(hidden, temperature), model(hidden, temperature)):
-            assert torch.equal(a, b)
-
-
 def test_fake_tensors():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
         top = logitless.linear_top_k(torch.empty(2, 3, 16, dtype=torch.bfloat16), torch.empty(900, 16), 5)
     assert top.ids.shape == top.log_probs.shape == (2, 3, 5) and top.log_probs.dtype == torch.float32
-
-
-BAD = [
-    ({"k": 0}, ValueError, r"k: expected a number in \[1, 64\]"),
-    ({"k": 65}, ValueError, r"k: expected a number in \[1, 64\]"),
-    ({"k": 2.0}, TypeError, "k: expected an integer"),
-    ({"k": 4, "linear_weight": torch.zeros(3, 16)}, ValueError, r"k: expected a number in \[1, 3\]"),
-    ({"input": torch.zeros(4, 9)}, ValueError, r"input: expected shape \[..., D\] with D = 16"),
-    ({"linear_weight": torch.zeros(9, 16, dtype=torch.float64)}, TypeError, "linear_weight: expected float64"),
-    ({"linear_bias": torch.zeros(3)}, ValueError, r"linear_bias: expected shape \[900\]"),
-    ({"temperature": torch.ones(4)}, ValueError, r"temperature: expected shape \[3, 5\]"),
-    ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
-    ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes"),
-]
-
-
-@pytest.mark.parametrize("changed, error, message", BAD)
-def test_refused(changed, error, message):
-    input, weight, _ = tensors()
-    arguments = {"input": input, "linear_weight": weight, "k": 4} | changed
-    with pytest.raises(error, match=message):
-        logitless.linear_top_k(**arguments)
-    if all(name != "linear_weight" or "float64" not in message for name in changed):
-        arguments = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
-        with pytest.raises(error, match=message):
-            logitless.numpy.linear_top_k(**arguments)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap", "temperature", "temperatures"])
@@ -195,7 +162,6 @@ def test_numpy_equals_torch(options):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("implementation", ["", "mma", "portable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_on_cuda(dtype, implementation, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 for needed in ("tokenizers", "matplotlib", "tqdm"):
     pytest.importorskip(needed)
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--vocab", "400", "--dim", "32", "--batch", "2", "--length", "32", "--device", "cpu"]
 

@@ -7,12 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from logitless import run
-from test_eager import Recorder
+from support import CUDA, DEVICES, Recorder, lce
 
-lce = logitless.linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore")
-ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
-DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
 IGNORED = [1, 3, 4]
 
 
@@ -63,6 +60,7 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
             assert not found[valid].isfinite().all(-1).any(), (function, way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_ignored_rows_of_operators_and_of_compiled_code(device):
     input, weight, bias, target = head(device)
@@ -99,29 +97,6 @@ def test_all_gradients_are_scaled(device, dtype):
                 assert torch.equal(gradient, -4 * single[place]), (wanted, place)
 
 
-@pytest.mark.parametrize("operators", [False, True])
-@pytest.mark.parametrize("leaf", [True, False])
-def test_main_grad_is_added_to_where_the_weight_is_asked_for_only(leaf, operators):
-    def backward(run):
-        input, weight, _, target = head()
-        main_grad = torch.zeros(13, 9)
-        given = weight if leaf else 2 * weight
-        if operators:
-            with Recorder():
-                loss = lce(input, given, target, main_grad=main_grad)
-        else:
-            loss = lce(input, given, target, main_grad=main_grad)
-        run(loss, input, weight)
-        return bool(main_grad.any())
-
-    assert not backward(lambda loss, input, weight: torch.autograd.grad(loss, input))
-    assert not backward(lambda loss, input, weight: loss.backward(inputs=[input]))
-    assert backward(lambda loss, input, weight: loss.backward())
-    assert backward(lambda loss, input, weight: loss.backward(inputs=[weight]))
-    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, weight, allow_unused=True))
-    assert backward(lambda loss, input, weight: torch.autograd.grad(loss, (input, weight), allow_unused=True))
-
-
 def test_a_gradient_whose_memory_is_a_negated_view_of_it():
     input, weight, bias, target = head()
     factor = torch.complex(torch.zeros(()), torch.tensor(-3.0)).conj().imag
@@ -134,7 +109,7 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
 @pytest.mark.parametrize(
     "dtypes", [[torch.float32, torch.bfloat16, torch.float16, torch.bfloat16, torch.float32], [torch.float64] * 2]
 )
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+@pytest.mark.parametrize("device", [CUDA])
 def test_arrays_of_any_size_and_alignment(device, dtypes):
     """More arrays than a launch takes, more elements than its threads, beginnings at no multiple of 16 bytes."""
     sizes = (5_000_003, 1, 4099, 8, 0)

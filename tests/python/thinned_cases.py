@@ -1,26 +1,13 @@
 """What the tests of thinned gradients share: devices, problems whose gradient is dz itself, and means over seeds."""
 
-import logitless
-import pytest
+import support
 import torch
 
-lce = logitless.linear_cross_entropy
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")],
-)
-DEVICES = ["cpu", CUDA]
-
-
-def head(device, tokens=12, vocab=50, hidden=6, dtype=torch.float32, seed=0, spread=1.0):
+def head(device, tokens=12, vocab=50, hidden=6, dtype=torch.float32, spread=1.0):
     """Leaves input, weight and bias, and a target whose first row is ignored."""
-    g = torch.Generator().manual_seed(seed)
-    tensors = [torch.randn(*shape, generator=g) for shape in ((tokens, hidden), (vocab, hidden), (vocab,))]
-    tensors[1] *= spread
-    target = torch.randint(0, vocab, (tokens,), generator=g)
-    target[0] = -100
-    return *(t.to(device, dtype).requires_grad_() for t in tensors), target.to(device)
+    input, weight, bias, target = support.head(tokens, vocab, hidden, torch.float32, device)
+    return *(t.detach().to(dtype).requires_grad_() for t in (input, spread * weight, bias)), target
 
 
 def logits_problem(device, tokens=8, vocab=40, seed=0, spread=2.0):

@@ -18,12 +18,8 @@ from torch.testing._internal.common_nn import linear_cross_entropy_loss_referenc
 
 OPERATORS = {op.variant_test_name or "plain": op for op in op_db if op.name == "nn.functional.linear_cross_entropy"}
 MODULE = next(info for info in module_db if info.module_cls is torch.nn.LinearCrossEntropyLoss)
+pytestmark = pytest.mark.slow
 each_variant = pytest.mark.parametrize("variant", ["plain", "chunked", "chunked_none"])
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 def operands(sample):

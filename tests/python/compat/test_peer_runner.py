@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import logitless
+import pytest
 
+pytestmark = pytest.mark.slow
 RUN = Path(__file__).resolve().parents[2] / "peers" / "run.py"
 
 REFERENCE = """

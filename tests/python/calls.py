@@ -1,0 +1,126 @@
+"""Every differentiable call of the package as a function of tensors and leaves: test_tools.py goes over them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import logitless
+import torch
+from support import lce
+
+VOCAB, HIDDEN = 13, 6
+
+
+class Tensors:
+    """What calls are made of, beside their leaves; 16-bit operands have float32 numbers beside them."""
+
+    def __init__(self, tokens=9, dtype=torch.float64, device="cpu"):
+        generator = torch.Generator().manual_seed(0)
+        stats = torch.promote_types(dtype, torch.float32)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+        def positive(*shape):
+            return (torch.rand(*shape, generator=generator, dtype=torch.float64) + 0.5).to(device, stats)
+
+        self.leaves = [normal(tokens, HIDDEN), normal(VOCAB, HIDDEN), normal(VOCAB)]
+        self.numbers = [torch.tensor(number, dtype=stats, device=device) for number in (0.5, 1.25)]
+        self.teacher_input, self.teacher_weight = normal(tokens, HIDDEN + 3), normal(VOCAB, HIDDEN + 3)
+        self.target = torch.randint(0, VOCAB, (tokens,), generator=generator)
+        self.target[0] = -100
+        self.ids = torch.randint(0, VOCAB, (tokens, 3), generator=generator)
+        self.ids[:, 1], self.ids[1, 2], self.ids[0] = self.ids[:, 0], -100, -100
+        self.target, self.ids = self.target.to(device), self.ids.to(device)
+        self.rows, self.classes, self.of_ids = positive(tokens), positive(VOCAB), positive(tokens, 3)
+        self.is_counted = torch.arange(tokens, device=device) != 3
+
+
+@dataclasses.dataclass
+class Call:
+    """function(tensors, *leaves); leaves: input, weight, bias and the numbers that are learned."""
+
+    function: Callable
+    learned: tuple = ()
+
+    def leaves(self, tensors):
+        leaves = [*tensors.leaves, *tensors.numbers[: len(self.learned)]]
+        return [leaf.detach().clone().requires_grad_() for leaf in leaves]
+
+
+def options_of(tensors, options):
+    """Options by name; "@name" is one of the tensors."""
+    return {n: getattr(tensors, v[1:]) if isinstance(v, str) and v[0] == "@" else v for n, v in options.items()}
+
+
+def loss(target="target", learned=(), **options):
+    def call(tensors, input, weight, bias, *numbers):
+        given = options_of(tensors, options) | dict(zip(learned, numbers))
+        return lce(input, weight, getattr(tensors, target), linear_bias=bias, **given)
+
+    return Call(call, learned)
+
+
+def statistic(name):
+    def call(tensors, input, weight, bias):
+        options = {"linear_bias": bias, "softcap": 3.0, "temperature": 0.7, "return_stats": [name]}
+        return getattr(lce(input, weight, tensors.target, **options), name)
+
+    return Call(call)
+
+
+def log_probs(learned=(), **options):
+    def call(tensors, input, weight, bias, *numbers):
+        given = options | dict(zip(learned, numbers))
+        return logitless.linear_log_probs(input, weight, tensors.ids, linear_bias=bias, **given)
+
+    return Call(call, learned)
+
+
+def divergence(**options):
+    def call(tensors, input, weight, bias):
+        given = {"student_bias": bias, "mask": tensors.is_counted, "student_softcap": 3.0, "temperature": 1.2} | options
+        return logitless.linear_divergence(input, weight, tensors.teacher_input, tensors.teacher_weight, **given)
+
+    return Call(call)
+
+
+def module(made, prefix=""):
+    def call(tensors, input, weight, bias):
+        parameters = {f"{prefix}weight": weight, f"{prefix}bias": bias}
+        return torch.func.functional_call(made, parameters, (input, tensors.target))
+
+    return Call(call)
+
+
+LOSSES = {
+    "mean": loss(),
+    "sum": loss(reduction="sum", softcap=3.0),
+    "none": loss(reduction="none", label_smoothing=0.2),
+    "z_loss": loss(z_loss=0.1, scale=0.5),
+    "shift": loss(shift=2, weight="@classes"),
+    "num_items": loss(token_weight="@rows", num_items=4),
+    "nll": statistic("nll"),
+    "lse": statistic("lse"),
+    "entropy": statistic("entropy"),
+}
+CALLS = LOSSES | {
+    "target_logit": statistic("target_logit"),
+    "temperatures": loss(temperature="@rows", reduction="none", softcap=2.0),
+    "learned scale": loss(learned=("scale",), softcap=2.0, num_items=7),
+    "learned scale of none": loss(learned=("scale",), reduction="none", shift=1, weight="@classes"),
+    "learned temperature": loss(learned=("temperature",), z_loss=0.1),
+    "both learned": loss(learned=("scale", "temperature"), reduction="none", label_smoothing=0.2),
+    "several targets": loss("ids", target_weight="@of_ids", label_smoothing=0.1),
+    "several targets of none": loss("ids", target_weight="@of_ids", reduction="none"),
+    "log_probs": log_probs(softcap=5.0),
+    "log_probs with a learned scale": log_probs(learned=("scale",), temperature=0.7),
+    "divergence": divergence(beta=0.4),
+    "forward divergence": divergence(beta=0.0, reduction="none"),
+    "reverse divergence": divergence(beta=1.0, teacher_scale=0.5),
+    "module": module(logitless.LinearCrossEntropyLoss(HIDDEN, VOCAB, bias=True), "linear."),
+    "head": module(logitless.nn.FusedHead(HIDDEN, VOCAB, True, shift=1)),
+}
+THINNED = {
+    "thinned": loss(gradient="always-thinned", threshold=0.25, seed=4),
+    "thinned none": loss(gradient="always-thinned", threshold=0.25, seed=4, reduction="none", learned=("scale",)),
+}

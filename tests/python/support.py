@@ -1,0 +1,68 @@
+"""What several files of tests share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import logitless
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+lce = logitless.linear_cross_entropy
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
+
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = ["cpu", CUDA]
+SHORT = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float64, *SHORT)
+
+
+def python(code, **environment):
+    """What another Python process prints that runs the code with this package."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32, device="cpu", seed=0):
+    """Leaves input, weight and bias, and a target whose first row is ignored."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(*shape, generator=g) for shape in ((tokens, hidden), (vocab, hidden), (vocab,))]
+    target = torch.randint(0, vocab, (tokens,), generator=g)
+    target[0] = -100
+    return *(t.to(device, dtype).requires_grad_() for t in tensors), target.to(device)
+
+
+def results(input, weight, target, **options):
+    """The loss, and the gradients of its sum."""
+    leaves = [t for t in (input, weight) if t.requires_grad]
+    loss = lce(input, weight, target, **options)
+    return [loss.detach(), *(torch.autograd.grad(loss.sum(), leaves) if leaves else ())]
+
+
+def assert_same(found, expected):
+    for f, e in zip(found, expected, strict=True):
+        assert torch.equal(f, e)
+
+
+class Recorder(TorchDispatchMode):
+    """Operators of logitless that are called within, which this makes calls go by."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    @property
+    def names(self):
+        return [str(function) for function, _, _ in self.calls]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "logitless" in str(function):
+            self.calls.append((function, args, kwargs or {}))
+        return function(*args, **(kwargs or {}))

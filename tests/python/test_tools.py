@@ -1,0 +1,201 @@
+"""PyTorch's tools over every differentiable call: each does what it does to PyTorch's own functions."""
+
+import itertools
+
+import pytest
+import torch
+from calls import CALLS, LOSSES, THINNED, Tensors
+from support import CUDA, Recorder, assert_same
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EVERY = CALLS | THINNED
+every_call = pytest.mark.parametrize("name", EVERY)
+# On CUDA: the losses and statistics alone.
+on_devices = pytest.mark.parametrize(
+    "name, device", [(name, "cpu") for name in EVERY] + [pytest.param(n, "cuda", marks=CUDA.marks) for n in LOSSES]
+)
+
+
+def prepared(name, dtype=torch.float32, device="cpu", tokens=9):
+    """A function of leaves, and the leaves."""
+    call, tensors = EVERY[name], Tensors(tokens, dtype, device)
+    return lambda *leaves: call.function(tensors, *leaves), call.leaves(tensors)
+
+
+def upstream_of(found):
+    return torch.linspace(0.5, 2, found.numel(), dtype=found.dtype, device=found.device).reshape(found.shape)
+
+
+def run(function, leaves, **options):
+    """The value, and the gradients of all leaves."""
+    found = function(*leaves)
+    return [found.detach(), *torch.autograd.grad(found, leaves, upstream_of(found), **options)]
+
+
+@pytest.mark.parametrize(
+    "name, device", [(name, "cpu") for name in CALLS] + [pytest.param(n, "cuda", marks=CUDA.marks) for n in LOSSES]
+)
+def test_gradcheck(name, device):
+    assert torch.autograd.gradcheck(*prepared(name, torch.float64, device))
+
+
+@on_devices
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(name, device, reentrant):
+    function, leaves = prepared(name, device=device)
+    expected = run(function, leaves)
+    found = checkpoint(function, *leaves, use_reentrant=reentrant)
+    found.backward(upstream_of(found))
+    assert_same([found.detach(), *(leaf.grad for leaf in leaves)], expected)
+
+
+@every_call
+def test_retained_graph(name):
+    """.grad is added to in place: it must not share memory with what the graph saved."""
+    function, leaves = prepared(name)
+    _, *expected = run(function, leaves)
+    found = function(*leaves)
+    for times in (1, 2, 3):
+        found.backward(upstream_of(found), retain_graph=times < 3)
+        for leaf, e in zip(leaves, expected):
+            torch.testing.assert_close(leaf.grad, times * e)
+            assert times > 1 or torch.equal(leaf.grad, e)
+    with pytest.raises(RuntimeError, match="second time"):
+        found.backward(upstream_of(found))
+
+
+def by_grad(found, leaves, batch):
+    return torch.autograd.grad(found, leaves, batch, is_grads_batched=True, retain_graph=True)
+
+
+def by_vmap(found, leaves, batch):
+    return torch.vmap(lambda upstream: torch.autograd.grad(found, leaves, upstream, retain_graph=True))(batch)
+
+
+@on_devices
+@pytest.mark.parametrize("batched", [by_grad, by_vmap])
+def test_batch_of_upstream_gradients(name, device, batched):
+    function, leaves = prepared(name, device=device)
+    found = function(*leaves)
+    batch = torch.randn(3, *found.shape, device=device)
+    one_by_one = [torch.autograd.grad(found, leaves, upstream, retain_graph=True) for upstream in batch]
+    for together, alone in zip(batched(found, leaves, batch), zip(*one_by_one)):
+        torch.testing.assert_close(together, torch.stack(alone))
+
+
+@every_call
+def test_double_backward_is_refused(name):
+    function, leaves = prepared(name)
+    with pytest.raises(NotImplementedError, match="linear_.*: double backward is not supported"):
+        torch.autograd.grad(function(*leaves).sum(), leaves[0], create_graph=True)
+
+
+@every_call
+def test_each_subset_of_the_gradients(name):
+    function, leaves = prepared(name)
+    _, *expected = run(function, leaves)
+    for wanted in itertools.product((False, True), repeat=len(leaves)):
+        given = [leaf.detach().requires_grad_(is_wanted) for leaf, is_wanted in zip(leaves, wanted)]
+        found = function(*given)
+        assert found.requires_grad == any(wanted)
+        if any(wanted):
+            found.backward(upstream_of(found))
+        for leaf, is_wanted, e in zip(given, wanted, expected):
+            assert (leaf.grad is not None) == is_wanted
+            assert not is_wanted or torch.allclose(leaf.grad, e, rtol=1e-5, atol=1e-6)
+
+
+@every_call
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(name, dtype):
+    """As of operands that are rounded to it, whose gradients are rounded no more. A bias is none of them."""
+    call, tensors, short = EVERY[name], Tensors(dtype=torch.float32), Tensors(dtype=torch.float32)
+    short.teacher_input, short.teacher_weight = short.teacher_input.to(dtype), short.teacher_weight.to(dtype)
+    leaves = call.leaves(tensors)
+    rounded = [
+        leaf.detach().to(dtype if place < 2 else leaf.dtype).requires_grad_() for place, leaf in enumerate(leaves)
+    ]
+    with torch.autocast("cpu", dtype=dtype):
+        found = call.function(tensors, *leaves)
+    expected = call.function(short, *rounded)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    found.backward(upstream_of(found)), expected.backward(upstream_of(expected))
+    for leaf, other in zip(leaves, rounded):
+        error, size = (leaf.grad - other.grad.float()).norm(), other.grad.float().norm()
+        assert leaf.grad.dtype == leaf.dtype and error <= torch.finfo(dtype).eps * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, device, dtype",
+    [(name, "cpu", torch.float32) for name in EVERY]
+    + [(name, "cpu", torch.bfloat16) for name in LOSSES]
+    + [pytest.param(n, "cuda", d, marks=CUDA.marks) for n in ("mean", "none") for d in (torch.float32, torch.bfloat16)],
+    ids=str,
+)
+def test_compiled_is_bitwise_eager(name, device, dtype):
+    """In one graph for all lengths. aot_eager traces as inductor does, and leaves the other operators as they are."""
+    call = EVERY[name]
+
+    def eager(tensors, input, *leaves):
+        return call.function(tensors, torch.relu(input), *leaves)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend=counter)
+    for tokens in (5, 9, 4, 17):
+        tensors = Tensors(tokens, dtype, device)
+        leaves = call.leaves(tensors)
+        assert_same(*(run(lambda *given: f(tensors, *given), leaves) for f in (compiled, eager)))  # noqa: B023
+    assert counter.frame_count <= 2
+
+
+@every_call
+def test_operators_give_the_same_bits(name):
+    """As calls without operators; a mode may see the forward pass, the backward pass, or both."""
+    function, leaves = prepared(name)
+    expected = run(function, leaves)
+    for forward, backward in ((True, False), (False, True), (True, True)):
+        for called in (function, lambda *given: checkpoint(function, *given, use_reentrant=False)):
+            with (mode := Recorder()) if forward else torch.device("cpu"):
+                found = called(*leaves)
+            assert not forward or mode.names
+            with Recorder() if backward else torch.device("cpu"):
+                gradients = torch.autograd.grad(found, leaves, upstream_of(found))
+            assert_same([found.detach(), *gradients], expected)
+
+
+@pytest.mark.slow
+@every_call
+def test_opcheck(name):
+    function, leaves = prepared(name)
+    with Recorder() as recorder:
+        run(function, leaves)
+    assert recorder.calls
+    utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    for operator, arguments, options in recorder.calls:
+        arguments = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+        # The tensor of draws has bytes that nothing writes: no comparison of two runs.
+        more = [] if name in THINNED else ["test_aot_dispatch_dynamic"]
+        torch.library.opcheck(operator, arguments, options, test_utils=utils + more)
+
+
+PACKS = {
+    "as arrays": (lambda t: t.detach().numpy().copy(), lambda a: torch.from_numpy(a)),
+    "strided": (lambda t: t.detach(), lambda t: torch.stack([t, t], -1)[..., 0]),
+    "columns": (lambda t: t.detach(), lambda t: t.t().contiguous().t() if t.dim() == 2 else t),
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, "thinned"])  # whose draws are kept where they are aligned
+def test_saved_tensors_come_back_in_other_layouts(name):
+    function, (input, *leaves) = prepared(name)
+    wide = torch.cat([input, input], 1).detach()[:, : input.shape[1]].requires_grad_()  # rows with a stride
+    expected = run(function, [wide, *leaves])
+    for hooks in [torch.autograd.graph.saved_tensors_hooks(*pair) for pair in PACKS.values()]:
+        with hooks:
+            assert_same(run(function, [wide, *leaves]), expected)
+    with torch.autograd.graph.save_on_cpu():
+        assert_same(run(function, [wide, *leaves]), expected)
