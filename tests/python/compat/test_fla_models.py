@@ -8,11 +8,7 @@ import torch.nn.functional as F
 from logitless.compat.fla import FusedLinearCrossEntropyLoss
 from torch import nn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "vocab_size": 1003, "intermediate_size": 256}
 MODELS = {
