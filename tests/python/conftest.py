@@ -41,3 +41,20 @@ def _fixed_state():
     torch._dynamo.reset()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def ranks_of():
+    """ranks_of(size, device): that many processes, which run a function: see ranks.py."""
+    from ranks import Ranks
+
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("needs gloo")
+    found = {}
+
+    def ranks(size, device="cpu"):
+        return found.setdefault((size, device), Ranks(size, device))
+
+    yield ranks
+    for each in found.values():
+        each.close()

@@ -18,7 +18,7 @@ class Model(nn.Module):
     inside    logitless.linear_cross_entropy of lm_head.weight, within the model's forward
     outside   the same of the hidden states that the model returns
     unshard   inside, after lm_head.unshard()
-    module    logitless.nn.FusedHead in the place of lm_head
+    module    logitless.nn.FusedHead in the place of lm_head ("module with logits": which are made after the loss)
     """
 
     def __init__(self, head, reduction="mean", tied=False, bias=False):
@@ -29,7 +29,7 @@ class Model(nn.Module):
         self.head, self.reduction = head, reduction
         if tied:
             self.lm_head.weight = self.embed.weight
-        if head == "module":
+        if head.startswith("module"):
             self.lm_head = logitless.nn.FusedHead.from_linear(self.lm_head, reduction=reduction)
 
     def forward(self, ids, labels):
@@ -39,6 +39,11 @@ class Model(nn.Module):
     def loss(self, hidden, labels):
         if self.head == "module":
             return self.lm_head(hidden, labels)
+        if self.head == "module with logits":
+            loss, logits = self.lm_head(hidden, labels), self.lm_head(hidden)
+            of_logits = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=self.reduction)
+            torch.testing.assert_close(of_logits.detach().flatten(), loss.detach().flatten())
+            return loss
         if self.head == "stock":
             logits = self.lm_head(hidden).flatten(0, 1)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -2,38 +2,27 @@
 
 import pytest
 import torch
-from client_ranks import Ranks
 
 
-def _ranks(world):
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("needs gloo")
-    ranks = Ranks(world)
-    yield ranks
-    ranks.close()
+@pytest.fixture
+def two(ranks_of):
+    """Runs a function on two ranks: see ranks.py."""
+    return ranks_of(2)
 
 
-@pytest.fixture(scope="session")
-def two():
-    """Runs a function on two ranks: see client_ranks."""
-    yield from _ranks(2)
+@pytest.fixture
+def three(ranks_of):
+    return ranks_of(3)
 
 
-@pytest.fixture(scope="session")
-def two_gpus():
-    """The same with a GPU for each rank."""
+@pytest.fixture
+def four(ranks_of):
+    return ranks_of(4)
+
+
+@pytest.fixture
+def two_gpus(ranks_of):
+    """With a GPU for each rank."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    ranks = Ranks(2, "cuda")
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="session")
-def three():
-    yield from _ranks(3)
-
-
-@pytest.fixture(scope="session")
-def four():
-    yield from _ranks(4)
+    return ranks_of(2, "cuda")

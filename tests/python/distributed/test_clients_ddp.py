@@ -23,7 +23,13 @@ def steps(mesh, head, reduction, tied, micro):
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize(
     ("head", "reduction", "tied"),
-    [("inside", "mean", False), ("inside", "none", False), ("inside", "mean", True), ("module", "mean", False)],
+    [
+        ("inside", "mean", False),
+        ("inside", "none", False),
+        ("inside", "mean", True),
+        ("module", "mean", False),
+        ("module", "none", False),
+    ],
 )
 def test_gradients_and_their_accumulation(two, head, reduction, tied, micro):
     """With no_sync but for the last part; the second step finds what the first has left."""

@@ -1,6 +1,7 @@
 """FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside."""
 
 import logitless
+import logitless.nn
 import pytest
 import torch
 from client_models import VOCAB, Model, alone, batch, train
@@ -48,7 +49,14 @@ def check(ranks, head, unit, reduction="mean", tied=False, micro=1, bias=False, 
 
 
 UNITS = [("inside", "root"), ("outside", "root"), ("inside", "grouped"), ("inside", "own"), ("outside", "own")]
-UNITS += [("unshard", "own"), ("inside", "kept"), ("module", "own"), ("module", "root"), ("module", "grouped")]
+UNITS += [("unshard", "own"), ("inside", "kept")]
+UNITS += [
+    ("module", "own"),
+    ("module", "root"),
+    ("module", "grouped"),
+    ("module with logits", "own"),
+    ("module with logits", "kept"),
+]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -140,6 +148,10 @@ def refusals(mesh):
         except (TypeError, ValueError, NotImplementedError) as error:
             found[name] = f"{type(error).__name__}: {error}"
 
+    try:
+        logitless.nn.FusedHead.from_linear(fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh))
+    except (TypeError, ValueError) as error:
+        found["module"] = str(error)
     hidden = torch.ones(2, 8)
     linear = lambda **options: fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh, **options)  # noqa: E731
     weight = linear().weight
@@ -170,3 +182,4 @@ def test_what_is_not_known_is_refused(two):
         assert "sharded over a tensor-parallel mesh, too" in found["two meshes"]
         assert found["two meshes, DTensor"].startswith("UnsupportedError: linear_weight: an FSDP parameter outside")
         assert "freed" in found["freed"]
+        assert found["module"].startswith("linear: expected")

@@ -4,6 +4,7 @@ import logitless
 import logitless.distributed
 import pytest
 import torch
+import torch.distributed as dist
 
 from groups.group_cases import OPTIONS, Data, assert_close, check, objective, of_whole
 from groups.ranks import sizes
@@ -130,12 +131,18 @@ def case_compiled(ranks):
 
 @sizes(2)
 def case_configurations_that_differ(ranks):
-    data = CudaData(ranks)
-    arguments = (data.input, data.weight[data.shard], data.target)
-    with pytest.raises(ValueError, match="label_smoothing: expected the same on all ranks"):
-        smoothing = 0.1 if ranks.rank == 1 else 0.0
-        logitless.distributed.linear_cross_entropy(*arguments, group=ranks.group, label_smoothing=smoothing)
-    assert torch.isfinite(logitless.distributed.linear_cross_entropy(*arguments, group=ranks.group))
+    """Every rank raises, and a call that is right works afterwards."""
+    data, of_rank_1 = CudaData(ranks), ranks.rank == 1
+    right = {"input": data.input, "weight_shard": data.weight[data.shard], "target": data.target}
+    refusal = "target: expected" if of_rank_1 else "rank 1 of the group refused its arguments"
+    for wrong, match in (
+        ({"label_smoothing": 0.1}, "label_smoothing: expected the same on all ranks"),
+        ({"input": data.input.bfloat16()}, "input: expected the same"),
+        ({"target": data.target.double()}, refusal),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            logitless.distributed.linear_cross_entropy(**right | (wrong if of_rank_1 else {}), group=ranks.group)
+        assert torch.isfinite(logitless.distributed.linear_cross_entropy(**right, group=ranks.group))
 
 
 @sizes(2)
@@ -147,3 +154,26 @@ def case_a_target_out_of_range(ranks):
             data.input, data.weight[data.shard], data.target, group=ranks.group
         )
         assert torch.isnan(loss)
+
+
+@sizes(2)
+def case_hosts_do_not_wait_for_devices(ranks):
+    """Where hosts compare beside NCCL, one comes back from a call that is known while its device has not begun."""
+    if dist.get_backend(ranks.group) != "nccl":
+        return
+    data = CudaData(ranks)
+
+    def call():
+        shard = data.weight[data.shard]
+        return logitless.distributed.linear_cross_entropy(data.input, shard, data.target, group=ranks.group)
+
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    event = torch.cuda.Event()
+    torch.cuda._sleep(4_000_000_000)  # cycles: about two seconds
+    event.record()
+    call()
+    is_ahead = not event.query()
+    torch.cuda.synchronize()
+    assert is_ahead

@@ -8,11 +8,7 @@ import torch
 from logitless import native
 from logitless.run import CODES, DTYPES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """Processes of a group, kept for all tests: a function runs in each, and what they return comes back, on the CPU. On
-CPUs they have gloo; on CUDA each has a GPU, and NCCL.
+CPUs they have gloo; on CUDA each has a GPU and NCCL, or shares one, with gloo, where there are fewer.
 
 A rank that raises is reported with its traceback, one that hangs is killed: no test waits longer than TIMEOUT.
 """
@@ -12,10 +12,11 @@ import tempfile
 import time
 import traceback
 
-TIMEOUT = 60.0  # seconds, for a function
+TIMEOUT = 120.0  # seconds, for a function
 
 
 def _serve(rank, world, device, file, pipe):
+    import logitless.distributed  # noqa: F401, before the group, as docs/parallel.md asks for
     import torch
     import torch.distributed as dist
     from torch.utils._pytree import tree_map_only
@@ -25,15 +26,16 @@ def _serve(rank, world, device, file, pipe):
     os.environ["LOCAL_RANK"] = str(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "nccl" if device == "cuda" and torch.cuda.device_count() >= world else "gloo"
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=world, timeout=timeout)
     mesh = dist.init_device_mesh(device, (world,), mesh_dim_names=("ranks",))
     while True:
         module, name, arguments = pipe.recv()
         try:
             torch.manual_seed(0)
+            torch._dynamo.reset()
             function = getattr(importlib.import_module(module), name)
             pipe.send((True, tree_map_only(torch.Tensor, torch.Tensor.cpu, function(mesh, *arguments))))
         except Exception:
