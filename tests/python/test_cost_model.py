@@ -30,7 +30,12 @@ LLAMA = {
     "num_attention_heads": 8,
     "tie_word_embeddings": True,
 }
+WINDOWS = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]}
 GIB = 1 << 30
+
+
+def configured(change, without=None):
+    return from_config({key: value for key, value in (LLAMA | change).items() if key != without})
 
 
 def test_a_config_and_fields_are_one_model(tmp_path):
@@ -38,28 +43,6 @@ def test_a_config_and_fields_are_one_model(tmp_path):
     assert read_config(tmp_path) == read_config(tmp_path / "config.json") == from_config(LLAMA) == MODEL
     assert from_config({"text_config": LLAMA}) == MODEL
     assert from_config(LLAMA | {"tie_word_embeddings": False}) == dataclasses.replace(MODEL, tied=False)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"model_type": "mamba"}, "config: model_type: expected one of llama, .*, got 'mamba'"),
-        ({"model_type": None}, "model_type: expected .* got None"),
-        ({"hidden_size": "512"}, "config: hidden_size: expected a whole number, got '512'"),
-        ({"num_hidden_layers": "null"}, "config: num_hidden_layers: expected a whole number, got None"),
-        ({"attention_bias": True}, "config: attention_bias: expected False, got True"),
-        ({"hidden_act": "relu"}, "config: hidden_act: expected 'silu', got 'relu'"),
-        ({"num_attention_heads": 7}, "head_dim: expected to be given"),
-        ({"vocab_size": 0}, "vocab: expected a number of at least 1, got 0"),
-        ({"model_type": "gla", "attn": {"layers": [1]}}, "config: attn: expected None"),
-        ({"model_type": "kda", "fuse_norm": False}, "config: fuse_norm: expected True, got False"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]}, "layer_types"),
-    ],
-)
-def test_configurations_that_are_not_known(change, message):
-    with pytest.raises(ValueError, match=message):
-        config = {key: value for key, value in (LLAMA | change).items() if value is not None}
-        from_config({key: None if value == "null" else value for key, value in config.items()})
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3Text"])
@@ -142,13 +125,6 @@ def test_layers_are_counted_not_listed(layers):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["vocab", "hidden", "layers", "window"])
-@pytest.mark.parametrize("value", [2**40 + 1, 10**400])
-def test_sizes_beyond_all_models_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=f"{name}: expected a number of at most 2\\^40, got one of"):
-        Model("attention", **SIZES | {name: value})
-
-
 @pytest.mark.parametrize("words", [["--fields", FIELDS], ["--help"], ["--fields", FIELDS, "--json"]])
 def test_who_stops_reading_is_no_error(words):
     """As of ``logitless plan``: no message, and the status of a program that the signal ended."""
@@ -183,11 +159,29 @@ def test_files_that_cannot_be_read(tmp_path):
         (lambda: predict(MODEL, Batch(1, 64), Head("whole"), device="tpu"), "device: expected one of .*, got 'tpu'"),
         (lambda: sweep(MODEL, Batch(1, 64), [], "layers", [1]), "over: expected one of tokens, vocab"),
         (lambda: sweep(MODEL, Batch(1, 64), [], "tokens", [65]), "values: expected multiples of the length 64, got 65"),
+        (lambda: configured({}, "model_type"), "model_type: expected .* got None"),
+        (lambda: configured({"model_type": "mamba"}), "config: model_type: expected one of llama, .*, got 'mamba'"),
+        (lambda: configured({"hidden_size": "512"}), "config: hidden_size: expected a whole number, got '512'"),
+        (lambda: configured({"num_hidden_layers": None}), "num_hidden_layers: expected a whole number, got None"),
+        (lambda: configured({"attention_bias": True}), "config: attention_bias: expected False, got True"),
+        (lambda: configured({"hidden_act": "relu"}), "config: hidden_act: expected 'silu', got 'relu'"),
+        (lambda: configured({"num_attention_heads": 7}), "head_dim: expected to be given"),
+        (lambda: configured({"vocab_size": 0}), "vocab: expected a number of at least 1, got 0"),
+        (lambda: configured({"model_type": "gla", "attn": {"layers": [1]}}), "config: attn: expected None"),
+        (lambda: configured({"model_type": "kda", "fuse_norm": False}), "fuse_norm: expected True, got False"),
+        (lambda: configured(WINDOWS), "layer_types"),
     ],
 )
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["vocab", "hidden", "layers", "window"])
+@pytest.mark.parametrize("value", [2**40 + 1, 10**400])
+def test_sizes_beyond_all_models_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected a number of at most 2\\^40, got one of"):
+        Model("attention", **SIZES | {name: value})
 
 
 def test_a_budget_that_is_too_small():

@@ -113,7 +113,8 @@ import sys, logitless
 for name in logitless.compat.__all__:
     module = getattr(logitless.compat, name)
     assert all(hasattr(module, entry) for entry in module.__all__), name
-assert logitless.nn.FusedHead and set(logitless.compat.__all__) <= set(dir(logitless.compat))
+assert logitless.transformers.patch and logitless.nn.FusedHead
+assert set(logitless.compat.__all__) <= set(dir(logitless.compat))
 assert not {"cut_cross_entropy", "fla", "liger_kernel", "quack", "transformers", "triton"} & set(sys.modules)
 try:
     logitless.compat.unsloth

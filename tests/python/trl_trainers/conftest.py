@@ -1,9 +1,11 @@
 """Tests over TRL, left out where it is not installed."""
 
+import logging
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -26,7 +28,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _unpatched():
+    """One thread, no warnings of loggers, and no patch afterwards."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
     yield
+    logging.disable(logging.NOTSET)
     import logitless.trl
 
     logitless.trl.unpatch()

@@ -1,7 +1,6 @@
 """A model patched by logitless.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
 
 import linecache
-import logging
 import sys
 import types
 import warnings
@@ -15,14 +14,6 @@ import transformers
 pytestmark = pytest.mark.slow
 
 IMPORTED, STEP = "logitless.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
-
-
-@pytest.fixture(autouse=True)
-def _one_quiet_thread():
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def told(call):
