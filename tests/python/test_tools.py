@@ -53,18 +53,22 @@ def test_checkpoint(name, device, reentrant):
 
 
 @every_call
-def test_retained_graph(name):
-    """.grad is added to in place: it must not share memory with what the graph saved."""
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_retained_graph(name, size):
+    """Gradients are changed in place: they must not share memory with what the graph saved."""
     function, leaves = prepared(name)
-    _, *expected = run(function, leaves)
     found = function(*leaves)
+    upstream = torch.full_like(found, size)
+    expected = torch.autograd.grad(function(*leaves), leaves, upstream)
+    for gradient in torch.autograd.grad(found, leaves, upstream, retain_graph=True):
+        gradient.zero_()
     for times in (1, 2, 3):
-        found.backward(upstream_of(found), retain_graph=times < 3)
+        found.backward(upstream, retain_graph=times < 3)
         for leaf, e in zip(leaves, expected):
             torch.testing.assert_close(leaf.grad, times * e)
             assert times > 1 or torch.equal(leaf.grad, e)
     with pytest.raises(RuntimeError, match="second time"):
-        found.backward(upstream_of(found))
+        found.backward(upstream)
 
 
 def by_grad(found, leaves, batch):
