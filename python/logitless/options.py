@@ -489,8 +489,9 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
         raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
 
 
-def checked_k(k: Any, vocab: int = MOST_TOP_K) -> int:
-    found, most = integer("k", k), min(MOST_TOP_K, vocab)
+def checked_k(k: Any, vocab: int = 0) -> int:
+    """vocab: 0 where the head is checked later."""
+    found, most = integer("k", k), min(MOST_TOP_K, vocab or MOST_TOP_K)
     if not 1 <= found <= most:
         raise InvalidArgumentError(
             f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logitless import native
 from logitless import options as _options
-from logitless._divergence import rows as divergence_rows
+from logitless._divergence import problem as divergence
 from support import python
 
 FASTEST = _options.FASTEST

@@ -3,7 +3,9 @@
 import logitless
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from support import CUDA, DEVICES, assert_same, head, lce
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -131,3 +133,16 @@ def test_numbers_and_temperatures_of_rows_are_inputs_of_an_exported_graph(functi
         for factor in (1.0, 0.25):
             given = (input, weight, torch.tensor(0.5 * factor), temperature * factor)
             assert torch.equal(program.module()(*given), Loss()(*given))
+
+
+def test_no_text_of_a_call_breaks_a_line():
+    """PyTorch 2.11 writes texts into a comment of the code that it makes."""
+    texts = []
+
+    def compiler(graph, _):
+        texts.extend(arg for node in graph.graph.nodes for arg in node.args if isinstance(arg, str))
+        return make_boxed_func(graph.forward)
+
+    input, weight, bias, target = head()
+    torch.compile(lce, backend=aot_autograd(fw_compiler=compiler))(input, weight, target, linear_bias=bias)
+    assert texts and not any("\n" in text for text in texts)

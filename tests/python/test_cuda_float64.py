@@ -75,7 +75,7 @@ def test_samples_of_pytorch(monkeypatch):
     assert count > 0
 
 
-def test_bits_repeat_and_follow_no_budget():
+def test_bits_repeat_and_budgets_agree():
     input, weight, bias, target = head(300, 1000, 40, torch.float64, "cuda")
     results = []
     for budget in (None, 2 << 20, 1 << 20, 1 << 20):

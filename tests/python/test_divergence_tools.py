@@ -4,7 +4,7 @@ import divergence_oracle as oracle
 import logitless
 import pytest
 import torch
-from logitless._divergence import gradients, passes, problem, sizes
+from logitless._divergence import passes, problem, sizes
 from torch.utils.flop_counter import FlopCounterMode
 
 
