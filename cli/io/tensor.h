@@ -14,8 +14,10 @@ namespace logitless::cli {
 // A file cannot be read, written or understood. The message begins with the file's name.
 class FileError : public std::runtime_error {
  public:
-  FileError(const std::string& file, const std::string& message)
-      : std::runtime_error(file + ": " + message) {}
+  FileError(const std::string& file, const std::string& why)
+      : std::runtime_error(file + ": " + why), reason(why) {}
+
+  std::string reason;
 };
 
 // Text out of a file in quotes, fit for a message: short, and without control characters.

@@ -146,7 +146,7 @@ json parse_dictionary(std::string_view python, const std::string& file) {
   try {
     return parse_strict_json(text, file, kNpyDepth);
   } catch (const FileError& error) {
-    throw FileError(file, "has a malformed npy header: " + std::string(error.what()).substr(file.size() + 2));
+    throw FileError(file, "has a malformed npy header: " + error.reason);
   }
 }
 

@@ -32,18 +32,8 @@ enum class GroupDHidden : int {
 
 inline constexpr int64_t kMostTargetsPerRow = 64;  // as in logitless/options.def
 
-// Everything a plan depends on: options, of which logitless/options.def has the meanings, and tensors. Shapes
-// and meanings: N tokens, V rows of the classifier at hand, D hidden.
-//   z_ij  = t(scale * (E_i . C_j) + bias_scale * bias_j) / T_i,  t = identity, or softcap * tanh(. / softcap)
-//   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
-//            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
-// with w the class weights (all one without) and T_i the row's temperature (1 without). Reductions: none [N];
-// sum; mean = sum / divisor where the divisor is num_items when given, else sum over valid rows of
-// token_weight_i * w_y.
-// With targets_per_row = K a row has K targets y_k of the weights q_k (all one without), and
-//   nll_i = sum_k q_k (lse_i - z_iy_k)
-// in the place of lse_i - z_iy; w is 1, as is w_y in the divisor. A target of ignore_index is none, and a row
-// of such targets alone is ignored.
+// Everything a plan depends on: options, of which logitless/options.def has the meanings, and tensors.
+// logitless/logitless.h has the formula of the loss, in which bias_scale multiplies the bias.
 struct Problem {
 #define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, ...) type name = default_value;
 #define LOGITLESS_OPTION_REAL(name, NAME, default_value, ...) double name = default_value;

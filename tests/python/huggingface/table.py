@@ -72,9 +72,7 @@ def examine(name: str) -> tuple[str, str] | None:
         logitless.transformers.patch(model)
         exact, fused = exact_step(model, batch), step(model, batch)
     except NotImplementedError as error:
-        return "refused", str(error).replace("logitless.transformers: ", "").split("; logitless.transformers.unpatch")[
-            0
-        ]
+        return "refused", one_line(error)
     if getattr(fused.outputs, "logits", None) is not None:
         return "different", "its logits were made"
     shares = reference.share(fused), reference.share(exact)
