@@ -136,3 +136,22 @@ def test_on_cuda(dtype, beta, reduction, budget):
             assert (got[name].double() - want).norm() <= bound, name
     else:
         oracle.compare(case, got)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_autocast_of_16_bit_and_float32_operands(reduction):
+    """Operands are rounded as by F.linear; logits are not. test_tools.py has those of one dtype."""
+    case, rounded = (oracle.make(vocab=300, reduction=reduction, beta=0.5, bias=False) for _ in range(2))
+    for name, t in case.tensors.items():
+        if t is not None:
+            case.tensors[name] = t.to(torch.float32 if name.endswith("weight") else torch.bfloat16)
+            rounded.tensors[name] = t.bfloat16().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = oracle.run(logitless.linear_divergence, case)
+    expected = oracle.run(logitless.linear_divergence, rounded)
+    for name in ("loss", "divergence", "entropy"):
+        torch.testing.assert_close(got[name], expected[name])
+    for name in ("d_student_input", "d_student_weight"):
+        assert got[name].dtype == case.tensors[name[2:]].dtype
+        tolerance = 2.0**-8 if got[name].dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(got[name].float(), expected[name], rtol=tolerance, atol=1e-7)

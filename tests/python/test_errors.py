@@ -144,6 +144,7 @@ for _name in ("label_smoothing", "z_loss", "scale", "softcap", "num_items", "shi
     OF_TENSORS.append(({_name: True, "reduction": "mean"}, TypeError, f"{_name}: expected"))
 OF_ARRAYS = [
     ({"grad_loss": 1j, "gradients": True}, TypeError, "grad_loss: expected real numbers, got complex128"),
+    ({"num_items": torch.ones((), dtype=torch.complex64)}, TypeError, "num_items: expected a number, got array"),
     ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
     ({"backend": "quantum"}, logitless.BackendUnavailableError, "quantum"),
 ]

@@ -519,6 +519,13 @@ def test_l2warp_adds_up_rows_of_one_class_in_float32(device):
     torch.testing.assert_close(weight.grad[0].float().cpu(), torch.tensor([1.0, 0.5]), rtol=2**-8, atol=0)
 
 
+def test_l2warp_of_no_row():
+    input, weight, _ = tensors_of("input", "weight")
+    loss = FLA(input[:0], torch.zeros(0, dtype=torch.long), weight.requires_grad_(), **L2WARP)
+    loss.backward()
+    assert loss == 0 and (weight.grad == 0).all()
+
+
 def test_a_label_out_of_range_beside_l2warp():
     input, weight, target = tensors_of("input", "weight")
     target[2] = len(weight)
