@@ -230,6 +230,7 @@ def _raw_stream() -> Callable[[int], int]:
 stream_of = _raw_stream()
 
 
+_DRAWS_ALIGNMENT = 64  # in bytes, of tensors.def; PyTorch's allocators give it
 _SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
 _ROWS = ("lse", "lse_low", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
 
@@ -312,6 +313,8 @@ class Run:
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of that layout. Returns what it has written, by the names of results()."""
         written: Tensors = {}
+        if "draws" in tensors and tensors["draws"].data_ptr() % _DRAWS_ALIGNMENT:  # a hook of saved tensors moved them
+            tensors = tensors | {"draws": tensors["draws"].clone()}
         buffers = self._copied(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())

@@ -188,12 +188,13 @@ def test_opcheck(name):
 
 PACKS = {
     "as arrays": (lambda t: t.detach().numpy().copy(), lambda a: torch.from_numpy(a)),
+    "by an element": (lambda t: t.detach(), lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)),
     "strided": (lambda t: t.detach(), lambda t: torch.stack([t, t], -1)[..., 0]),
     "columns": (lambda t: t.detach(), lambda t: t.t().contiguous().t() if t.dim() == 2 else t),
 }
 
 
-@pytest.mark.parametrize("name", [*CALLS, "thinned"])  # whose draws are kept where they are aligned
+@every_call
 def test_saved_tensors_come_back_in_other_layouts(name):
     function, (input, *leaves) = prepared(name)
     wide = torch.cat([input, input], 1).detach()[:, : input.shape[1]].requires_grad_()  # rows with a stride
