@@ -110,14 +110,15 @@ class CommonOffset : public EngineTest {
     return out;
   }
 
-  // CUDA's sums of w z are float32 and of the logits themselves (docs/numerics.md).
+  // CUDA's sums of w z are of the logits themselves and of the statistics' precision (docs/numerics.md).
   double smoothing_error(const Case& c, const Answer& truth, double offset) const {
-    if (!is_device() || c.problem.dtype.hidden == LOGITLESS_F64) return 0;
+    if (!is_device()) return 0;
+    const double unit = c.problem.dtype.hidden == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
     double weights = c.class_weight.empty() ? kVocab : 0;
     for (double w : c.class_weight) weights += w;
     const double tiles = std::ceil(kVocab / 192.0), largest = std::fabs(offset) + 6;
     const double of_row =
-        c.problem.label_smoothing * (51 + tiles) * 0x1p-24 * largest * weights / double{kVocab};
+        c.problem.label_smoothing * (51 + tiles) * unit * largest * weights / double{kVocab};
     return c.problem.reduction == LOGITLESS_REDUCTION_NONE ? of_row : of_row * kTokens / truth.divisor;
   }
 };
