@@ -43,6 +43,8 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
     _options.checked_method(options)
+    if not 0 <= options["label_smoothing"] <= 1:
+        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {options['label_smoothing']}")
     for name, value in options.items():
         setattr(module, name, value)
 
@@ -102,9 +104,6 @@ class LinearCrossEntropyLoss(nn.Module):
             raise NotImplementedError(f"out_features: expected (), got {out_features}; use leading batch dimensions")
         if weight is not None and tuple(weight.shape) != (num_classes,):
             raise ValueError(f"weight: expected shape [{num_classes}], got {list(weight.shape)}")
-        label_smoothing = head.get("label_smoothing", 0.0)
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
         _keep(self, head, ignore_index=None)
         self.num_classes = num_classes
         self.out_features = ()

@@ -289,6 +289,7 @@ BAD_MODULES = [
     (HEAD, {"dtype": "bf17"}, TypeError, "dtype: expected float32, bfloat16, float16 or float64, got bf17"),
     (MODULE, {"weight": torch.ones(3)}, ValueError, r"weight: expected shape \[7\]"),
     (MODULE, {"out_features": (2,)}, NotImplementedError, "out_features: expected"),
+    (HEAD, {"label_smoothing": 2.0}, ValueError, "label_smoothing: expected"),
     (MODULE, {"label_smoothing": 2.0}, ValueError, "label_smoothing: expected"),
     (HEAD, {"reduction": "avg"}, ValueError, "reduction: expected"),
     (MODULE, {"reduction": "avg"}, ValueError, "reduction: expected"),
