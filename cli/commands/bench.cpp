@@ -318,6 +318,7 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
   const std::string why_not = device.is_host() ? why_not_materialized() : "--device measures Logitless alone";
   const std::vector<BenchResult> methods = bench_methods(options, why_not.empty());
   std::vector<BenchShape> shapes;
+  shapes.reserve(options.shapes.size());
   for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
 
   Progress progress(globals.quiet, "bench",

@@ -154,7 +154,8 @@ void print_facts(const ordered_json& facts, const std::string& indent) {
     if (is_plain(fact)) line = fact_text(key, fact);
     if (fact.is_object() && std::all_of(fact.begin(), fact.end(), is_plain)) {
       for (const auto& [name, value] : fact.items()) {
-        if (value != "") line += (line.empty() ? "" : ", ") + spaced(name) + " " + fact_text(name, value);
+        if (value.is_string() && value.get_ref<const std::string&>().empty()) continue;
+        line += (line.empty() ? "" : ", ") + spaced(name) + " " + fact_text(name, value);
       }
     }
     const bool is_nested = !is_plain(fact) && line.empty();

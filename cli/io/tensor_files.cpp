@@ -99,6 +99,7 @@ TensorEntry read_entry(const json& value, const std::string& file, const std::st
 // The tensors, in order of their place, must fill `size` bytes without holes or overlaps.
 void check_layout(const std::map<std::string, TensorEntry>& tensors, uint64_t size, const std::string& file) {
   std::vector<std::pair<const TensorEntry*, const std::string*>> order;
+  order.reserve(tensors.size());
   for (const auto& [name, entry] : tensors) order.emplace_back(&entry, &name);
   std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return std::pair(a.first->begin, a.first->end) < std::pair(b.first->begin, b.first->end);
