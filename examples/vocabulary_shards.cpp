@@ -145,7 +145,7 @@ int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype
   return 0;
 }
 
-// Of float32: the order of ranks is the order of the sum, so that all have the same bits.
+// Sums float32 numbers in the order of ranks, so that all ranks have the same bits.
 int32_t all_reduce(void* data, int64_t count, int32_t dtype, void*, void* host) {
   if (dtype != LOGITLESS_F32) return 1;
   const auto& self = *static_cast<const Rank*>(host);

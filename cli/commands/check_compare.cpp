@@ -143,7 +143,7 @@ class Bounds {
     const double dz = (k.a * (z + lse.back()) + coefficients(true_lse + lse.back()).a - k.a +
                        terms * (slope + sum + dz_unit_)) /
                       divisor_ / t;
-    // Of sums over the tokens.
+    // These gradients are sums over the tokens.
     const double rows = terms / divisor_ / t * kUnit * std::sqrt(static_cast<double>(p_.tokens));
     const double through = std::fabs(p_.scale);
     d_hidden += std::pow(through * largest_classifier_ * dz, 2);

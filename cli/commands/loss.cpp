@@ -48,7 +48,7 @@ void check_request(const LossRequest& request) {
   }
 }
 
-// What the library refuses beside several targets a token in words that are none of the command line's.
+// Refuses combinations with several targets a token. The library refuses them too, but its words name no flags.
 void check_several_targets(const LossRequest& request, const LossInputs& in) {
   if (in.targets_per_token == 0) return;
   const std::string several = std::to_string(in.targets_per_token) + " targets a token";

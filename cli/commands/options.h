@@ -43,7 +43,7 @@ void for_each_option(AnyProblem&& problem, const Visit& visit) {
 // Adds the options of the head that the list has, each under its own name, and --budget; they set the
 // problem's members. with_targets: those of targets, too, on which no plan depends.
 void add_problem_options(CLI::App& command, Problem& problem, bool with_targets);
-// The same but for targets' and the budget, as JSON.
+// The options of the head as JSON, without those of targets and the budget.
 nlohmann::ordered_json options_json(const Problem& problem);
 // The name of a gradient method, as --gradient takes it.
 std::string gradient_text(const Problem& problem);
@@ -92,13 +92,14 @@ Context make_context(const GlobalOptions& globals, const std::string& backend = 
 
 // Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);
-// The same, or for people: a fact a line, with units, and lists of plain facts on one; without what is empty.
+// Prints the document as JSON, or as text: a fact a line, with units. Lists of plain facts take one line; empty
+// facts are left out.
 void print_report(const nlohmann::ordered_json& document, bool as_json);
 
 // Objects as a table with a column for each key.
 std::string table_text(const nlohmann::ordered_json& rows, std::initializer_list<const char*> keys);
 
-// What a plan is, as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
+// A plan as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
 // kept_columns, vocab_window, threads, config, implementation, reason, choice.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 

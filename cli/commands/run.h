@@ -73,7 +73,7 @@ class Runner {
   // on a device. Memory is kept for the next run.
   PlanInfo run(const Problem& problem, RunTensors tensors);
 
-  // The same in steps. Some of the buffers that place() made may be taken away before prepare().
+  // run() in three steps. A caller may set buffers that place() made to null before prepare().
   Buffers& place(RunTensors tensors);
   Buffers& buffers() { return buffers_; }
   PlanInfo prepare(const Problem& problem);

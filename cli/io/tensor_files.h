@@ -29,8 +29,8 @@ struct SafetensorsHeader {
 // rest of the file without holes or overlaps. `file` is its name in messages. Throws FileError.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// The same of an .npy file (format versions 1 to 3). Little-endian plain numbers in C order only; everything
-// else is refused by name.
+// Reads and checks the header of an .npy file (format versions 1 to 3), as parse_safetensors() does. It takes
+// little-endian plain numbers in C order and refuses everything else by name.
 TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file);
 
 // A tensor to be written: C order, little-endian, in the caller's memory.

@@ -47,7 +47,7 @@ _PASS_NAMES = {
 
 
 class OtherPasses(NamedTuple):
-    """Of ranks, or of a function that the library has no pass for, whose tensors have names of their own."""
+    """Passes of ranks, or of a function that the library has no pass for. Their tensors have names of their own."""
 
     run: Callable[[Pass, dict[str, Tensor], Tensor | None, Any], Tensors]
     results: Callable[[Pass, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]

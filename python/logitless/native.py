@@ -370,7 +370,8 @@ class Spec:
 
 
 def spec(sizes: tuple[int, int, int], tensors: Mapping[str, int], added: Iterable[str] = (), **options: Any) -> Spec:
-    """Of tokens, vocab, hidden. tensors: with hidden, classifier and targets; ``pass_`` is the option ``pass``."""
+    """A problem by names. sizes: tokens, vocab, hidden; tensors: dtype codes of all, with hidden, classifier and
+    targets; options: as the library lists them, ``pass_`` for ``pass``."""
     named = zip(("tokens", "vocab", "hidden"), sizes)
     given = {name.rstrip("_"): value for name, value in options.items()}
     return Spec((*named, *given.items()), tuple(tensors.items()), tuple(added))

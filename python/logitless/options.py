@@ -74,7 +74,7 @@ class LossOptions(ReductionOptions, LogitOptions, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What a call of a module has beside the module's options."""
+    """Options of a module's call, beside those that the module keeps."""
 
     token_weight: Tensor | None
     num_items: Number | None
@@ -325,7 +325,7 @@ T = TypeVar("T")
 
 
 def read_by_backward(given: Mapping[str, T]) -> dict[str, T]:
-    """What a backward pass reads of all that it may."""
+    """The given tensors that a backward pass reads; ``lse`` and ``lse_low`` must be among them."""
     for name in LSE:
         if name not in given:
             raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")

@@ -1,4 +1,5 @@
-"""What a pass reads and writes, and its plan: of tensors of PyTorch or arrays of numpy, by the names of tensors.def."""
+"""The tensors that a pass reads and writes, by the names of tensors.def, and its plan. Knows neither PyTorch nor
+numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def stats_of(hidden: Any) -> str:
 def results(
     asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
 ) -> dict[str, Result]:
-    """What a pass returns. counts holds correct and valid rows, the former 0 without argmax.
+    """The tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax.
 
     The gradient of the weight is among them also where it is added to main_grad, which is not known here.
     """
@@ -75,8 +76,8 @@ def results(
 
 
 def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """What the library writes; gradients of numbers are made of others, which are not rounded yet. A d_classifier that
-    is read is added to."""
+    """The tensors that the library writes. Gradients of scale and temperature are made of d_hidden and d_bias before
+    these are rounded. A d_classifier that is read is added to."""
     found, hidden, flags = results(asked, read, options), read["hidden"], asked.flags
     if flags.learns_numbers():
         found["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))

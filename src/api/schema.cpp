@@ -17,7 +17,7 @@ std::string quoted(const std::string& text) {
 }
 
 std::string number(double value) {
-  return std::isfinite(value) ? number_text(value) : "null";
+  return std::isfinite(value) ? number_text(value, 17) : "null";
 }
 
 std::string number(int64_t value) {

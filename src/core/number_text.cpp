@@ -16,9 +16,9 @@ std::ostringstream plain_stream() {
 
 }  // namespace
 
-std::string number_text(double value) {
+std::string number_text(double value, int digits) {
   std::ostringstream stream = plain_stream();
-  stream << std::setprecision(9) << value;
+  stream << std::setprecision(digits) << value;
   return stream.str();
 }
 

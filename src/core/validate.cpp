@@ -185,10 +185,6 @@ void check_thinning(const Problem& p) {
   if (!thinned) return;
   require(!p.batch_invariant, "batch_invariant",
           "0 with thinned gradients, whose sums are relative to a guess that other rows have a part in", "1");
-  // Weights are float32: a threshold that is 0 or has few digits there would not be the one of the draw.
-  constexpr double kLeast = std::numeric_limits<float>::min();
-  require(p.threshold >= kLeast, "threshold", "at least " + text(kLeast) + ", the least normal float32",
-          text(p.threshold));
   require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
           "0 with thinned gradients and a softcap: every element of a row then has a part of its own",
           text(p.label_smoothing));

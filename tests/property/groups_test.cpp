@@ -62,7 +62,7 @@ class Groups : public GroupTest {
     EXPECT_STREQ(first_difference(first, solve_in_group(c, sizes, budget)), "") << "between runs";
   }
 
-  // What a run of two ranks fails with.
+  // The error of a run of two ranks.
   logitless::Error error_of(const logitless::Problem& whole,
                             const std::function<void(int, logitless::Communicator&)>& change,
                             const Case& c) const {

@@ -13,7 +13,7 @@ namespace {
 
 class EdgeShapes : public EngineTest {
  protected:
-  // Of each dtype and option, in one run and in two.
+  // Each dtype and option, in one run and in two.
   void expect_truth_of(const std::vector<PlainSize>& sizes) const {
     const std::function<void(Case*)> options[] = {
         [](Case* c) { c->problem.has.entropy = c->problem.has.argmax = 1; },

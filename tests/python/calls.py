@@ -11,7 +11,7 @@ VOCAB, HIDDEN = 13, 6
 
 
 class Tensors:
-    """What calls are made of, beside their leaves; 16-bit operands have float32 numbers beside them."""
+    """The tensors of calls that are no leaves; 16-bit operands have float32 numbers beside them."""
 
     def __init__(self, tokens=9, dtype=torch.float64, device="cpu"):
         generator = torch.Generator().manual_seed(0)

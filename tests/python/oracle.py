@@ -57,7 +57,7 @@ def make(shape, vocab, hidden, dtype=torch.float32, bias=False, ignored=0.2, spr
 
 
 def solve(problem, names=("loss",), device="cpu", numbers_on=None, layout=lambda t: t, **options):
-    """What logitless makes of it, by name and on the CPU; sets the upstream gradients of the named outputs."""
+    """The results of logitless by name, on the CPU; sets the upstream gradients of the named outputs."""
     leaves = [None if t is None else layout(t.detach().to(device)).requires_grad_() for t in problem.leaves()]
     numbers = problem.numbers(torch.promote_types(problem.input.dtype, torch.float32), numbers_on or device)
     given = {n: v.to(device) if torch.is_tensor(v) else v for n, v in problem.options.items()} | numbers | options

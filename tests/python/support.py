@@ -1,4 +1,4 @@
-"""What several files of tests share."""
+"""Helpers that several files of tests share."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, *SHORT)
 
 
 def python(code, **environment):
-    """What another Python process prints that runs the code with this package."""
+    """Runs the code with this package in another Python process, and returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", code], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=300
     )

@@ -39,7 +39,7 @@ def of_several(target, **more):
     return {"target": target, "target_weight": torch.ones(target.shape)} | more
 
 
-# What PyTorch's tensors and numpy's arrays are refused for alike.
+# Refusals that PyTorch's tensors and numpy's arrays share.
 BAD = [
     ({"input": INPUT.long()}, TypeError, "input: expected float32"),
     ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),

@@ -74,9 +74,9 @@ Case random_case(uint64_t seed, const CaseLimits& limits = {});
 // again, and takes its class weights away.
 void give_targets(Random& random, Case* c, int64_t count, double low, double high);
 
-// The same problem of some of its rows, in their order. Without a shift.
+// The problem of some of its rows, in their order. Without a shift.
 Case rows_of(const Case& c, const std::vector<size_t>& rows);
-// Of a vector with as many elements for each of the tokens.
+// Picks rows of a vector that has as many elements for each of the tokens.
 template <class T>
 std::vector<T> rows_of(const std::vector<T>& values, size_t tokens, const std::vector<size_t>& rows) {
   const size_t width = tokens == 0 ? 0 : values.size() / tokens;

@@ -40,7 +40,7 @@ constexpr Compared kCompared[] = {
 };
 #undef LOGITLESS_COMPARED
 
-// Of a sum over several targets an error is as many times larger.
+// An error of a sum over several targets is as many times larger.
 double times_of(const Compared& each, double target_weight) {
   return each.got == &Outputs::target_logit ? target_weight : 1;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of one property on every engine have in common.
+// The fixture of tests of one property on every engine.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -28,7 +28,7 @@ class EngineTest : public testing::TestWithParam<Engine> {
 
   void expect_truth(const Case& c, size_t budget = 0) const { Expected(c).check(engine(), solve(c, budget)); }
 
-  // What the plans of a problem take, beside nothing.
+  // Bytes that the plans of a problem take, other than 0.
   std::set<size_t> plan_bytes(const logitless::Problem& problem) const {
     std::set<size_t> bytes;
     for (const logitless::PlanInfo& plan : context_.plans(problem)) bytes.insert(plan.workspace_bytes);

@@ -314,7 +314,7 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
 
 const char* first_difference(const Outputs& a, const Outputs& b) {
   const auto differ = [](std::string_view name, const std::vector<double>& x, const std::vector<double>& y) {
-    // What only one of two ways to the same results has.
+    // These outputs exist in only one of the two ways to the results.
     if (name == "lse_low" || name == "draws" || name == "invalid_targets") return false;
     return !same_bits(x, y);
   };

@@ -7,7 +7,7 @@
 
 namespace logitless_test {
 
-// What runs wrote, by the names of tensors; empty where nothing was asked for. Scalars are vectors of one,
+// Outputs of runs, by the names of tensors; empty where nothing was asked for. Scalars are vectors of one,
 // draws 32-bit integers.
 struct Outputs {
 #define LOGITLESS_TENSOR(name, ...) std::vector<double> name;

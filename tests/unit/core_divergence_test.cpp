@@ -1,4 +1,4 @@
-// What logitless_divergence_run refuses. Its numbers are tested on every engine by tests/property.
+// Refusals of logitless_divergence_run. Its numbers are tested on every engine by tests/property.
 #include <gtest/gtest.h>
 #include <logitless/divergence.h>
 

@@ -50,7 +50,7 @@ constexpr const char* kNear = "the smallest within 3% of the fastest";
 constexpr const char* kWithin =
     "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
 
-// What is chosen of a head whose default has 100 bytes beside the constant part, which all have more.
+// The choice for a head whose default plan has 100 bytes beside the constant part, which all plans have.
 TEST(Plan, ByDefaultTheSmallestNearTheFastest) {
   struct Default {
     std::vector<Plan> plans;

@@ -46,7 +46,7 @@ struct Fixture {
     buffers.d_bias = d_bias.data();
   }
 
-  // What a run on the backend is refused for; empty: it was not.
+  // The refusal of a run on the backend; empty: it ran.
   std::string refusal(const char* backend, void* stream = nullptr) {
     logitless::ContextOptions options;
     options.backend = backend;
@@ -147,7 +147,7 @@ std::vector<BadRun> bad_runs() {
       {"classifier.stride: expected ", [](F& f) { f.buffers.classifier_stride = INT64_MAX / 2; }},
       {"d_hidden.stride: expected ", [](F& f) { f.buffers.d_hidden_stride = 2; }},
       {"d_classifier.stride: expected ", [](F& f) { f.buffers.d_classifier_stride = INT64_MIN; }},
-      // What the plan does not have.
+      // Tensors that the plan does not have.
       {"sum_exp_logit: expected null unless the plan has entropy", [](F& f) { f.problem.has.entropy = 0; }},
       {"entropy: expected null unless the plan has it",
        [](F& f) { f.problem.has.entropy = 0, f.buffers.sum_exp_logit = nullptr; }},

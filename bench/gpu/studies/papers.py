@@ -172,7 +172,7 @@ def nvidia_memory() -> list[str]:
 
 
 def windows() -> list[str]:
-    """What few tokens cost: our loss beside the bare product, and how many tiles a launch has."""
+    """The cost of few tokens: our loss beside the bare product, and how many tiles a launch has."""
     head = ["N", "V", "tiles of 256 x 192", "for each of 132 multiprocessors", "ours / bare product"]
     rows, lines = _nvidia(most_tokens=4096), []
     for shape, _, found in rows:

@@ -30,7 +30,7 @@ __all__ = ["LinearDivergenceOutput", "linear_divergence"]
 
 
 class LinearDivergenceOutput(NamedTuple):
-    """What ``logitless.linear_divergence(..., return_stats=True)`` returns; all but the loss have no gradient."""
+    """The result of ``logitless.linear_divergence(..., return_stats=True)``. Only the loss has a gradient."""
 
     loss: Tensor
     divergence: Tensor  # of each row, 0 where mask is 0
@@ -222,7 +222,7 @@ def linear_divergence(
     return LinearDivergenceOutput(loss, divergence.detach().reshape(shape), entropy.reshape(shape))
 
 
-# What the operator is told of other functions.
+# The operator takes options of all functions; those that divergences lack have their defaults.
 _PLAIN = _options.make_options(_options.DEFAULTS, 1) | {"top_k": 0}
 
 
@@ -231,7 +231,7 @@ def _budget(o: Any) -> int:
 
 
 class _Call(NamedTuple):
-    """What a call does. together: gradients with the loss; direct: whether nothing watches."""
+    """The way a call goes. together: gradients are made with the loss; direct: nothing of PyTorch watches."""
 
     together: bool
     flags: Flags
@@ -280,7 +280,7 @@ class _Function(torch.autograd.Function):
 def _row_weight(
     input: Tensor, mask: Tensor | None, token_weight: Tensor | None, num_items: call.Number | None, reduction: str
 ) -> Tensor:
-    """Of rows in the loss, ``[N]``: 0 where the mask is."""
+    """Weights of rows in the loss, ``[N]``: 0 where the mask is 0."""
     dtype = stats_dtype(input)
     shape: Sequence[int] = input.shape[:-1]
     if num_items is not None and reduction != "mean":

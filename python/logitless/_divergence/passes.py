@@ -75,7 +75,7 @@ class _RowSums:
         return self._buffer[start - self._first : end - self._first]
 
     def store(self, start: int, end: int) -> None:
-        """Of the range, rows that are complete."""
+        """Stores the rows of the range, which are complete."""
         sums = self.rows(start, end)
         if self._unit is not None:
             sums *= self._unit.inverse

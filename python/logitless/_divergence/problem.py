@@ -86,7 +86,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: boo
 
 
 class Numbers(NamedTuple):
-    """Of the formula; a softcap of 0 is none."""
+    """The numbers of the formula; a softcap of 0 is none."""
 
     beta: float
     temperature: float
@@ -97,7 +97,7 @@ class Numbers(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """What the values of rows are and what their gradients need, each ``[rows]``, of the products' dtype."""
+    """Values of rows and numbers that their gradients need, each ``[rows]``, in the products' dtype."""
 
     divergence: Tensor
     entropy: Tensor
@@ -114,7 +114,7 @@ class RowNumbers(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """Of all columns, in the products' dtype; None: none."""
+    """The heads' biases of all columns, in the products' dtype; None: none."""
 
     student: Tensor | None
     teacher: Tensor | None
@@ -124,7 +124,7 @@ class Biases(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Of hidden states and weights, ``[rows, columns]`` of each head."""
+    """Products of hidden states and weights, ``[rows, columns]`` of each head."""
 
     student: Tensor
     teacher: Tensor

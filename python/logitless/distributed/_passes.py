@@ -130,7 +130,7 @@ def find(group: Group, shard: Shard, asked: Local) -> GroupRun:
 
 
 def find_on_all(group: Group, shard: Shard, asked: Local, later: Sequence[Local]) -> GroupRun:
-    """The same where every rank has one, and those of passes that come later; else all of them raise."""
+    """Finds a run where every rank has one, for this pass and those that come later; else all ranks raise."""
     found, error = None, None
     try:
         passes = [functools.partial(find, group, shard, one) for one in (asked, *later)]

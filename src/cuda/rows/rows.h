@@ -17,7 +17,7 @@ namespace logitless::cuda {
 
 class Queue;
 
-// What a kernel needs to know of targets and the loss.
+// Targets and the loss, as kernels of rows read them.
 struct RowTargets {
   const void* targets;
   bool wide_targets;  // int64
