@@ -41,7 +41,8 @@ from record import read_json, write_json  # noqa: E402
 from snapshot import StepSnapshot  # noqa: E402
 from step_heads import Patch, by_function, liger_patch, logitless_patch  # noqa: E402
 from step_models import BY_NAME, build_model, last_hidden, sized  # noqa: E402
-from studies.fine_tuning import table  # noqa: E402
+from studies import Cell  # noqa: E402
+from table import markdown, number  # noqa: E402
 from timing import describe  # noqa: E402
 from tokens import load, load_instructions  # noqa: E402
 
@@ -50,7 +51,6 @@ PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy", "transformers")
 START_RATE, RATE = 3e-4, 5e-5
 WARM, LOOKED_AT = 10, 6  # steps that are not timed; the step whose memory is recorded
 Row = dict[str, Tensor]
-Cell = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +229,23 @@ def make_watch(clock: Clock, model: Any) -> Any:
                 self.ms.append(1e3 * (time.perf_counter() - self.began))
 
     return Watch()
+
+
+def table(heads: dict[str, Cell]) -> list[str]:
+    """A row a head: losses, and the time and memory of a step."""
+    stock, lines = heads.get("stock"), []
+    for name, cell in heads.items():
+        before, after = cell["held_out"]
+        line = [name, f"{before:.4f}", f"{after:.4f}", "-", "-"]
+        if stock is not None:
+            away = statistics.mean(abs(a - b) for a, b in zip(cell["losses"], stock["losses"]))
+            line[3:] = [f"{after - stock['held_out'][1]:+.4f}", f"{away:.4f}"]
+        line += [f"{1e3 * cell['tokens'] / cell['ms']:,.0f}", f"{cell['ms']:.1f}"]
+        line += [number(cell["ms"] / stock["ms"] if stock is not None else None, ".3f")]
+        lines.append([*line, number(cell.get("peak_gib"))])
+    head = "head | held-out loss before | after | minus stock | curve's mean distance from stock's | tokens/s | "
+    head += "ms a step | x stock | peak GiB"
+    return markdown(head.split(" | "), lines)
 
 
 class Runs:

@@ -4,7 +4,8 @@
     python bench/gpu/published.py --check    says whether the tables are those of the records
 
 A record is what run.py --json writes, or bench/steps.py --json where its name begins with steps; --show of the same
-program prints all of it. Those of the studies are read in studies/. A table stands between two comments that name it.
+program prints all of it. Those of the studies are read in studies.py, which makes plots of them: programs that are gone
+wrote them, and the studies' pages keep their tables. A table stands between two comments that name it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from typing import Any
 from plots import plot_time_against_budget, plot_time_against_memory
 from record import Record, Row, load, read_json
 from step_record import draw_steps, load_steps, published_steps
-from studies import fine_tuning, linear_rnn, papers
+from studies import ROOT, draw_batches, draw_fine_tuning
 from table import host_table, markdown, number
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 TRAINING = ROOT / "docs" / "results_training.md"
 PARALLEL = ROOT / "docs" / "parallel.md"
 README = ROOT / "README.md"
-STUDIES = ROOT / "docs" / "studies"
 PLOTS = ROOT / "docs" / "plots"
 OVERLAP = "overlap-2026-11-24"
 PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
@@ -163,10 +162,6 @@ PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
     RESULTS: {name: functools.partial(table_of, name) for name in TABLES if not name.startswith("steps")},
     TRAINING: {name: functools.partial(table_of, name) for name in TABLES if name.startswith("steps")},
     PARALLEL: {OVERLAP: overlap},
-    STUDIES / "papers.md": papers.TABLES,
-    STUDIES / "linear_rnn.md": linear_rnn.TABLES,
-    STUDIES / "accumulation.md": linear_rnn.ACCUMULATION,
-    STUDIES / "fine_tuning.md": fine_tuning.TABLES,
 }
 
 
@@ -200,8 +195,8 @@ def main() -> None:
     for name in TABLES:
         if name.startswith("steps"):
             draw_steps(loaded(name), str(PLOTS), "svg")
-    linear_rnn.draw(PLOTS)
-    fine_tuning.draw(PLOTS)
+    draw_batches(PLOTS)
+    draw_fine_tuning(PLOTS)
 
 
 if __name__ == "__main__":

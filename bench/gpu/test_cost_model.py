@@ -9,11 +9,11 @@ pytest.importorskip("torch")
 from logitless.cost_model import Batch, Head, from_config, largest_batch, parameters, predict  # noqa: E402
 
 from step_models import BY_NAME  # noqa: E402
-from studies.records import ROOT, study  # noqa: E402
+from studies import ROOT, study  # noqa: E402
 
 GIB = 1 << 30
 TYPES = {"LlamaConfig": "llama", "GLAConfig": "gla"}
-SCALE, TUNING = study("scale").cells, study("fine_tuning").cells
+SCALE, TUNING = study("scale"), study("fine_tuning")
 SPECS = {name: BY_NAME[f"{name}-1.3b"] for name in ("gla", "transformer")}
 MODELS = ("gla", "transformer")
 BATCHES = (1, 4, 8, 16)
