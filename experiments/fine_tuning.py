@@ -1,5 +1,4 @@
-"""Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time of a step, memory by
-category.
+"""Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time and peak memory of a step.
 
     python experiments/convergence/run.py prepare --data FOLDER --vocab 128000 --text PATH ... --instructions FILE
     python experiments/fine_tuning.py --data FOLDER [--heads stock,logitless,thinned] [--seed 0] [--minutes 6]
@@ -38,7 +37,6 @@ from limits import Deadline, StepTimeout, reported_by, step_limit  # noqa: E402
 from machine import describe_machine, package_versions  # noqa: E402
 from methods import loss_named  # noqa: E402
 from record import read_json, write_json  # noqa: E402
-from snapshot import StepSnapshot  # noqa: E402
 from step_heads import Patch, by_function, liger_patch, logitless_patch  # noqa: E402
 from step_models import BY_NAME, build_model, last_hidden, sized  # noqa: E402
 from studies import Cell  # noqa: E402
@@ -49,7 +47,7 @@ from tokens import load, load_instructions  # noqa: E402
 GIB = 1 << 30
 PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy", "transformers")
 START_RATE, RATE = 3e-4, 5e-5
-WARM, LOOKED_AT = 10, 6  # steps that are not timed; the step whose memory is recorded
+WARM = 10  # steps that are not timed
 Row = dict[str, Tensor]
 
 
@@ -142,15 +140,12 @@ class FineTuning:
         before = self.held_out_loss(model)
         if way.patch is not None:
             way.patch(model)
-        watch = make_watch(self.clock, model)
+        watch = make_watch(self.clock)
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(self, model, way, folder, watch)
-            try:
-                trainer.train()
-            finally:
-                watch.close()
+            trainer.train()
         losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
-        found: Cell = {"losses": losses, "ms": statistics.median(watch.ms), "memory": watch.memory}
+        found: Cell = {"losses": losses, "ms": statistics.median(watch.ms)}
         if self.clock.cuda:
             found["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -192,40 +187,24 @@ def make_trainer(study: FineTuning, model: Any, way: Way, folder: str, callback:
     return found
 
 
-def make_watch(clock: Clock, model: Any) -> Any:
+def make_watch(clock: Clock) -> Any:
     import transformers
 
     class Watch(transformers.TrainerCallback):
-        """Times steps, and looks at the memory of one."""
+        """Times steps."""
 
         def __init__(self) -> None:
             self.ms: list[float] = []
-            self.memory: dict[str, Any] = {}
-            self.snapshot: StepSnapshot | None = None
-
-        def close(self) -> None:
-            """Ends a record under way, also of a run that failed."""
-            if self.snapshot is not None:
-                self.snapshot.close()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if clock.cuda and state.global_step == LOOKED_AT:
-                optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-                self.snapshot = StepSnapshot(model, model.base_model.norm, optimizer)
             if clock.cuda and state.global_step == WARM:
                 torch.cuda.reset_peak_memory_stats()
             clock.wait()
             self.began = time.perf_counter()
 
-        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            if self.snapshot is not None:
-                self.snapshot.optimizer_begins()
-
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             clock.wait()
-            if self.snapshot is not None:
-                self.memory, self.snapshot = self.snapshot.finish(), None
-            elif state.global_step > WARM or not clock.cuda:
+            if state.global_step > WARM or not clock.cuda:
                 self.ms.append(1e3 * (time.perf_counter() - self.began))
 
     return Watch()
