@@ -129,9 +129,3 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.norm(x)  # type: ignore[no-any-return]
-
-    def counts(self) -> tuple[int, int]:
-        """Parameters of the blocks, and of embedding and head."""
-        blocks = sum(p.numel() for p in self.blocks.parameters())
-        outer = {id(p): p.numel() for p in (self.embedding.weight, self.head)}
-        return blocks, sum(outer.values())

@@ -1,4 +1,4 @@
-"""The logs of a folder as one table and one plot."""
+"""The logs of a folder as a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pathlib
 import statistics
 from typing import Any
 
-from plots import new_axes, save_figure
 from table import markdown
 
 WARM = 40  # steps left out of the time of a step
@@ -19,7 +18,6 @@ class Run:
     def __init__(self, path: pathlib.Path) -> None:
         self.model, _, self.head = path.stem.partition("--")
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-        self.about = next((r for r in records if "about" in r), {})
         self.loss = {r["step"]: r["loss"] for r in records if "loss" in r}
         self.validation = {r["step"]: r["validation"] for r in records if "validation" in r}
         timed = [r for r in records if "step_seconds" in r]
@@ -31,15 +29,11 @@ def load(folder: pathlib.Path) -> list[Run]:
     return [Run(path) for path in sorted(folder.glob("*--*.jsonl"))]
 
 
-def exact_of(run: Run, runs: list[Run]) -> Run | None:
-    return next((r for r in runs if r.model == run.model and r.head == "exact"), None)
-
-
 def table(runs: list[Run]) -> str:
     """Last validation loss, its difference from exact at the same step, time and memory."""
     lines = []
     for run in (run for run in runs if run.validation):
-        step, exact = max(run.validation), exact_of(run, runs)
+        step, exact = max(run.validation), next((r for r in runs if r.model == run.model and r.head == "exact"), None)
         common = [] if exact is None else [s for s in run.validation if s in exact.validation]
         differences = [run.validation[s] - exact.validation[s] for s in common] if exact is not None else []
         shown = [f"{differences[-1]:+.4f}", f"{max(differences, key=abs):+.4f}"] if differences else ["-", "-"]
@@ -47,29 +41,3 @@ def table(runs: list[Run]) -> str:
         lines.append([*line, f"{statistics.median(run.milliseconds):.1f}", f"{run.peak_mib:.0f}"])
     head = "model | head | steps | validation loss | minus exact | largest difference | ms a step | peak MiB"
     return "\n".join(markdown(head.split(" | "), lines))
-
-
-def plot(runs: list[Run], path: pathlib.Path) -> None:
-    """Validation curves above, differences from exact below, one column a model."""
-    models = sorted({run.model for run in runs})
-    figure, _ = new_axes("", "", "", size=(7 * len(models), 8))
-    figure.clear()
-    axes = figure.subplots(2, len(models), squeeze=False)
-    for column, model in enumerate(models):
-        top, bottom = axes[0][column], axes[1][column]
-        for run in (run for run in runs if run.model == model):
-            steps = sorted(run.validation)
-            top.plot(steps, [run.validation[s] for s in steps], label=run.head, linewidth=1.2)
-            exact = exact_of(run, runs)
-            if exact is not None:
-                steps = [s for s in steps if s in exact.validation and s > 0]
-                bottom.plot(steps, [run.validation[s] - exact.validation[s] for s in steps], label=run.head)
-        top.set_title(model)
-        top.set_ylabel("validation loss, nats")
-        bottom.set_ylabel("minus exact, nats")
-        bottom.set_xlabel("step")
-        bottom.axhspan(-0.01, 0.01, color="black", alpha=0.08)
-        for axis in (top, bottom):
-            axis.grid(True, alpha=0.3)
-            axis.legend()
-    save_figure(figure, path.parent, path.stem, path.suffix[1:])

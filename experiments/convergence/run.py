@@ -3,7 +3,7 @@
     python experiments/convergence/run.py prepare --data FOLDER [--text PATH ...]      needs no GPU
     python experiments/convergence/run.py train --data FOLDER --output FOLDER [--model transformer|gla]
         [--heads exact,thinned-2^-9,...] [--steps 1000] [--minutes 9]
-    python experiments/convergence/run.py report --output FOLDER                       table and plot
+    python experiments/convergence/run.py report --output FOLDER                       a table
     python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
 
 train goes on where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
@@ -16,6 +16,7 @@ import json
 import pathlib
 import sys
 import time
+from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # of two run.py this folder's
@@ -39,8 +40,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--heads", default="exact,thinned-2^-9,thinned-2^-11,apple,apple-kahan,canonical",
                        help="exact, thinned-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
-    train.add_argument("--validate-every", type=int, default=100)
-    report = commands.add_parser("report", help="table and plot of the logs")
+    report = commands.add_parser("report", help="a table of the logs")
     hidden = commands.add_parser("hidden", help="hidden states, head and targets of a model trained on the spot")
     hidden.add_argument("--file", type=pathlib.Path, required=True)
     hidden.add_argument("--tokens", type=int, default=8192)
@@ -51,10 +51,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--attention-heads", type=int, default=16)
         command.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
         command.add_argument("--tied", action="store_true", help="the head is the embedding")
-        command.add_argument("--expand", type=float, nargs=2, default=(0.5, 1.0), metavar=("K", "V"),
+        command.add_argument("--expand", type=float, nargs=2, default=[0.5, 1.0], metavar=("K", "V"),
                              help="widths of GLA's keys and values, in that of the model")  # fmt: skip
         command.add_argument("--batch", type=int, default=16, help="sequences a step")
         command.add_argument("--steps", type=int, default=1000)
+        command.add_argument("--validate-every", type=int, default=100, metavar="STEPS")
         command.add_argument("--minutes", type=float, default=9.0 if command is train else 1.0)
         command.add_argument("--rate", type=float, default=6e-4)
         command.add_argument("--warmup", type=int, default=100)
@@ -80,26 +81,17 @@ def prepare(args: argparse.Namespace) -> None:
     print(json.dumps(about, indent=1))
 
 
-def settings_of(args: argparse.Namespace, vocab: int) -> object:
-    from models import Size
-    from train import Settings
-
-    size = Size(vocab, args.dim, args.layers, args.attention_heads, args.length, args.tied, *args.expand)
-    names = ("model", "steps", "batch", "rate", "warmup", "seed", "compile", "device")
-    more = {"validate_every": args.validate_every} if args.command == "train" else {}
-    return Settings(size=size, **{name: getattr(args, name) for name in names}, **more)
-
-
-def train_head(args: argparse.Namespace, name: str, data: object, seconds: float) -> None:
+def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -> None:
     """One head, from its checkpoint on; its log gets a line a record."""
     import torch
 
+    import report
     import train
     from methods import loss_named
 
     log = args.output / f"{args.model}--{name}.jsonl"
     checkpoint = (args.checkpoints or args.output / "checkpoints") / f"{args.model}--{name}.pt"
-    if train.last_step(log) >= args.steps:
+    if log.is_file() and max(report.Run(log).loss, default=0) >= args.steps:
         print(f"{name}: all {args.steps} steps are in {log}", flush=True)
         return
     try:
@@ -107,7 +99,7 @@ def train_head(args: argparse.Namespace, name: str, data: object, seconds: float
     except ImportError as error:
         print(f"{name}: left out: {error}", flush=True)
         return
-    trainer = train.Trainer(settings_of(args, data.vocab), data, head)  # type: ignore[arg-type, attr-defined]
+    trainer = train.Trainer(args, data, head)
     if checkpoint.is_file():
         trainer.restore(checkpoint)
     elif log.is_file():
@@ -115,9 +107,12 @@ def train_head(args: argparse.Namespace, name: str, data: object, seconds: float
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as lines:
         if trainer.step == 0:
-            blocks, outer = trainer.model.counts()
             device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
-            about = {"device": device, "torch": torch.__version__, "parameters": [blocks, outer]}
+            about = {
+                "device": device,
+                "torch": torch.__version__,
+                "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            }
             options = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(args).items()}
             lines.write(json.dumps({"step": 0, "about": about, "options": options}) + "\n")
         for record in train.run(trainer, seconds):
@@ -149,15 +144,10 @@ def train_heads(args: argparse.Namespace) -> None:
 def show(args: argparse.Namespace) -> None:
     import report
 
-    runs = report.load(args.output)
-    text = report.table(runs)
+    text = report.table(report.load(args.output))
     print(text)
     args.output.mkdir(parents=True, exist_ok=True)  # no head had time to begin
     (args.output / "table.md").write_text(text + "\n")
-    try:
-        report.plot(runs, args.output / "convergence.png")
-    except ImportError as error:
-        print(f"no plot: {error}")
 
 
 def hidden(args: argparse.Namespace) -> None:
@@ -169,7 +159,7 @@ def hidden(args: argparse.Namespace) -> None:
     from methods import loss_named
 
     data = tokens.load(args.data)
-    trainer = train.Trainer(settings_of(args, data.vocab), data, loss_named("exact"))  # type: ignore[arg-type]
+    trainer = train.Trainer(args, data, loss_named("exact"))
     for record in train.run(trainer, 60 * args.minutes):
         if "validation" in record:
             print(f"step {record['step']}: validation {record['validation']:.4f}", flush=True)

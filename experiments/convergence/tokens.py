@@ -5,7 +5,6 @@ A token file is a numpy array of uint32 ids under xz, about one byte and a half 
 
 from __future__ import annotations
 
-import io
 import json
 import lzma
 import pathlib
@@ -73,15 +72,15 @@ def encode(tokenizer: Any, documents: list[str], most: int) -> NDArray[np.uint32
 
 
 def save_tokens(path: pathlib.Path, ids: NDArray[np.uint32]) -> None:
-    raw = io.BytesIO()
-    np.save(raw, ids)
-    path.write_bytes(lzma.compress(raw.getvalue(), format=lzma.FORMAT_XZ, filters=_FILTERS))
+    with lzma.open(path, "wb", filters=_FILTERS) as file:
+        np.save(file, ids)
 
 
 def load_tokens(path: pathlib.Path) -> NDArray[np.uint32]:
     if not path.is_file():
         raise SystemExit(f"--data: expected a folder that prepare made, got one without {path.name}: {path.parent}")
-    ids: NDArray[np.uint32] = np.load(io.BytesIO(lzma.decompress(path.read_bytes())))
+    with lzma.open(path) as file:
+        ids: NDArray[np.uint32] = np.load(file)
     return ids
 
 
