@@ -198,9 +198,3 @@ loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2, timeou
 assert torch.equal(next(iter(loader)), expected)
 """
     python(code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("python_*.py")))
-def test_example(example):
-    python((EXAMPLES / example).read_text())
