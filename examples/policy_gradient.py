@@ -4,7 +4,6 @@ Run: python examples/policy_gradient.py --model Qwen/Qwen3-0.6B --client verl
      python examples/policy_gradient.py --tiny     # a random model, on the CPU
 """
 
-import argparse
 import tempfile
 
 import logitless.compat.openrlhf
@@ -45,11 +44,8 @@ def rewards(completions: list[str]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser = tiny_model.parser(steps=50)
     parser.add_argument("--client", choices=list(CLIENTS), default="verl")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"

@@ -1,11 +1,22 @@
 """A random language model with a tokenizer of bytes, saved as a hub has them: what the examples with --tiny train."""
 
+import argparse
+
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<eos>"]
+
+
+def parser(steps: int) -> argparse.ArgumentParser:
+    """The arguments that these examples share."""
+    found = argparse.ArgumentParser()
+    found.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    found.add_argument("--steps", type=int, default=steps)
+    found.add_argument("--tiny", action="store_true")
+    return found
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

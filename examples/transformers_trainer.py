@@ -4,7 +4,6 @@ Run: python examples/transformers_trainer.py --model Qwen/Qwen3-0.6B --text book
      python examples/transformers_trainer.py --tiny     # a random model and this file, on the CPU
 """
 
-import argparse
 import tempfile
 
 import logitless.transformers
@@ -18,11 +17,8 @@ def blocks(tokens: list[int], length: int) -> list[dict[str, list[int]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser = tiny_model.parser(steps=100)
     parser.add_argument("--text", default=__file__)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:

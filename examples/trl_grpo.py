@@ -4,7 +4,6 @@ Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
      python examples/trl_grpo.py --tiny     # a random model and made-up prompts, on the CPU
 """
 
-import argparse
 import tempfile
 
 import logitless.trl
@@ -19,11 +18,8 @@ def many_different_letters(completions: list[str], **_: object) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser = tiny_model.parser(steps=50)
     parser.add_argument("--dataset", default="trl-lib/tldr")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
     logitless.trl.patch(max_workspace_bytes="256MiB")

@@ -4,7 +4,6 @@ Run: python examples/trl_sft.py --model Qwen/Qwen3-0.6B --dataset trl-lib/Capyba
      python examples/trl_sft.py --tiny     # a random model and the lines of this file, on the CPU
 """
 
-import argparse
 import tempfile
 
 import logitless.trl
@@ -14,11 +13,8 @@ from trl import SFTConfig, SFTTrainer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    parser = tiny_model.parser(steps=100)
     parser.add_argument("--dataset", default="trl-lib/Capybara")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
 
     logitless.trl.patch(max_workspace_bytes="256MiB")
