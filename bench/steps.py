@@ -1,8 +1,8 @@
 """Whole training steps with other heads: tokens a second and peak memory, interleaved in one process.
 
     python bench/steps.py [--models llama-1b,gemma-270m,qwen3-4b,gla-1.3b] [--heads stock,logitless,liger] [--minutes 9]
-        [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 8] [--json out.json] [--plots folder]
-    python bench/steps.py --show out.json [more.json] [--json both.json] [--plots folder]      of earlier runs
+        [--layers 4] [--sequences 4] [--length 4096] [--rounds 8] [--tune 8] [--json out.json]
+    python bench/steps.py --show out.json      of an earlier run
 
 LOGITLESS_LIBRARY names liblogitless.so. The models are those of transformers (gla-1.3b: flash-linear-attention's),
 built from their published configurations with random weights, in bf16, and stay as they are but for the head: its own
@@ -21,20 +21,23 @@ import argparse
 import contextlib
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "gpu"))
 
-from harness import OPTIONS, START, has_device, in_shares, parser, positive, reported  # noqa: E402
+from harness import has_device, in_shares, measured_in_time, parser, positive  # noqa: E402
 from limits import Deadline  # noqa: E402
-from step_record import StepRecord, draw_steps, load_steps, render_steps  # noqa: E402
+from step_record import StepRecord, load_steps, render_steps  # noqa: E402
 
-GRACE = 0.95  # of the minutes; the rest is for the step under way, the table and the plots
+if TYPE_CHECKING:  # a record is shown without PyTorch
+    from step_heads import Head
+    from step_models import Spec
+
 PACKAGES = ("transformers", "triton", "liger-kernel", "cut-cross-entropy", "trl", "fla-core", "flash-linear-attention")
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, heads="all", rounds=8, minutes=9.0, json=None)
-    found.add_argument("--show", nargs="+", **OPTIONS["show"])
+    found = parser(__doc__, heads="all", rounds=8, minutes=9.0, json=None, show=None)
     found.add_argument("--models", default="all", help="names, or all")
     found.add_argument("--layers", type=positive, help="of every model, for less depth than it has")
     found.add_argument("--sequences", type=positive, help="of a step (default: 4; of qwen3-4b 2)")
@@ -46,24 +49,16 @@ def arguments() -> argparse.ArgumentParser:
         metavar="MOST",
         help="configurations that Triton tries of each kernel of flash-linear-attention's layers (default: all)",
     )
-    found.add_argument("--plots", metavar="FOLDER")
-    found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
     return found
 
 
-def show(record: StepRecord, args: argparse.Namespace) -> None:
-    print(render_steps(record), flush=True)
-    if args.plots:
-        for path in draw_steps(record, args.plots, args.plot_format):
-            print(f"plot: {path}", flush=True)
-
-
-def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) -> None:
-    from step_heads import chosen_heads, import_libraries
-    from step_models import Spec, chosen_specs, import_model, sized
+def measure(
+    record: StepRecord, args: argparse.Namespace, specs: list[Spec], heads: list[Head], deadline: Deadline
+) -> None:
+    from step_heads import import_libraries
+    from step_models import import_model, sized
     from step_rounds import ModelBench
 
-    specs, heads = chosen_specs(args.models), chosen_heads(args.heads)
     tiny = not args.device.startswith("cuda")
     import_libraries()
     for spec in specs:
@@ -82,25 +77,20 @@ def measure(record: StepRecord, args: argparse.Namespace, deadline: Deadline) ->
 def main() -> int:
     args = arguments().parse_args()
     if args.show:
-        record = load_steps(args.show)
-        record.path = args.json
-        record.save()
-        show(record, args)
+        print(render_steps(load_steps(args.show)))
         return 0
     from machine import describe_machine, package_versions
     from step_heads import chosen_heads
     from step_models import chosen_specs
 
     try:
-        chosen_specs(args.models), chosen_heads(args.heads)
+        specs, heads = chosen_specs(args.models), chosen_heads(args.heads)
     except ValueError as error:
         arguments().error(str(error))
     if not has_device(args):
         return 2
     record = StepRecord(args.json, describe_machine(args.device) | {"packages": package_versions(PACKAGES)})
-    with reported(record, args.minutes, lambda: show(record, args)):
-        measure(record, args, Deadline(START, 60 * args.minutes * GRACE))
-    return 0
+    return measured_in_time(args, record, lambda end: measure(record, args, specs, heads, end), render_steps)
 
 
 if __name__ == "__main__":

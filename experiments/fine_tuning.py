@@ -19,11 +19,11 @@ import pathlib
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from typing import Any
 
-START = time.monotonic()
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments" / "convergence"), str(ROOT / "bench" / "gpu")]
 
@@ -32,8 +32,8 @@ from torch import Tensor  # noqa: E402
 
 import train  # noqa: E402
 from clock import Clock  # noqa: E402
-from harness import parser, words  # noqa: E402
-from limits import Deadline, StepTimeout, reported_by, step_limit  # noqa: E402
+from harness import describe, has_device, measured_in_time, parser, words  # noqa: E402
+from limits import Deadline, StepTimeout, step_limit  # noqa: E402
 from machine import describe_machine, package_versions  # noqa: E402
 from methods import loss_named  # noqa: E402
 from record import read_json, write_json  # noqa: E402
@@ -41,7 +41,6 @@ from step_heads import Patch, by_function, liger_patch, logitless_patch  # noqa:
 from step_models import BY_NAME, build_model, last_hidden, sized  # noqa: E402
 from studies import Cell  # noqa: E402
 from table import markdown, number  # noqa: E402
-from timing import describe  # noqa: E402
 from tokens import load, load_instructions  # noqa: E402
 
 GIB = 1 << 30
@@ -63,23 +62,16 @@ class Sizes:
 TINY = Sizes(length=24, batch=2, start_steps=3, steps=4, held_out=4)
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """How a head gets into the Trainer: by a patch of the model, or by a loss of the Trainer's own."""
-
-    patch: Patch | None = None
-    peer: str | None = None  # of methods.py, by its function
-
-
-WAYS = {
-    "stock": Way(),
-    "logitless": Way(logitless_patch()),
-    "logitless 256 MiB": Way(logitless_patch(max_workspace_bytes="256MiB")),
-    "thinned": Way(logitless_patch(gradient="thinned", threshold=2.0**-9)),
-    "liger": Way(liger_patch),
-    "cce": Way(peer="apple"),
-    "cce unfiltered": Way(peer="apple-unfiltered"),
-    "cce_exact": Way(peer="apple-exact"),
+# How a head gets into the Trainer: by a patch of the model, or as the Trainer's own loss, a peer of methods.py by name.
+WAYS: dict[str, Patch | str | None] = {
+    "stock": None,
+    "logitless": logitless_patch(),
+    "logitless 256 MiB": logitless_patch(max_workspace_bytes="256MiB"),
+    "thinned": logitless_patch(gradient="thinned", threshold=2.0**-9),
+    "liger": liger_patch,
+    "cce": "apple",
+    "cce unfiltered": "apple-unfiltered",
+    "cce_exact": "apple-exact",
 }
 
 
@@ -99,7 +91,7 @@ class FineTuning:
         self.start = args.data / "start.pt"
 
     def new_model(self) -> Any:
-        model = build_model(sized(BY_NAME["llama-1b"], not self.clock.cuda, None, None, None), self.args.device)
+        model = build_model(sized(BY_NAME["llama-1b"], not self.clock.cuda), self.args.device)
         if self.start.is_file():
             model.load_state_dict(torch.load(self.start, weights_only=True))
         return model
@@ -138,8 +130,8 @@ class FineTuning:
     def run(self, name: str) -> Cell:
         way, model = WAYS[name], self.new_model()
         before = self.held_out_loss(model)
-        if way.patch is not None:
-            way.patch(model)
+        if callable(way):
+            way(model)
         watch = make_watch(self.clock)
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(self, model, way, folder, watch)
@@ -153,10 +145,10 @@ class FineTuning:
         return found | {"tokens": self.sizes.batch * self.sizes.length}
 
 
-def make_trainer(study: FineTuning, model: Any, way: Way, folder: str, callback: Any) -> Any:
+def make_trainer(study: FineTuning, model: Any, way: Patch | str | None, folder: str, callback: Any) -> Any:
     import transformers
 
-    function = by_function(way.peer) if way.peer is not None else None
+    function = by_function(way) if isinstance(way, str) else None
 
     class StudyTrainer(transformers.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,18 +229,22 @@ class Runs:
         if content["seed"] != seed:
             raise ValueError(f"--json: expected a record of seed {content['seed']}, got --seed {seed}: {path}")
         self.sessions, self.cells = [*content["sessions"], about], content["cells"]
+        self._lock = threading.Lock()  # the time may be over while a cell is written
 
     def put(self, name: str, cell: Cell) -> None:
         self.cells[name] = cell | {"session": len(self.sessions) - 1}
+        self.save()
+
+    def save(self) -> None:
         if self.path is not None:
             content = {"study": "fine_tuning", "seed": self.seed, "sessions": self.sessions, "cells": self.cells}
-            write_json(self.path, content)
+            with self._lock:
+                write_json(self.path, content)
 
-    def show(self) -> None:
-        print("\n".join(table({name: cell for name, cell in self.cells.items() if cell["status"] == "ok"})))
-        for name, cell in self.cells.items():
-            if cell["status"] != "ok":
-                print(f"- {name}: {cell['status']}: {cell['reason']}")
+    def render(self) -> str:
+        lines = table({name: cell for name, cell in self.cells.items() if cell["status"] == "ok"})
+        others = {name: cell for name, cell in self.cells.items() if cell["status"] != "ok"}
+        return "\n".join([*lines, *(f"- {name}: {cell['status']}: {cell['reason']}" for name, cell in others.items())])
 
 
 def measured(study: FineTuning, name: str, seconds: float) -> Cell:
@@ -273,8 +269,7 @@ def main() -> int:
     unknown = [name for name in words(args.heads) if name not in WAYS]
     if unknown:
         found.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("no CUDA device: nothing is measured (try --device cpu)", file=sys.stderr)
+    if not has_device(args):
         return 2
     about = describe_machine(args.device) | {"packages": package_versions(PACKAGES)}
     try:
@@ -289,12 +284,13 @@ def main() -> int:
         states = study.states(study.new_model(), study.rows[: study.sizes.batch])
         torch.save(dict(zip(("hidden", "weight", "target"), (part.cpu() for part in states))), args.dump)
         return 0
-    deadline = Deadline(START, 60 * args.minutes * 0.95)
-    with reported_by(START, 60 * args.minutes, runs.show):
+
+    def measure(deadline: Deadline) -> None:
         for name in words(args.heads):
             if runs.cells.get(name, {}).get("status") != "ok" and deadline.left() > 0:
                 runs.put(name, measured(study, name, deadline.left()))
-    return 0
+
+    return measured_in_time(args, runs, measure, Runs.render)
 
 
 if __name__ == "__main__":

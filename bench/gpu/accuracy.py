@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor
 
 from clock import Clock
 from data import Inputs, make_inputs
+from harness import describe
 from limits import Deadline, StepTimeout, step_limit
 from methods import MIB, Method, seen_plan
 from record import Accuracy, Record
 from reference import Reference, make_reference, relative_error
 from shapes import Shape
-from timing import describe
 
 POISON_BYTES = 4 << 30
 
@@ -39,29 +37,21 @@ def _run(method: Method, inputs: Inputs, gradients: bool) -> list[Tensor]:
     return [loss.detach(), leaves.hidden.grad, leaves.weight.grad]
 
 
-def check_method(
-    method: Method, shape: Shape, data: str, inputs: Inputs, reference: Reference, device: str
-) -> Accuracy:
-    """One method on one data set. A failure is the reason of the result."""
+def check_method(found: Accuracy, method: Method, inputs: Inputs, reference: Reference, device: str) -> None:
+    """One method on one data set."""
     gradients = "gradients" in method.passes
-    found = Accuracy(shape.name, data, method.name, method.ours, threshold=method.threshold)
-    try:
-        context: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
-        with seen_plan() if method.ours else context as plans:
-            outputs = _run(method, inputs, gradients)
-        found.plan = "".join(plans)
-        found.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
-        if gradients:
-            found.d_hidden_error = relative_error(outputs[1][reference.rows], reference.d_hidden)
-            found.d_weight_error = relative_error(outputs[2][reference.columns], reference.d_weight)
-            found.baseline_d_hidden = reference.baseline_d_hidden
-            found.baseline_d_weight = reference.baseline_d_weight
-        _poison(device, method.budget_mib)
-        again = _run(method, inputs, gradients)
-        found.repeats = all(torch.equal(a, b) for a, b in zip(outputs, again))
-    except Exception as error:
-        found.reason = describe(error)
-    return found
+    with seen_plan(method) as plans:
+        outputs = _run(method, inputs, gradients)
+    found.plan = "".join(plans)
+    found.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
+    if gradients:
+        found.d_hidden_error = relative_error(outputs[1][reference.rows], reference.d_hidden)
+        found.d_weight_error = relative_error(outputs[2][reference.columns], reference.d_weight)
+        found.baseline_d_hidden = reference.baseline_d_hidden
+        found.baseline_d_weight = reference.baseline_d_weight
+    _poison(device, method.budget_mib)
+    again = _run(method, inputs, gradients)
+    found.repeats = all(torch.equal(a, b) for a, b in zip(outputs, again))
 
 
 def check_shape(
@@ -83,11 +73,13 @@ def check_shape(
             if not method.ours and deadline.left() <= 0:
                 record.note(f"{shape.name}: accuracy of {method.name} on {kind} left out: no time left")
                 continue
+            found = Accuracy(shape.name, kind, method.name, method.ours, threshold=method.threshold)
+            record.accuracy.append(found)
             try:
                 with step_limit(max(10.0, deadline.left())):
-                    record.accuracy.append(check_method(method, shape, kind, inputs, reference, clock.device))
+                    check_method(found, method, inputs, reference, clock.device)
             except (Exception, StepTimeout) as error:
-                record.note(f"{shape.name}: accuracy of {method.name} on {kind}: {describe(error)}")
+                found.reason = describe(error)
             clock.release()
         del inputs, reference
         clock.release()

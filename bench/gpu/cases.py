@@ -1,7 +1,7 @@
 """Times and memory of calls of the head and of its relatives, in sets whose calls take turns.
 
-    python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9] [--only top_k]
-    python bench/gpu/cases.py head --budgets unlimited,160 --kernels      with every kernel of a call
+    python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9]
+    python bench/gpu/cases.py autocast --budgets unlimited,160 --kernels      with every kernel of a call
     python bench/gpu/cases.py torch --device cpu --dtype float32 --budgets 256,32 --peak
     python bench/gpu/cases.py thinned --device cpu --data peaked
 
@@ -80,14 +80,6 @@ class Bench:
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def head(bench: Bench) -> Iterator[Case]:
-    """The loss alone, and the gradients at every budget."""
-    yield bench.product()
-    yield bench.loss("loss", our_loss(), F)
-    for name, budget in bench.budgets():
-        yield bench.both(f"gradients, {name}", our_loss(max_workspace_bytes=budget), F)
 
 
 def torch_head(bench: Bench) -> Iterator[Case]:
@@ -276,7 +268,6 @@ class Set:
 
 
 SETS = {
-    "head": Set(head, "5094x59508x2099"),
     "torch": Set(torch_head, "2048x32768x256,1024x131072x1024,512x256000x2304", "256,32"),
     "thinned": Set(thinned, "1024x131072x1024"),
     "options": Set(options, "8192x128256x4096,8192x256000x2304,1024x128256x4096"),
@@ -331,17 +322,10 @@ def show_peaks(flop: float) -> None:
                 print(f"peak in {name}: {gflops:.0f} GFLOP/s, F in {flop / gflops * 1e-6:.2f} ms", flush=True)
 
 
-def chosen(cases: list[Case], only: str) -> list[Case]:
-    """Those whose names contain it, and what their ratios are to."""
-    wanted = {name for case in cases if only in case.name for name in (case.name, *case.bases)}
-    return [case for case in cases if case.name in wanted]
-
-
 def main() -> int:
     found = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
     found.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
     found.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
-    found.add_argument("--only", default="", help="cases whose name contains this")
     found.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
     found.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
     args = found.parse_args()
@@ -352,7 +336,7 @@ def main() -> int:
     clock = Clock(args.device)
     for shape in args.shapes or parse_shapes(of_set.shapes):
         bench = Bench(args, shape)
-        cases = chosen(list(of_set.cases(bench)), args.only)
+        cases = list(of_set.cases(bench))
         print(f"### {args.set}, {shape.tokens} x {shape.vocab} x {shape.hidden}, {args.dtype}, {args.data}\n")
         if args.peak:
             show_peaks(shape.flop)

@@ -1,7 +1,6 @@
 """Whole training steps under FSDP2, of a model of transformers with its own head and with ours, interleaved.
 
-    python bench/gpu/fsdp.py [--ranks 2] [--model llama-1b] [--layers N] [--sequences 4] [--length 4096] [--rounds 8]
-        [--minutes 3] [--json FILE]
+    python bench/gpu/fsdp.py [--ranks 2] [--model llama-1b] [--rounds 8] [--minutes 3] [--json FILE]
     python bench/gpu/fsdp.py --show FILE
     python bench/gpu/fsdp.py --device cpu --rounds 1      tries it out, with gloo and a tiny model
 
@@ -20,8 +19,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from harness import positive
-from ranks import arguments, main, of_all, out_of_time
+from harness import parser
+from ranks import in_turns, main, of_all, out_of_time
 from table import markdown, number
 
 NO_HEAD = "no head"
@@ -56,8 +55,7 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
     from clock import Clock
     from step_models import BY_NAME, build_model, random_tokens, sized
 
-    tiny = asked.device == "cpu"
-    spec = sized(BY_NAME[asked.model], tiny, asked.layers, asked.sequences, asked.length)
+    spec = sized(BY_NAME[asked.model], asked.device == "cpu")
     model: Any = build_model(spec, device)
     for layer in model.model.layers:
         fully_shard(layer)
@@ -98,10 +96,7 @@ def show(record: dict[str, Any]) -> None:
     stock, rest = heads["stock"], heads[NO_HEAD]["peak_bytes"]
     rows = []
     for name, head in heads.items():
-        ratio = (
-            statistics.median(ms / of_stock for ms, of_stock in zip(head["ms"], stock["ms"])) if head["ms"] else None
-        )
-        ms = statistics.median(head["ms"]) if head["ms"] else None
+        ms, ratio = in_turns(head, stock, "ms")
         peak = head["peak_bytes"]
         gib = None if peak is None else peak / 2**30
         of_head = None if peak is None or name == NO_HEAD else (peak - rest) / 2**30
@@ -112,8 +107,6 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    found = arguments(__doc__, minutes=3.0, rounds=8)
+    found = parser(__doc__, ranks=2, minutes=3.0, json=None, show=None, rounds=8)
     found.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
-    for name in ("layers", "sequences", "length"):
-        found.add_argument(f"--{name}", type=positive)
     raise SystemExit(main(found, measure, show, import_all))

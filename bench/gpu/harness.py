@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -12,10 +11,10 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from limits import Deadline, reported_by
+from limits import Deadline, StepTimeout, reported_by, step_limit
 from record import Record
 from shapes import parse_budgets, parse_shapes
 from table import markdown, number
@@ -28,8 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
 
-Key = TypeVar("Key")
 Item = TypeVar("Item")
+GRACE = 0.92  # of the minutes; the rest is for what is under way and the tables
 MIB = 1 << 20
 
 
@@ -88,16 +87,18 @@ def has_device(args: argparse.Namespace) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def reported(record: Record, minutes: float, show: Callable[[], None]) -> Iterator[None]:
-    """The record is written and shown at the end of the block, or when the minutes are over."""
+def measured_in_time(
+    args: argparse.Namespace, record: Any, measure: Callable[[Deadline], None], render: Callable[[Any], str]
+) -> int:
+    """The record is written and shown when it is measured, or when the minutes are over. Returns an exit status."""
 
     def last_words() -> None:
         record.save()
-        show()
+        print(render(record), flush=True)
 
-    with reported_by(START, 60 * minutes, last_words):
-        yield
+    with reported_by(START, 60 * args.minutes, last_words):
+        measure(Deadline(START, 60 * args.minutes * GRACE))
+    return 0
 
 
 def in_shares(record: Record, end: Deadline, items: Mapping[str, Item], run: Callable[[Item, Deadline], None]) -> None:
@@ -116,19 +117,31 @@ def in_shares(record: Record, end: Deadline, items: Mapping[str, Item], run: Cal
         record.save()
 
 
-def interleaved(clock: Clock, calls: Mapping[Key, Call], rounds: int) -> dict[Key, list[float]]:
-    """Milliseconds of each call in each round; a round runs all of them, shuffled, each after a short idle."""
-    times: dict[Key, list[float]] = {key: [] for key in calls}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for key in order.sample(list(calls), len(calls)):
-            times[key].append(clock.burst_ms(calls[key]))
-    return times
+def describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
-def ratio_of(times: list[float], base: list[float]) -> float | None:
-    """The median of the ratios of the same rounds."""
-    ratios = [one / other for one, other in zip(times, base)]
+def tried(row: Any, seconds: float, work: Callable[[], object]) -> bool:
+    """Does the work, if it takes no longer than that. Whatever goes wrong is the status and the reason of the row."""
+    if seconds <= 0:
+        row.status, row.reason = "skipped", "no time left to prepare it"
+        return False
+    try:
+        with step_limit(seconds):
+            work()
+        return True
+    except ImportError as error:
+        row.status, row.reason = "skipped", describe(error)
+    except (Exception, StepTimeout) as error:
+        row.status = "refused" if type(error).__name__ == "BudgetTooSmallError" else "failed"
+        row.reason = describe(error)
+    return False
+
+
+def ratio_of(times: Mapping[int, float], *bases: Mapping[int, float]) -> float | None:
+    """The median of the ratios to the sum of the bases, of the rounds that all have."""
+    shared = set(times).intersection(*bases) if bases else ()
+    ratios = [times[index] / sum(base[index] for base in bases) for index in shared]
     return statistics.median(ratios) if ratios else None
 
 
@@ -143,18 +156,25 @@ class Case:
 
 
 def measured(clock: Clock, cases: Iterable[Case], rounds: int) -> list[str]:
-    """A row a case: median of its times, their range, ratios to its bases, and memory beyond gradients."""
+    """A row a case: median of its times, their range, ratios to its bases, and memory beyond gradients.
+
+    A round runs all cases, shuffled, each after a short idle."""
     found = {case.name: case for case in cases}
     memory = {}
     for name, case in found.items():
         case.call()  # compiles and plans
         memory[name] = (clock.extra_bytes(case.call) - case.gradient_bytes) / MIB
         clock.release()
-    times = interleaved(clock, {name: case.call for name, case in found.items()}, rounds)
+    times: dict[str, dict[int, float]] = {name: {} for name in found}
+    order = random.Random(0)
+    for index in range(rounds):
+        for name in order.sample(list(found), len(found)):
+            times[name][index] = clock.burst_ms(found[name].call)
     lines = []
     for name, case in found.items():
         own = times[name]
         ratios = ", ".join(f"{number(ratio_of(own, times[base]), '.3f')} x {base}" for base in case.bases)
-        line = [name, f"{statistics.median(own):.2f}", f"{min(own):.2f} to {max(own):.2f}"]
+        each = own.values()
+        line = [name, f"{statistics.median(each):.2f}", f"{min(each):.2f} to {max(each):.2f}"]
         lines.append([*line, ratios or "-", f"{memory[name]:.0f}"])
     return markdown(["case", "ms", "least to most", "of the same round's", "MiB beyond gradients"], lines)

@@ -31,24 +31,21 @@ class StepTimeout(BaseException):
 
 @contextlib.contextmanager
 def step_limit(seconds: float) -> Iterator[None]:
-    """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again. Limits nest: an inner
-    one is never longer than what the outer one has left, and the outer one goes on behind it."""
-    start = time.monotonic()
-    outer, again = signal.getitimer(signal.ITIMER_REAL)
-    limit = max(0.001, min(seconds, outer) if outer else seconds)
+    """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again. There is one timer: a
+    limit within another is refused."""
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        raise RuntimeError("a step has a limit already")
 
     def stop(*_: object) -> None:
-        raise StepTimeout(f"longer than {limit:.3g} s")
+        raise StepTimeout(f"longer than {seconds:.3g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit, 5.0)  # again, should something swallow it
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), 5.0)  # again, should something swallow it
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if outer:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, outer - (time.monotonic() - start)), again)
 
 
 @contextlib.contextmanager

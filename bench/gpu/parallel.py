@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ranks import arguments, main, of_all, out_of_time
+from harness import parser
+from ranks import in_turns, main, of_all, out_of_time
 from shapes import Shape
 from table import markdown, number
 
@@ -169,22 +169,14 @@ def measure_all(asked: argparse.Namespace, device: str, rank: int, end: float, s
         save(record)
 
 
-def in_turns(found: dict[str, Any], way: str, which: str) -> tuple[float | None, float | None]:
-    """The median of a way's times, and of their ratios to one GPU's in the same rounds."""
-    times = found[way][which]
-    if not times:
-        return None, None
-    ratios = [ms / one for ms, one in zip(times, found[ONE[way]][which])] if way in ONE else []
-    return statistics.median(times), statistics.median(ratios) if ratios else None
-
-
 def show(record: dict[str, Any]) -> None:
     for facts in ("date", "device", "command"):
         print(f"{facts}: {record[facts]}")
     for name, found in record["shapes"].items():
         rows = []
         for way, of_way in found.items():
-            (ms, ratio), (steady, steady_ratio) = (in_turns(found, way, which) for which in ("ms", "steady_ms"))
+            one = found[ONE[way]] if way in ONE else None
+            (ms, ratio), (steady, steady_ratio) = (in_turns(of_way, one, which) for which in ("ms", "steady_ms"))
             peak = of_way["peak_bytes"]
             mib = None if peak is None else peak / 2**20
             same = "yes" if of_way["same_on_all_ranks"] else "**no**"
@@ -196,4 +188,5 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(arguments(__doc__, minutes=6.0, shapes=SHAPES, rounds=7), measure_all, show))
+    found = parser(__doc__, ranks=2, minutes=6.0, json=None, show=None, shapes=SHAPES, rounds=7)
+    raise SystemExit(main(found, measure_all, show))

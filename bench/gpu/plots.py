@@ -8,22 +8,19 @@ from typing import Any
 from record import Record, Row
 from shapes import Shape
 
-LEAST_BUDGETS = 5
-
-
 # Okabe and Ito's colours, which people with any colour vision tell apart: the first two are ours; others have markers.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("s", "D", "^", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 
 
-def new_axes(title: str, x: str, y: str, size: tuple[float, float] = (9, 5)) -> tuple[Any, Any]:
+def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "logitless"})
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -40,11 +37,11 @@ def _plain_logarithm(axis: Any, low: float, high: float) -> None:
     axis.set_ticks([], minor=True)
 
 
-def save_figure(figure: Any, folder: pathlib.Path, name: str, form: str) -> pathlib.Path:
+def save_figure(figure: Any, folder: pathlib.Path, name: str) -> pathlib.Path:
     from matplotlib import pyplot
 
-    path = folder / f"{name}.{form}"
-    figure.savefig(path, dpi=150, metadata={"Date": None} if form == "svg" else None)
+    path = folder / f"{name}.svg"
+    figure.savefig(path, dpi=150, metadata={"Date": None})
     pyplot.close(figure)
     return path
 
@@ -53,7 +50,7 @@ def _gradients(record: Record, shape: Shape) -> list[Row]:
     return [r for r in record.rows if r.shape == shape.name and r.pass_ == "gradients" and r.status == "ok"]
 
 
-def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
+def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path) -> pathlib.Path:
     """Ours as a line over the budgets, every peer a point; horizontal line: the three bare products."""
     rows = [r for r in _gradients(record, shape) if r.burst_ms is not None and r.extra_mib is not None]
     lines: dict[str, list[Row]] = {}
@@ -61,8 +58,6 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
         words = row.method.split()
         own = words[0] if row.threshold is None else f"{words[0]} thinned"
         lines.setdefault(own if row.ours else row.method, []).append(row)
-    if not any(row.ours for row in rows):
-        return []
     title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
     figure, axes = new_axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")
     widest, slowest, fastest = 1.0, 0.0, float("inf")
@@ -88,7 +83,7 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path,
     _plain_logarithm(axes.xaxis, 1.0, widest)
     _plain_logarithm(axes.yaxis, fastest, slowest)
     figure.legend(loc="outside right upper")
-    return [save_figure(figure, folder, f"time-against-memory-{shape.name}", form)]
+    return save_figure(figure, folder, f"time-against-memory-{shape.name}")
 
 
 def _workspace(row: Row) -> float | None:
@@ -96,17 +91,14 @@ def _workspace(row: Row) -> float | None:
     return row.budget_mib if row.extra_mib is None else row.extra_mib - row.gradient_mib
 
 
-def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
-    """A line a shape that was measured at several budgets, in shares of its bare products."""
+def plot_time_against_budget(record: Record, folder: pathlib.Path) -> pathlib.Path:
+    """A line a shape, in shares of its bare products."""
     lines = {}
     for shape in record.shapes:
         rows = [r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio]
         sizes = [_workspace(row) for row in rows]
         points = sorted((size, row.burst_ratio or 0.0) for size, row in zip(sizes, rows) if size is not None)
-        if len({row.budget_mib for row in rows}) >= LEAST_BUDGETS:
-            lines[f"{shape.name}: {shape.tokens} x {shape.vocab} x {shape.hidden}"] = points
-    if not lines:
-        return []
+        lines[f"{shape.name}: {shape.tokens} x {shape.vocab} x {shape.hidden}"] = points
     what = "workspace" if any(row.extra_mib is not None for row in record.rows) else "budget"
     figure, axes = new_axes("Forward and backward", f"{what}, MiB", "time, in that of the three bare products")
     for label, points, color, marker in zip(lines, lines.values(), COLORS * len(lines), MARKERS * len(lines)):
@@ -118,14 +110,4 @@ def plot_time_against_budget(record: Record, folder: pathlib.Path, form: str) ->
     sizes = [mib for points in lines.values() for mib, _ in points]
     _plain_logarithm(axes.xaxis, min(sizes), max(sizes))
     axes.legend(fontsize="small")
-    return [save_figure(figure, folder, "time-against-budget", form)]
-
-
-def draw_all(record: Record, folder: str, form: str = "svg") -> list[pathlib.Path]:
-    """All plots that the record has points for."""
-    place = pathlib.Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    found = plot_time_against_budget(record, place, form)
-    for shape in record.shapes:
-        found += plot_time_against_memory(record, shape, place, form)
-    return found
+    return save_figure(figure, folder, "time-against-budget")

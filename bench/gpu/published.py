@@ -1,7 +1,6 @@
 """The tables of the pages in docs/ whose figures are in bench/records, and their plots.
 
-    python bench/gpu/published.py            writes tables and plots
-    python bench/gpu/published.py --check    says whether the tables are those of the records
+    python bench/gpu/published.py
 
 A record is what run.py --json writes, or bench/steps.py --json where its name begins with steps; --show of the same
 program prints all of it. Those of the studies are read in studies.py, which makes plots of them: programs that are gone
@@ -13,13 +12,12 @@ from __future__ import annotations
 import functools
 import pathlib
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from plots import plot_time_against_budget, plot_time_against_memory
 from record import Record, Row, load, read_json
-from step_record import draw_steps, load_steps, published_steps
+from step_record import load_steps, plot_steps, published_steps
 from studies import ROOT, draw_batches, draw_fine_tuning
 from table import host_table, markdown, number
 
@@ -148,8 +146,8 @@ TABLES = (  # a kind and a date
 
 
 def loaded(name: str) -> Any:
-    path = str(RECORDS / f"{name}.json")
-    return load_steps([path]) if name.startswith("steps") else load(path)
+    path = RECORDS / f"{name}.json"
+    return load_steps(path) if name.startswith("steps") else load(path)
 
 
 def table_of(name: str) -> list[str]:
@@ -177,24 +175,18 @@ def with_tables(page: pathlib.Path, text: str) -> str:
 
 
 def main() -> None:
-    check = "--check" in sys.argv[1:]
     for page in PAGES:
-        text = page.read_text()
-        made = with_tables(page, text)
-        if check and made != text:
-            raise SystemExit(f"{page}: tables differ from bench/records")
-        if not check:
-            page.write_text(made)
-    if check:
-        return
-    plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS, "svg")
+        page.write_text(with_tables(page, page.read_text()))
+    plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS)
     record = loaded("heads-2026-11-22")
     for shape in record.shapes:
         if shape.name in PLOTTED:
-            plot_time_against_memory(record, shape, PLOTS, "svg")
+            plot_time_against_memory(record, shape, PLOTS)
     for name in TABLES:
         if name.startswith("steps"):
-            draw_steps(loaded(name), str(PLOTS), "svg")
+            steps = loaded(name)
+            for model in steps.models:
+                plot_steps(steps, model, PLOTS)
     draw_batches(PLOTS)
     draw_fine_tuning(PLOTS)
 

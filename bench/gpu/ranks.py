@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import gc
 import pathlib
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import parser
+from harness import ratio_of
 from machine import describe_machine
 from record import read_json, write_json
 
@@ -30,6 +31,14 @@ def of_all(value: Any, ranks: int) -> list[Any]:
 def out_of_time(end: float, ranks: int) -> bool:
     """Is any rank's time over?"""
     return bool(max(of_all(time.time(), ranks)) > end)
+
+
+def in_turns(found: dict[str, Any], base: dict[str, Any] | None, which: str) -> tuple[float | None, float | None]:
+    """The median of the times, and of their ratios to the base's in the same rounds."""
+    if not found[which]:
+        return None, None
+    ratio = None if base is None else ratio_of(*(dict(enumerate(each[which])) for each in (found, base)))
+    return statistics.median(found[which]), ratio
 
 
 def work(
@@ -58,10 +67,6 @@ def work(
     measure(asked, device, rank, end, lambda found: write_json(partial, found) if rank == 0 else None)
     gc.collect()  # models in cycles, which know their groups: gloo's threads must end before Python does
     dist.destroy_process_group()
-
-
-def arguments(doc: str | None, minutes: float, **defaults: Any) -> argparse.ArgumentParser:
-    return parser(doc, ranks=2, minutes=minutes, json=None, show=None, **defaults)
 
 
 def main(

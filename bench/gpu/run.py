@@ -1,18 +1,16 @@
 """Logitless's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
 
-    python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid nvidia|cce|budget|memory|odd |
-        --random 5 --seed 1]
+    python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--thinned 8,9,11] [--minutes 9]
-        [--json out.json] [--plots folder]
+        [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
-    python bench/gpu/run.py --show out.json [--plots folder]      table and plots of an earlier run
+    python bench/gpu/run.py --show out.json      tables of an earlier run
 
 LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. F is one product of input and weight, 3F all three products
 that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
 the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
-PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16. A bar of
-time is met when both the burst and the sustained ratio meet it.
+PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16.
 """
 
 from __future__ import annotations
@@ -22,21 +20,19 @@ import os
 import subprocess
 import sys
 
-from harness import OPTIONS, ROOT, START, has_device, in_shares, parsed, parser, reported, words
+from harness import OPTIONS, ROOT, has_device, in_shares, measured_in_time, parsed, parser, words
 from limits import Deadline
 from machine import describe_machine, package_versions
 from record import Record, load
-from shapes import BUDGET_GRID_MIB, GRIDS, Shape, checked_share, random_shapes
+from shapes import GRIDS, Shape, checked_share, random_shapes
 from table import render
-
-GRACE = 0.92  # of the minutes; the rest is for what is under way, the table and the plots
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, budgets=None, peers="auto", rounds=10, minutes=9.0, json=None)
+    found = parser(__doc__, budgets="unlimited,2560,160", peers="auto", rounds=10, minutes=9.0, json=None)
     which = found.add_mutually_exclusive_group()
     which.add_argument("--shapes", **OPTIONS["shapes"])
-    which.add_argument("--grid", choices=list(GRIDS), help="a set of shapes, or memory alone (memory)")
+    which.add_argument("--grid", choices=list(GRIDS), default="heads", help="a set of shapes")
     which.add_argument("--random", type=int, metavar="COUNT", help="shapes drawn at random, see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", **OPTIONS["show"])
@@ -57,50 +53,28 @@ def arguments() -> argparse.ArgumentParser:
     found.add_argument("--train-minutes", type=float, default=1.0)
     found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
     found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
-    found.add_argument("--plots", metavar="FOLDER")
-    found.add_argument("--plot-format", choices=["svg", "png"], default="svg")
     return found
 
 
-def show(record: Record, args: argparse.Namespace) -> None:
-    print(render(record), flush=True)
-    if args.plots:
-        from plots import draw_all
-
-        for path in draw_all(record, args.plots, args.plot_format):
-            print(f"plot: {path}", flush=True)
-
-
 def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:
-    from bench import Settings, ShapeBench
+    from bench import measure_shape
     from methods import our_methods, peer_methods
 
-    budgets = args.budgets or (list(BUDGET_GRID_MIB) if args.grid == "budget" else [None, 2560, 160])
     implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
     try:
         exponents = [] if args.thinned == "none" else [int(word) for word in words(args.thinned)]
-        ours = our_methods(budgets, implementations, exponents)
+        ours = our_methods(args.budgets, implementations, exponents)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")
     peers, missing = peer_methods(args.peers)
     for reason in missing:
         record.note(reason)
-    settings = Settings(
-        device=args.device,
-        rounds=args.rounds,
-        prepare_seconds=args.prepare_seconds,
-        data=[] if args.data == "none" or args.grid == "memory" else args.data.split(","),
-        timing_data=args.timing_data,
-        ignored=args.ignored,
-        peer_errors=args.peer_errors,
-        time=args.grid != "memory",
-    )
     in_shares(
         record,
         deadline,
         {shape.name: shape for shape in shapes},
-        lambda shape, share: ShapeBench(record, settings, shape).run(ours, peers, share),
+        lambda shape, share: measure_shape(record, args, shape, ours, peers, share),
     )
 
 
@@ -121,10 +95,10 @@ def trained_shape(args: argparse.Namespace) -> Shape:
 def main() -> int:
     args = arguments().parse_args()
     if args.show:
-        show(load(args.show), args)
+        print(render(load(args.show)))
         return 0
     try:
-        shapes = args.shapes or GRIDS[args.grid or "heads"]
+        shapes = args.shapes or GRIDS[args.grid]
         if args.random is not None:
             shapes = random_shapes(args.random, args.seed)
         if args.trained:
@@ -135,9 +109,7 @@ def main() -> int:
         return 2
     record = Record(args.json, describe_machine(args.device) | {"packages": package_versions()})
     record.shapes = list(shapes)
-    with reported(record, args.minutes, lambda: show(record, args)):
-        measure(record, args, shapes, Deadline(START, 60 * args.minutes * GRACE))
-    return 0
+    return measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), render)
 
 
 if __name__ == "__main__":

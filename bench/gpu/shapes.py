@@ -42,23 +42,7 @@ NVIDIA = [
     for n in (1024, 2048, 4096, 8192, 16384, 32768)
     for v in (32768, 65536, 131072, 262144)
 ]
-# Vocabularies to which somebody added a token or two: no multiples of 8.
-ODD = [
-    Shape("odd-100277", 5003, 100277, 2560),
-    Shape("gpt2-xl", 8192, 50257, 1600),
-    Shape("llama-3-8b+1", 8192, 128257, 4096),
-    Shape("llama-2+1", 4096, 32001, 4096),
-]
-MEMORY = [Shape(f"v-{v // 1024}k", 8192, v, 4096) for v in (32768, 65536, 98304, 131072, 196608, 262144)]
-GRIDS = {
-    "heads": HEADS,
-    "nvidia": NVIDIA,
-    "cce": [BY_NAME["gemma-2-2b"]],
-    "budget": [BY_NAME["llama-3-8b"]],
-    "odd": ODD,
-    "memory": MEMORY,
-}
-BUDGET_GRID_MIB = [64, 96, 128, 160, 256, 512, 1024, 2560, None]
+GRIDS = {"heads": HEADS, "nvidia": NVIDIA}
 
 
 def random_shapes(count: int, seed: int) -> list[Shape]:
@@ -94,17 +78,11 @@ def parse_shapes(text: str) -> list[Shape]:
 
 def parse_budgets(text: str) -> list[int | None]:
     """MiB, ``unlimited`` (None) or ``default`` (0, what a call without a budget gets), separated by commas."""
-    budgets: list[int | None] = []
-    for word in text.split(","):
-        if word == "unlimited":
-            budgets.append(None)
-        elif word == "default":
-            budgets.append(0)
-        elif word.isdigit() and int(word) > 0:
-            budgets.append(int(word))
-        else:
+    named, words = {"unlimited": None, "default": 0}, text.split(",")
+    for word in words:
+        if word not in named and not (word.isdigit() and int(word) > 0):
             raise ValueError(f"expected MiB (a positive integer), 'unlimited' or 'default', got {word!r}")
-    return budgets
+    return [named[word] if word in named else int(word) for word in words]
 
 
 def checked_share(text: str | float) -> float:

@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch.nn.functional as functional
 from torch import Tensor
 
 from methods import loss_named
-from step_models import last_hidden
+from step_models import chosen, last_hidden
 
 MIB = 1 << 20
 BUDGET_MIB = 256
@@ -34,18 +35,6 @@ class Head:
     by_name: bool = False  # left out of all
 
 
-@contextlib.contextmanager
-def set_attributes(target: Any, **values: Any) -> Iterator[None]:
-    before = {name: getattr(target, name) for name in values}
-    for name, value in values.items():
-        setattr(target, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(target, name, value)
-
-
 def changed_by(patch: Callable[[Any], object], model: Any) -> dict[str, Any]:
     """Runs a library's patch of one model, and takes it off again: what it set of the instance's own attributes, such
     as its ``forward``."""
@@ -63,15 +52,9 @@ def patched(patch: Callable[[Any], object], model: Any, tokens: Tensor, **argume
     found = changed_by(patch, model)
 
     def loss() -> Tensor:
-        before = {name: model.__dict__[name] for name in found if name in model.__dict__}
-        model.__dict__.update(found)
-        try:
+        with mock.patch.multiple(model, create=True, **found):
             value: Tensor = model(input_ids=tokens, labels=tokens, **arguments).loss
             return value
-        finally:
-            for name in found:
-                del model.__dict__[name]
-            model.__dict__.update(before)
 
     return loss
 
@@ -126,7 +109,7 @@ def trl(model: Any, tokens: Tensor) -> Loss:
 
 def fla(model: Any, tokens: Tensor) -> Loss:
     def loss() -> Tensor:
-        with set_attributes(model.config, fuse_linear_cross_entropy=True):
+        with mock.patch.object(model.config, "fuse_linear_cross_entropy", True):
             value: Tensor = model(input_ids=tokens, labels=tokens).loss
             return value
 
@@ -146,12 +129,11 @@ def logitless_criterion(model: Any, tokens: Tensor) -> Loss:
     """The criterion of flash-linear-attention's models."""
     import logitless.compat.fla
 
-    criterion = logitless.compat.fla.FusedLinearCrossEntropyLoss()
+    found, criterion = fla(model, tokens), logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
     def loss() -> Tensor:
-        with set_attributes(model.config, fuse_linear_cross_entropy=True), set_attributes(model, criterion=criterion):
-            value: Tensor = model(input_ids=tokens, labels=tokens).loss
-            return value
+        with mock.patch.object(model, "criterion", criterion):
+            return found()
 
     return loss
 
@@ -163,7 +145,7 @@ def logitless_plain_criterion(**options: Any) -> Prepare:
         found = patched(logitless_patch(**options), model, tokens)
 
         def loss() -> Tensor:
-            with set_attributes(model.config, fuse_cross_entropy=False):
+            with mock.patch.object(model.config, "fuse_cross_entropy", False):
                 return found()
 
         return loss
@@ -206,15 +188,9 @@ HEADS = [
     Head("apple cce_kahan_full_c", of_function("apple-kahan"), by_name=True),
     Head("no head", no_head, by_name=True),
 ]
-NAMES = tuple(dict.fromkeys(head.name for head in HEADS))
 
 
 def chosen_heads(text: str) -> list[Head]:
     """All, or those whose names are among these, separated by commas; ``stock`` is always there: ratios are to it."""
-    if text == "all":
-        return [head for head in HEADS if not head.by_name]
-    names = tuple(word.strip() for word in text.split(","))
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"--heads: expected all or names out of {', '.join(NAMES)}; got {name!r}")
-    return [head for head in HEADS if head.name in names or head.name == "stock"]
+    names = chosen("--heads", text, dict.fromkeys(head.name for head in HEADS))
+    return [head for head in HEADS if head.name in (*names, "stock") or not (names or head.by_name)]

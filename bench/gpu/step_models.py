@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -78,13 +79,7 @@ SPECS = [
         TINY | TINY_ATTENTION,
         sequences=2,  # with four, the layers' activations alone are 100 GB
     ),
-    Spec(
-        "gla-1.3b",
-        "GLAConfig",
-        WIDE | {"num_heads": 4},
-        TINY,
-        fla=True,
-    ),
+    Spec("gla-1.3b", "GLAConfig", WIDE | {"num_heads": 4}, TINY, fla=True),
     Spec(
         "transformer-1.3b",
         "LlamaConfig",
@@ -94,22 +89,28 @@ SPECS = [
         TINY | TINY_ATTENTION,
         by_name=True,
     ),
-    Spec("gdn-1.3b", "GatedDeltaNetConfig", WIDE | {"num_heads": 6, "head_dim": 256}, TINY, fla=True, by_name=True),
-    Spec("kda-1.3b", "KDAConfig", WIDE | {"num_heads": 16, "head_dim": 128}, TINY, fla=True, by_name=True),
 ]
 BY_NAME = {spec.name: spec for spec in SPECS}
 
 
+def chosen(argument: str, text: str, known: Collection[str]) -> list[str]:
+    """Names, separated by commas; none for all."""
+    names = [] if text == "all" else [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{argument}: expected all or names out of {', '.join(known)}; got {name!r}")
+    return names
+
+
 def chosen_specs(text: str) -> list[Spec]:
     """Names, separated by commas, or all; those of flash-linear-attention last."""
-    names = [spec.name for spec in SPECS if not spec.by_name] if text == "all" else text.split(",")
-    for name in names:
-        if name not in BY_NAME:
-            raise ValueError(f"--models: expected all or names out of {', '.join(BY_NAME)}; got {name!r}")
-    return sorted((BY_NAME[name] for name in names), key=lambda spec: spec.fla)
+    names = chosen("--models", text, BY_NAME)
+    return sorted((s for s in SPECS if s.name in names or not (names or s.by_name)), key=lambda spec: spec.fla)
 
 
-def sized(spec: Spec, tiny: bool, layers: int | None, sequences: int | None, length: int | None) -> Spec:
+def sized(
+    spec: Spec, tiny: bool, layers: int | None = None, sequences: int | None = None, length: int | None = None
+) -> Spec:
     """The same model with another depth and batch, or small enough for a try-out on the CPU."""
     config = spec.config | (spec.tiny if tiny else {})
     if layers is not None:

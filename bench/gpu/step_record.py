@@ -70,17 +70,13 @@ class StepRecord(Record):
         }
 
 
-def load_steps(paths: list[str] | list[pathlib.Path]) -> StepRecord:
-    """Records as ``save`` wrote them, one after the other; what they say of themselves stands side by side."""
-    record = StepRecord(None, {})
-    for path in paths:
-        content = read_json(pathlib.Path(path))
-        for name, value in content["meta"].items():
-            before = record.meta.setdefault(name, value)
-            record.meta[name] = value if before == value else f"{before}; {value}"
-        record.models += [ModelRow(**row) for row in content["models"]]
-        record.steps += [StepRow(**row) for row in content["steps"]]
-        record.notes += content["notes"]
+def load_steps(path: pathlib.Path) -> StepRecord:
+    """A record as ``save`` wrote it."""
+    content = read_json(path)
+    record = StepRecord(None, content["meta"])
+    record.models = [ModelRow(**row) for row in content["models"]]
+    record.steps = [StepRow(**row) for row in content["steps"]]
+    record.notes = content["notes"]
     return record
 
 
@@ -151,11 +147,9 @@ def published_steps(record: StepRecord) -> list[str]:
     return lines
 
 
-def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path, form: str) -> list[pathlib.Path]:
+def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path) -> pathlib.Path:
     """Speed against memory: a point a head. Up and to the left is better."""
     rows = [r for r in record.steps if r.model == model.model and r.tokens_per_second and r.beyond_gib is not None]
-    if not rows:
-        return []
     title = f"Whole training steps, {model.model}, {model.sequences} x {model.length} tokens, V {model.vocab}"
     figure, axes = new_axes(title, "peak memory beyond weights and optimizer, GiB", "tokens a second")
     own = other = 0
@@ -170,10 +164,4 @@ def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path, form: 
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(row.tokens_per_second or 0.0 for row in rows))
     figure.legend(loc="outside right upper")
-    return [save_figure(figure, folder, f"steps-{model.model}", form)]
-
-
-def draw_steps(record: StepRecord, folder: str, form: str) -> list[pathlib.Path]:
-    place = pathlib.Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    return [path for model in record.models for path in plot_steps(record, model, place, form)]
+    return save_figure(figure, folder, f"steps-{model.model}")

@@ -7,16 +7,18 @@ import random
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from clock import Clock
+from harness import describe, ratio_of, tried
 from limits import Deadline, StepTimeout, step_limit
 from step_heads import Head, Loss
 from step_models import Spec, Training, last_hidden
 from step_record import GIB, ModelRow, StepRecord, StepRow
-from timing import describe
+from timing import Cell
 
 STOCK = "stock"
 LAYERS_SHARE = 0.6  # of a model's time at most, to compile and tune its layers' kernels
@@ -49,19 +51,8 @@ def fewer_configurations(most: int | None) -> Iterator[None]:
         found = list(original(self, kwargs))
         return random.Random(0).sample(found, min(most, len(found)))
 
-    Autotuner.prune_configs = prune_configs
-    try:
+    with mock.patch.object(Autotuner, "prune_configs", prune_configs):
         yield
-    finally:
-        Autotuner.prune_configs = original
-
-
-class Cell:
-    """A head in a model."""
-
-    def __init__(self, row: StepRow, loss: Loss, seconds: float) -> None:
-        self.row, self.loss, self.seconds = row, loss, seconds
-        self.times: dict[int, float] = {}  # milliseconds of a round
 
 
 class ModelBench:
@@ -83,13 +74,10 @@ class ModelBench:
         for head in heads:
             row = StepRow(self.spec.name, head.name, head.ours)
             self.record.steps.append(row)
-            left = min(self.prepare_seconds, deadline.left() - ROUNDS_SHARE * total)
-            if not reason and left <= 0:
-                row.status, row.reason = "skipped", "no time left to prepare it"
-            elif reason:
+            if reason:
                 row.status, row.reason = "skipped", reason
             else:
-                self._add(head, row, left)
+                self._add(head, row, min(self.prepare_seconds, deadline.left() - ROUNDS_SHARE * total))
         self.record.save()
         self._rounds(rounds, deadline)
         self.summarize()
@@ -115,17 +103,14 @@ class ModelBench:
 
     def _add(self, head: Head, row: StepRow, seconds: float) -> None:
         """Prepares a head: its first step with the check, then memory, then the time of a step."""
-        try:
-            with step_limit(seconds):
-                loss = head.prepare(self.training.model, self.training.tokens)
-                self._check(loss, row)
-                self._measure_memory(loss, row)
-                self.cells.append(Cell(row, loss, 1e-3 * self._step_ms(loss)))
-        except ImportError as error:
-            row.status, row.reason = "skipped", describe(error)
-        except (Exception, StepTimeout) as error:
-            row.status, row.reason = "failed", describe(error)
-        if row.status != "ok":
+
+        def prepare() -> None:
+            loss = head.prepare(self.training.model, self.training.tokens)
+            self._check(loss, row)
+            self._measure_memory(loss, row)
+            self.cells.append(Cell(row.head, loss, row, self._step_ms(loss)))
+
+        if not tried(row, seconds, prepare):
             self.training.forget()
         self.clock.release()
         said = f"loss {row.loss:.4f}" if row.status == "ok" and row.loss is not None else row.status
@@ -168,11 +153,11 @@ class ModelBench:
         """Round 0 warms the chip and the allocator and does not count."""
         order = random.Random(0)
         for index in range(rounds + 1):
-            if not self.cells or deadline.left() < 1.2 * sum(cell.seconds for cell in self.cells):
+            if not self.cells or deadline.left() < 1.2 * 1e-3 * sum(cell.milliseconds for cell in self.cells):
                 break
             for cell in order.sample(self.cells, len(self.cells)):
                 try:
-                    milliseconds = self._step_ms(cell.loss)
+                    milliseconds = self._step_ms(cell.call)
                 except Exception as error:
                     cell.row.status, cell.row.reason = "failed", f"in round {index}: {describe(error)}"
                     self.cells.remove(cell)
@@ -193,7 +178,6 @@ class ModelBench:
                 continue
             row.ms, row.ms_least, row.ms_most = statistics.median(times), min(times), max(times)
             row.tokens_per_second = 1e3 * self.row.tokens / row.ms
-            ratios = [time / stock[index] for index, time in cell.times.items() if index in stock]
-            row.ratio = statistics.median(ratios) if ratios else None
+            row.ratio = ratio_of(cell.times, stock)
             if len(times) < LEAST_ROUNDS:
                 self.record.note(f"{row.model}, {row.head}: {len(times)} rounds only")

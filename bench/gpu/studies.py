@@ -42,7 +42,7 @@ def draw_batches(folder: pathlib.Path) -> None:
         axes.plot(*zip(*sorted(points)), "--" if model == "transformer" else "-", **look)
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside right upper")
-    save_figure(figure, folder, "study-batches", "svg")
+    save_figure(figure, folder, "study-batches")
 
 
 def draw_fine_tuning(folder: pathlib.Path) -> None:
@@ -54,7 +54,7 @@ def draw_fine_tuning(folder: pathlib.Path) -> None:
         steps = range(1, len(cell["losses"]) + 1)
         axes.plot(steps, cell["losses"], label=name, markevery=(index, 12), **look)
     figure.legend(loc="outside right upper")
-    save_figure(figure, folder, "study-fine-tuning-loss", "svg")
+    save_figure(figure, folder, "study-fine-tuning-loss")
     figure, _ = new_axes("", "", "")
     figure.clear()
     parts = figure.subplots(1, len(heads), sharey=True)
@@ -68,4 +68,4 @@ def draw_fine_tuning(folder: pathlib.Path) -> None:
     parts[0].set_ylabel("GiB")
     figure.supxlabel("one step: forward, head, backward, optimizer")
     figure.legend(*parts[0].get_legend_handles_labels(), loc="outside right upper")
-    save_figure(figure, folder, "study-fine-tuning-memory", "svg")
+    save_figure(figure, folder, "study-fine-tuning-memory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bars import verdicts
 from record import Accuracy, Record, Row
 from shapes import Shape
 
@@ -68,17 +67,8 @@ def accuracy_lines(items: list[Accuracy]) -> list[str]:
     return ["", *markdown(head, rows)] if rows else []
 
 
-def bar_lines(record: Record) -> list[str]:
-    """Missed bars in full, met ones counted."""
-    found = verdicts(record)
-    missed = [v for v in found if not v.met]
-    lines = ["", f"### Bars: {len(found) - len(missed)} met, {len(missed)} missed", ""]
-    head = ["shape", "what", "got", "bar"]
-    return lines + (markdown(head, [[v.shape, v.what, v.got, v.bar] for v in missed]) if missed else [])
-
-
 def render(record: Record) -> str:
-    """Everything: one section a shape, bars, notes."""
+    """Everything: one section a shape, notes."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
     head = ["method", "pass", "burst ms", "x bare", "sustained ms", "x bare", "extra MiB", "beyond gradients", "plan"]
     for shape in record.shapes:
@@ -87,30 +77,22 @@ def render(record: Record) -> str:
         if rows:
             lines += ["", *markdown(head, [_row_cells(row) for row in rows])]
         lines += accuracy_lines([item for item in record.accuracy if item.shape == shape.name])
-    lines += bar_lines(record)
     if record.notes:
         lines += ["", "### Left out", "", *(f"- {note}" for note in record.notes)]
     return "\n".join(lines)
 
 
-PASSES = {"gradients": "", "loss": ", loss", "new N": ", a new N, us"}  # of host.py, behind a method
-
-
-def host_method(row: Row) -> str:
-    return f"{row.method} {row.budget_mib} MiB" if row.pass_ == "new N" and row.budget_mib else row.method
-
-
-def host_table(record: Record, passes: tuple[str, ...] = ("gradients", "loss")) -> list[str]:
+def host_table(record: Record) -> list[str]:
     """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
-    found = {(row.shape, host_method(row), row.pass_): row for row in record.rows if row.pass_ in passes}
-    columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: passes.index(key[1]))
+    passes = {"gradients": "", "loss": ", loss"}  # behind a method
+    found = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
+    columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: list(passes).index(key[1]))
 
     def cell(row: Row | None) -> str:
         if row is None or row.status != "ok":
             return "" if row is None else row.status
-        host = number(row.host_us, ".0f")
-        return host if row.pass_ == "new N" else f"{number(row.back_to_back_ms)} ({host})"
+        return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})"
 
-    head = [method.replace("canonical", "eager PyTorch") + PASSES[pass_] for method, pass_ in columns]
+    head = [method.replace("canonical", "eager PyTorch") + passes[pass_] for method, pass_ in columns]
     lines = [[shape.name, *(cell(found.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
     return markdown(["head", *head], lines)

@@ -16,7 +16,7 @@ import step_heads
 from limits import Deadline
 from step_heads import Head, changed_by, chosen_heads
 from step_models import BY_NAME, Spec, Training, chosen_specs, sized
-from step_record import ModelRow, StepRecord, StepRow, draw_steps, load_steps, published_steps, render_steps
+from step_record import ModelRow, StepRecord, StepRow, load_steps, plot_steps, render_steps
 from step_rounds import ModelBench, fewer_configurations
 
 STEPS = pathlib.Path(__file__).resolve().parents[1] / "steps.py"
@@ -24,7 +24,7 @@ pytest.importorskip("transformers")
 
 
 def tiny(name: str) -> Spec:
-    return sized(BY_NAME[name], True, None, None, None)
+    return sized(BY_NAME[name], True)
 
 
 def bench(heads: list[Head], name: str = "llama-1b", seconds: float = 120.0) -> StepRecord:
@@ -41,10 +41,6 @@ def test_names_are_checked() -> None:
     assert [spec.name for spec in chosen_specs("gla-1.3b,llama-1b")] == ["llama-1b", "gla-1.3b"]
     assert {head.name for head in chosen_heads("liger")} == {"stock", "liger"}
     assert chosen_heads("all") == [head for head in step_heads.HEADS if not head.by_name]
-    with pytest.raises(ValueError, match="--models: expected all or names out of llama-1b, .*; got 'gpt-9'"):
-        chosen_specs("gpt-9")
-    with pytest.raises(ValueError, match="--heads: expected all or names out of stock, .*; got 'nobody'"):
-        chosen_heads("nobody")
 
 
 def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_path: pathlib.Path) -> None:
@@ -53,7 +49,7 @@ def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_pat
     words += ["--json", str(tmp_path / "a.json")]
     done = subprocess.run([sys.executable, STEPS, *words], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    record = load_steps([str(tmp_path / "a.json")])
+    record = load_steps(tmp_path / "a.json")
     assert [model.model for model in record.models] == models
     found = {row.head: row for row in record.steps if row.model == models[0]}
     assert found.keys() == {head.name for head in chosen_heads("all") if head.fla is not True}
@@ -70,12 +66,12 @@ def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_pat
 
 def test_bad_words_are_refused() -> None:
     for words, message in (
-        (["--models", "gpt-9"], "--models: expected"),
-        (["--heads", "nobody"], "--heads: expected"),
+        (["--models", "gpt-9"], "--models: expected all or names out of llama-1b, .*; got 'gpt-9'"),
+        (["--heads", "nobody"], "--heads: expected all or names out of stock, .*; got 'nobody'"),
         (["--rounds", "0"], "--rounds: expected a number of at least 1, got 0"),
     ):
         done = subprocess.run([sys.executable, STEPS, "--device", "cpu", *words], capture_output=True, text=True)
-        assert done.returncode == 2 and message in done.stderr
+        assert done.returncode == 2 and re.search(message, done.stderr)
 
 
 def test_a_head_that_fails_has_a_row_and_the_others_go_on() -> None:
@@ -185,22 +181,12 @@ def test_the_table_and_the_record_have_every_row(tmp_path: pathlib.Path) -> None
     assert "| liger | skipped: ModuleNotFoundError: no |" in text and "- something" in text
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record.to_json()))
-    assert render_steps(load_steps([str(path)])) == text
-    record.meta["device"] = "another"
-    (tmp_path / "b.json").write_text(json.dumps(record.to_json()))
-    both = load_steps([str(path), str(tmp_path / "b.json")])
-    assert len(both.steps) == 2 * len(record.steps) and both.meta == {"device": "none; another"}
-
-
-def test_the_published_table_has_the_figures_alone() -> None:
-    lines = published_steps(made_up_record())
-    assert lines[0] == "m: 4 x 4096 tokens, V 128256, D 2048, 16 layers:"
-    assert "| logitless | 43,116 | 380.0 (379.0 to 381.0) | 0.950 | 26.90 | 20.00 |" in lines
-    assert all(line.count("|") == 7 for line in lines[2:])
+    assert render_steps(load_steps(path)) == text
 
 
 def test_the_plot_has_the_names_of_its_heads(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
-    (path,) = draw_steps(made_up_record(), str(tmp_path), "svg")
+    record = made_up_record()
+    path = plot_steps(record, record.models[0], tmp_path)
     text = path.read_text()
     assert all(f">{head}</text>" in text for head in ("stock", "logitless", "trl")) and ">liger<" not in text

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
+from typing import Any
 
 import torch
 
 from clock import MIB, Call, Clock
 from data import Inputs
-from limits import Deadline, StepTimeout, step_limit
+from harness import describe, ratio_of, tried
+from limits import Deadline
 from methods import Method, seen_plan
 from record import Gemms, Record, Row
 from shapes import Shape
 
 GEMMS = ("logits", "d_hidden", "d_weight")
 LEAST_ROUNDS = 3
-SLOW = 4.0  # methods this many times slower than their bare products get LEAST_ROUNDS rounds only
 
 
 class Cell:
-    """One timed call: a bare product (no row) or a pass of a method."""
+    """One timed call: a bare product (no row), a pass of a method, or a step with a head."""
 
-    def __init__(self, name: str, call: Call, row: Row | None = None, milliseconds: float = 0.0) -> None:
+    def __init__(self, name: str, call: Call, row: Any = None, milliseconds: float = 0.0) -> None:
         self.name, self.call, self.row, self.milliseconds = name, call, row, milliseconds
-        self.ours = row is None or row.ours
-        self.most_rounds = 1 << 30
-        self.times: list[tuple[int, float]] = []  # (round, ms)
+        self.times: dict[int, float] = {}  # of a round
 
 
 def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
@@ -68,21 +68,12 @@ def gemm_cells(inputs: Inputs) -> list[Cell]:
     ]
 
 
-def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
-
-
 class ShapeTiming:
-    """All cells of one shape. ``gemms`` False measures memory only."""
+    """All cells of one shape."""
 
-    def __init__(
-        self, record: Record, clock: Clock, shape: Shape, inputs: Inputs, gemms: bool = True, data: str = "std1"
-    ) -> None:
-        self.data = data
-        self.record, self.clock, self.shape, self.inputs = record, clock, shape, inputs
+    def __init__(self, record: Record, clock: Clock, shape: Shape, inputs: Inputs, data: str = "std1") -> None:
+        self.record, self.clock, self.shape, self.inputs, self.data = record, clock, shape, inputs, data
         self.cells: list[Cell] = []
-        if not gemms:
-            return
         record.gemms[shape.name] = Gemms(shape.name)
         try:
             self.cells = gemm_cells(inputs)
@@ -100,28 +91,16 @@ class ShapeTiming:
             row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib, method.threshold, self.data)
             row.gradient_mib = self.shape.gradient_bytes / MIB if pass_ == "gradients" else 0.0
             self.record.rows.append(row)
-            if limit_seconds <= 0:
-                row.status, row.reason = "skipped", "no time left to prepare it"
-                continue
-            try:
-                with step_limit(limit_seconds):
-                    self._prepare(method, row)
-            except (Exception, StepTimeout) as error:
-                row.status = "refused" if type(error).__name__ == "BudgetTooSmallError" else "failed"
-                row.reason = describe(error)
-            if row.status != "ok":
+            if not tried(row, limit_seconds, functools.partial(self._prepare, method, row)):
                 print(f"  {method.name} ({pass_}) {row.status}: {row.reason}", flush=True)
                 self.clock.release()
             self.record.save()
 
     def _prepare(self, method: Method, row: Row) -> None:
         call = pass_call(method, self.inputs, row.pass_)
-        if method.ours:
-            with seen_plan() as plans:
-                call()
-            row.plan = "".join(plans)
-        else:
+        with seen_plan(method) as plans:
             call()
+        row.plan = "".join(plans)
         peak = self.clock.peak_bytes(call)
         row.extra_mib = None if peak is None else peak / MIB
         milliseconds = self.clock.burst_ms(call)
@@ -129,23 +108,27 @@ class ShapeTiming:
 
     def run(self, rounds: int, deadline: Deadline) -> None:
         """Burst rounds, then sustained ones, each within half of the time left."""
-        for mode in ("burst", "sustained"):
-            part = deadline.share(2 if mode == "burst" else 1)
+        for mode, one_round, parts in (("burst", self._burst, 2), ("sustained", self._sustained, 1)):
+            part, order = deadline.share(parts), random.Random(0)
             self._drop_what_does_not_fit(part)
-            self._rounds(mode, self._affordable(rounds, part), part)
+            for cell in self.cells:
+                cell.times = {}
+            if mode == "sustained":
+                self._warm_chip()
+            for index in range(rounds):
+                if index >= LEAST_ROUNDS and part.left() < self._round_seconds():
+                    break
+                one_round(index, order.sample(self.cells, len(self.cells)))
+            self._summarize(mode)
             self.record.save()
 
     def _round_seconds(self) -> float:
         return sum(1.1 * cell.milliseconds / 1e3 + self.clock.idle_seconds + 0.003 for cell in self.cells)
 
-    def _affordable(self, rounds: int, part: Deadline) -> int:
-        fit = int(part.left() / max(self._round_seconds(), 1e-6))
-        return max(LEAST_ROUNDS, min(rounds, fit))
-
     def _drop_what_does_not_fit(self, part: Deadline) -> None:
         """Slowest peers first; bare products and our own methods stay."""
-        peers = sorted((cell for cell in self.cells if not cell.ours), key=lambda cell: -cell.milliseconds)
-        for cell in peers:
+        peers = [cell for cell in self.cells if cell.row is not None and not cell.row.ours]
+        for cell in sorted(peers, key=lambda cell: -cell.milliseconds):
             if LEAST_ROUNDS * self._round_seconds() <= part.left():
                 return
             self._remove(cell, "skipped", "no time left for its rounds")
@@ -159,22 +142,6 @@ class ShapeTiming:
         else:
             cell.row.reason = f"sustained figure {status}: {reason}"
 
-    def _rounds(self, mode: str, rounds: int, part: Deadline) -> None:
-        for cell in self.cells:
-            cell.times = []
-            bare = sum(c.milliseconds for c in self._bare(cell)) if cell.row else 0.0
-            cell.most_rounds = LEAST_ROUNDS if bare and cell.milliseconds > SLOW * bare else rounds
-        order = random.Random(0)
-        if mode == "sustained":
-            self._warm_chip()
-        for index in range(rounds):
-            if index >= LEAST_ROUNDS and part.left() < self._round_seconds():
-                break
-            cells = [cell for cell in self.cells if index < cell.most_rounds]
-            order.shuffle(cells)
-            self._one_round(mode, index, cells)
-        self._summarize(mode)
-
     def _warm_chip(self, seconds: float = 0.5) -> None:
         """Bare products until the chip is at its power limit, as in the middle of training."""
         bare = [cell for cell in self.cells if cell.row is None]
@@ -183,39 +150,34 @@ class ShapeTiming:
             for cell in bare:
                 cell.call()
 
-    def _one_round(self, mode: str, index: int, cells: list[Cell]) -> None:
-        if mode == "sustained":
-            try:
-                for cell, time in zip(cells, self.clock.back_to_back_ms([cell.call for cell in cells])):
-                    cell.times.append((index, time))
-                return
-            except Exception as error:
-                self.record.note(f"{self.shape.name}: a sustained round failed and is left out: {describe(error)}")
-                self.clock.release()
-                return
+    def _burst(self, index: int, cells: list[Cell]) -> None:
         for cell in cells:
             try:
-                cell.times.append((index, self.clock.burst_ms(cell.call)))
+                cell.times[index] = self.clock.burst_ms(cell.call)
             except Exception as error:
                 self.clock.release()
                 self._remove(cell, "failed", describe(error))
 
-    def _bare(self, cell: Cell) -> list[Cell]:
-        wanted = GEMMS[:1] if cell.row and cell.row.pass_ == "loss" else GEMMS
-        found = [c for c in self.cells if c.row is None and c.name in wanted]
+    def _sustained(self, index: int, cells: list[Cell]) -> None:
+        try:
+            for cell, time in zip(cells, self.clock.back_to_back_ms([cell.call for cell in cells])):
+                cell.times[index] = time
+        except Exception as error:
+            self.record.note(f"{self.shape.name}: a sustained round failed and is left out: {describe(error)}")
+            self.clock.release()
+
+    def _bare(self, row: Row) -> list[Cell]:
+        """The products that a pass cannot do without, or none where one of them has no times."""
+        wanted = GEMMS[:1] if row.pass_ == "loss" else GEMMS
+        found = [cell for cell in self.cells if cell.row is None and cell.name in wanted]
         return found if len(found) == len(wanted) else []
 
     def _summarize(self, mode: str) -> None:
-        median = statistics.median
-        for cell in self.cells:
-            if not cell.times:
-                continue
-            time = median(t for _, t in cell.times)
-            if cell.row is None:
+        for cell in (cell for cell in self.cells if cell.times):
+            time, row = statistics.median(cell.times.values()), cell.row
+            if row is None:
                 getattr(self.record.gemms[self.shape.name], mode)[cell.name] = time
                 continue
-            bare = [dict(c.times) for c in self._bare(cell)]
-            ratios = [t / sum(b[i] for b in bare) for i, t in cell.times if bare and all(i in b for b in bare)]
-            setattr(cell.row, f"{mode}_ms", time)
-            setattr(cell.row, f"{mode}_ratio", median(ratios) if ratios else None)
-            cell.row.rounds = max(cell.row.rounds, len(cell.times))
+            setattr(row, f"{mode}_ms", time)
+            setattr(row, f"{mode}_ratio", ratio_of(cell.times, *(bare.times for bare in self._bare(row))))
+            row.rounds = max(row.rounds, len(cell.times))
