@@ -4,8 +4,7 @@
 //   in turn:   every worker computes the row statistics of its shard; they are merged, and the loss follows
 //              from them. Then every worker gets the lse of all and computes its rows' gradient and its part
 //              of d_hidden. Here the workers are a loop and their messages are memory.
-//   as ranks:  every worker calls the library once, at the same time, and gives it a communicator; the
-//   library
+//   as ranks:  every worker calls the library once, at the same time, with a communicator, and the library
 //              does all of the above. Here ranks are threads, and what they say to each other goes through
 //              memory that they share. On a cluster the communicator's functions are those of MPI or of a
 //              framework; with NCCL, logitless::nccl_communicator() makes it.
