@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from clock import MIB
+
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden [N, D], weight [V, D], target [N] -> mean loss
-MIB = 1 << 20
 
 
 @dataclasses.dataclass

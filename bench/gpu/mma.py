@@ -79,11 +79,8 @@ def show(record: dict[str, Any]) -> None:
         print(f"{facts}: {record[facts]}")
     for name, rounds in record["shapes"].items():
         print(f"\n{name}, {len(rounds)} rounds\n")
-        titles = [
-            f"{title}{way}"
-            for way in WAYS.values()
-            for title in ("TFLOP/s, ", "of the ceiling, ", "of the loss's time, ")
-        ]
+        figures = ("TFLOP/s", "of the ceiling", "of the loss's time")
+        titles = [f"{figure}, {way}" for way in WAYS.values() for figure in figures]
         print("\n".join(markdown(["device", "what", *titles], shares(rounds))))
         for note in sorted({m["why_not"] for round_ in rounds for m in round_ if m.get("why_not")}):
             print(note)

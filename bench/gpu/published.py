@@ -50,8 +50,8 @@ def one_head(record: Record, words: dict[str, str] | None = None) -> list[str]:
     """A row a way to gradients of one head: time, memory, errors. words: the methods to show, and what they are."""
     (shape,) = record.shapes
     errors = {item.method: item for item in record.accuracy}
-    lines = [] if words else [["three bare products", number(sum(record.gemms[shape.name].burst.values()), ".1f")]]
-    lines = [line + ["1.00", "-", "-", "-", "-"] for line in lines]
+    bare = number(sum(record.gemms[shape.name].burst.values()), ".1f")
+    lines = [] if words else [["three bare products", bare, "1.00", *["-"] * 4]]
     for row in (row for row in record.rows if row.pass_ == "gradients" and row.method in (words or {row.method})):
         error = errors[row.method]
         cells = [words[row.method] if words else row.method, number(row.burst_ms, ".1f")]

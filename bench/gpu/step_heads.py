@@ -13,10 +13,9 @@ from unittest import mock
 import torch.nn.functional as functional
 from torch import Tensor
 
-from methods import loss_named
+from methods import MIB, loss_named
 from step_models import chosen, last_hidden
 
-MIB = 1 << 20
 BUDGET_MIB = 256
 THRESHOLD = 2.0**-9
 

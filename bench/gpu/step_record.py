@@ -88,13 +88,7 @@ def _title(row: ModelRow) -> list[str]:
     state = f"weights {row.weights_gib:.2f} GiB, gradients as much"
     if row.optimizer_gib is not None:
         state += f", AdamW's state {row.optimizer_gib:.2f} GiB"
-    return [
-        "",
-        f"### {_sizes(row)}",
-        "",
-        f"{row.parameters / 1e6:.0f} million parameters; {state}.",
-        "",
-    ]
+    return ["", f"### {_sizes(row)}", "", f"{row.parameters / 1e6:.0f} million parameters; {state}.", ""]
 
 
 def _cells(row: StepRow) -> list[str]:
@@ -115,8 +109,6 @@ def _cells(row: StepRow) -> list[str]:
 
 
 HEADINGS = ["head", "tokens/s", "ms a step", "x stock", "peak GiB", "GiB beyond *", "loss", "gradient", "rounds"]
-
-
 FOOTNOTE = (
     "\\* Beyond weights and optimizer; gradients are in it as they come. Times are medians (least to most), ratios are "
     "to the stock head's step of the same round. The loss is that of the first step; gradient: how far that of the "
