@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..functional import linear_cross_entropy as _fused
 from ..transformers import patch
 from ._group import told_to_all, with_parts_of_gradient
+from ._module import module_of_options, options_of
 from ._targets import indices
 
 __all__ = [
@@ -183,61 +184,33 @@ def _check_shapes(e: Tensor, c: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"bias: expected shape [{c.shape[0]}], got {list(bias.shape)}")
 
 
+@module_of_options
 class LinearCrossEntropy(nn.Module):
     """The module without parameters: options as of :func:`linear_cross_entropy`."""
 
-    def __init__(
-        self,
-        ignore_index: int = -100,
-        softcap: float | None = None,
-        reduction: str = "mean",
-        shift: bool | int = 0,
-        filter_eps: float | str | None = "auto",
-        accum_e_fp32: bool = False,
-        accum_c_fp32: bool = False,
-        filter_e_grad: bool = True,
-        filter_c_grad: bool = True,
-        impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
-        return_lse: bool = False,
-    ) -> None:
-        super().__init__()
-        if not isinstance(shift, int):
+    ignore_index: int = -100
+    softcap: float | None = None
+    reduction: str = "mean"
+    shift: bool | int = 0
+    filter_eps: float | str | None = "auto"
+    accum_e_fp32: bool = False
+    accum_c_fp32: bool = False
+    filter_e_grad: bool = True
+    filter_c_grad: bool = True
+    impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE
+    return_lse: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shift, int):
             raise TypeError(
-                f"shift: expected an integer, got {shift!r}; cut-cross-entropy 25.1.1 has filter_eps in this place: "
-                "pass filter_eps and shift by name"
+                f"shift: expected an integer, got {self.shift!r}; cut-cross-entropy 25.1.1 has filter_eps in this "
+                "place: pass filter_eps and shift by name"
             )
-        self.ignore_index = ignore_index
-        self.softcap = softcap
-        self.reduction = reduction
-        self.filter_eps = filter_eps
-        self.shift = shift
-        self.accum_e_fp32 = accum_e_fp32
-        self.accum_c_fp32 = accum_c_fp32
-        self.filter_e_grad = filter_e_grad
-        self.filter_c_grad = filter_c_grad
-        self.impl = impl
-        self.return_lse = return_lse
 
     def forward(
         self, e: Tensor, c: Tensor, targets: Tensor, bias: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        return linear_cross_entropy(
-            e,
-            c,
-            targets,
-            bias=bias,
-            ignore_index=self.ignore_index,
-            softcap=self.softcap,
-            reduction=self.reduction,
-            shift=self.shift,
-            filter_eps=self.filter_eps,
-            accum_e_fp32=self.accum_e_fp32,
-            accum_c_fp32=self.accum_c_fp32,
-            filter_e_grad=self.filter_e_grad,
-            filter_c_grad=self.filter_c_grad,
-            impl=self.impl,
-            return_lse=self.return_lse,
-        )
+        return linear_cross_entropy(e, c, targets, bias, **options_of(self))
 
 
 def compute_z_loss(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ._l2warp import l2warp
+from ._module import module_of_options, options_of
 from ._targets import check_matrix, indices
 
 __all__ = ["FusedLinearCrossEntropyLoss", "fused_linear_cross_entropy_loss"]
@@ -123,6 +124,7 @@ def _argmax(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
+@module_of_options
 class FusedLinearCrossEntropyLoss(nn.Module):
     """The module: options as of :func:`fused_linear_cross_entropy_loss`.
 
@@ -130,52 +132,25 @@ class FusedLinearCrossEntropyLoss(nn.Module):
     these logits, in float32, with the same scale, softcap, smoothing and reduction; L2Warp is then the model's own.
     """
 
-    def __init__(
-        self,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        logit_scale: float = 1.0,
-        logit_softcapping: float | None = None,
-        num_chunks: int = 8,
-        reduction: str = "mean",
-        use_l2warp: bool = False,
-        l2_penalty_factor: float = 1e-4,
-        accumulate_grad_in_fp32: bool = True,
-        process_group: object = None,
-    ) -> None:
-        super().__init__()
-        _check(reduction, logit_softcapping, None)
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-        self.logit_scale = logit_scale
-        self.logit_softcapping = logit_softcapping
-        self.num_chunks = num_chunks
-        self.reduction = reduction
-        self.use_l2warp = use_l2warp
-        self.l2_penalty_factor = l2_penalty_factor
-        self.accumulate_grad_in_fp32 = accumulate_grad_in_fp32
-        self.process_group = process_group
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    logit_scale: float = 1.0
+    logit_softcapping: float | None = None
+    num_chunks: int = 8
+    reduction: str = "mean"
+    use_l2warp: bool = False
+    l2_penalty_factor: float = 1e-4
+    accumulate_grad_in_fp32: bool = True
+    process_group: object = None
+
+    def __post_init__(self) -> None:
+        _check(self.reduction, self.logit_softcapping, None)
 
     def forward(self, x: Tensor, target: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
         if weight is None:
             return self._of_logits(rows, labels)
-        return fused_linear_cross_entropy_loss(
-            rows,
-            labels,
-            weight,
-            bias,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            logit_scale=self.logit_scale,
-            logit_softcapping=self.logit_softcapping,
-            num_chunks=self.num_chunks,
-            reduction=self.reduction,
-            use_l2warp=self.use_l2warp,
-            l2_penalty_factor=self.l2_penalty_factor,
-            accumulate_grad_in_fp32=self.accumulate_grad_in_fp32,
-            process_group=self.process_group,
-        )
+        return fused_linear_cross_entropy_loss(rows, labels, weight, bias, **options_of(self))
 
     def _of_logits(self, logits: Tensor, target: Tensor) -> Tensor:
         _check(self.reduction, self.logit_softcapping, self.process_group)

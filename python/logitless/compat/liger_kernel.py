@@ -8,12 +8,12 @@ See docs/compat.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
+from ._module import module_of_options
 from ._targets import check_matrix, indices
 
 __all__ = [
@@ -34,20 +34,21 @@ class CrossEntropyOutput:
     predicted_tokens: Tensor | None = None
 
 
-class _Options(NamedTuple):
+@dataclass(eq=False)
+class _Options:
     """As all three names take them, in this order."""
 
     ce_weight: Tensor | None
-    ignore_index: int
-    lse_square_scale: float
-    label_smoothing: float
-    reduction: str
-    softcap: float | None
-    return_z_loss: bool
-    accum_dtype: torch.dtype | None
-    use_token_scaling: bool
-    return_token_accuracy: bool
-    return_predicted_tokens: bool
+    ignore_index: int = -100
+    lse_square_scale: float = 0.0
+    label_smoothing: float = 0.0
+    reduction: str = "mean"
+    softcap: float | None = None
+    return_z_loss: bool = False
+    accum_dtype: torch.dtype | None = None
+    use_token_scaling: bool = False
+    return_token_accuracy: bool = False
+    return_predicted_tokens: bool = False
 
 
 _Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -118,45 +119,19 @@ def liger_fused_linear_cross_entropy(
     return _result(_run(input, weight, target, bias, options), options)
 
 
-class LigerFusedLinearCrossEntropyLoss(nn.Module):
+@module_of_options
+class LigerFusedLinearCrossEntropyLoss(nn.Module, _Options):
     """The module: options as of :func:`liger_fused_linear_cross_entropy`, called with the weight first."""
 
-    def __init__(
-        self,
-        ce_weight: Tensor | None = None,
-        ignore_index: int = -100,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        accum_dtype: torch.dtype | None = None,
-        use_token_scaling: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ) -> None:
-        super().__init__()
-        self.ce_weight = ce_weight
-        self.ignore_index = ignore_index
-        self.lse_square_scale = lse_square_scale
-        self.label_smoothing = label_smoothing
-        self.reduction = reduction
-        self.softcap = softcap
-        self.return_z_loss = return_z_loss
-        self.accum_dtype = accum_dtype
-        self.use_token_scaling = use_token_scaling
-        self.return_token_accuracy = return_token_accuracy
-        self.return_predicted_tokens = return_predicted_tokens
-        _check_ranges(self._options())
+    ce_weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
 
     def forward(
         self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor | CrossEntropyOutput:
-        options = self._options()
-        return _result(_run(_input, lin_weight, target, bias, options), options)
-
-    def _options(self) -> _Options:
-        return _Options(*(getattr(self, name) for name in _Options._fields))
+        return _result(_run(_input, lin_weight, target, bias, self), self)
 
 
 class LigerFusedLinearCrossEntropyFunction:
