@@ -5,13 +5,15 @@ Its actor makes float32 logits of all tokens for them; these take what the logit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..functional import linear_cross_entropy
-from ..options import Budget, takes
+from ..options import Budget, check_names, names_of, takes
+from ..outputs import LinearCrossEntropyOutput
 from ._targets import check_dtype, indices
 
 if TYPE_CHECKING:
@@ -20,21 +22,28 @@ if TYPE_CHECKING:
 __all__ = ["log_probs_and_entropy_from_hidden", "log_probs_from_hidden"]
 
 
-def _checked(labels: Tensor, hidden: Tensor) -> Tensor:
+class _Options(Budget, total=False):
+    bias: Tensor | None
+    softcap: float | None
+
+
+def _found(
+    name: str, operands: Sequence[Tensor], temperature: Any, options: Any, stats: Sequence[str] = ()
+) -> LinearCrossEntropyOutput:
+    hidden, weight, labels = operands
+    check_names(name, options, names_of(_Options))
     check_dtype("labels", labels, (torch.int64, torch.int32), RuntimeError)
-    return indices("labels", labels, hidden.shape[:-1], RuntimeError)
+    labels = indices("labels", labels, hidden.shape[:-1], RuntimeError)
+    given = {"linear_bias" if name == "bias" else name: value for name, value in options.items()}
+    found: LinearCrossEntropyOutput = linear_cross_entropy(
+        hidden, weight, labels, reduction="none", temperature=temperature, return_stats=stats, **given
+    )
+    return found
 
 
-@takes(Budget)
+@takes(_Options, bias=None, softcap=None)
 def log_probs_from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    temperature: float = 1.0,
-    *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    **budget: Unpack[Budget],
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> Tensor:
     """``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)``, without the logits.
 
@@ -52,41 +61,15 @@ def log_probs_from_hidden(
     Raises:
         RuntimeError: the shape of ``labels``, and dtypes other than int64 and int32, as ``torch.gather`` does there.
     """
-    loss = linear_cross_entropy(
-        hidden,
-        weight,
-        _checked(labels, hidden),
-        linear_bias=bias,
-        reduction="none",
-        softcap=softcap,
-        temperature=temperature,
-        **budget,
-    )
-    return -loss
+    return -_found("log_probs_from_hidden", (hidden, weight, labels), temperature, options).loss
 
 
-@takes(Budget)
+@takes(_Options, bias=None, softcap=None)
 def log_probs_and_entropy_from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    temperature: float = 1.0,
-    *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    **budget: Unpack[Budget],
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> tuple[Tensor, Tensor]:
     """:func:`log_probs_from_hidden`, and ``compute_entropy`` of the same logits, with gradients of both."""
-    found = linear_cross_entropy(
-        hidden,
-        weight,
-        _checked(labels, hidden),
-        linear_bias=bias,
-        reduction="none",
-        softcap=softcap,
-        temperature=temperature,
-        return_stats=("entropy",),
-        **budget,
-    )
+    name = "log_probs_and_entropy_from_hidden"
+    found = _found(name, (hidden, weight, labels), temperature, options, ("entropy",))
     assert found.entropy is not None
     return -found.loss, found.entropy

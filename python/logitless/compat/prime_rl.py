@@ -35,6 +35,11 @@ class PrimeLmOutput(TypedDict, total=False):
     loss: Tensor | None
 
 
+class _Options(Budget, total=False):
+    device: torch.device | str | None
+    dtype: torch.dtype | str | None
+
+
 class FusedOutputLinear(nn.Linear):
     """A head without bias; its state dict is a Linear's.
 
@@ -47,21 +52,15 @@ class FusedOutputLinear(nn.Linear):
 
     softcap: float | None = None
 
-    @takes(Budget)
+    @takes(_Options, device=None, dtype=None)
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        chunk_size: int | None = None,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | str | None = None,
-        **budget: Unpack[Budget],
+        self, in_features: int, out_features: int, chunk_size: int | None = None, **options: Unpack[_Options]
     ) -> None:
-        super().__init__(in_features, out_features, bias=False, device=device, dtype=torch_dtype(dtype))
+        check_names(type(self).__name__, options, names_of(_Options))
+        device, dtype = options.get("device"), torch_dtype(options.get("dtype"))
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
         self.chunk_size = chunk_size
-        check_names(type(self).__name__, budget, names_of(Budget))
-        self.max_workspace_bytes = budget.get("max_workspace_bytes")
+        self.max_workspace_bytes = options.get("max_workspace_bytes")
 
     def forward(  # type: ignore[override]
         self,
@@ -112,24 +111,14 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         softcap: above 0.
     """
 
-    @takes(Budget)
+    @takes(_Options, device=None, dtype=None)
     def __init__(
         self,
         in_features: int,
         out_features: int,
         chunk_size: int | None,
         softcap: float,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | str | None = None,
-        **budget: Unpack[Budget],
+        **options: Unpack[_Options],
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            chunk_size,
-            device=device,
-            dtype=dtype,
-            **budget,
-        )
+        super().__init__(in_features, out_features, chunk_size, **options)
         self.softcap = softcap

@@ -6,7 +6,7 @@ For PyTorch from 2.6 on, which need not have them. See docs/compat.md.
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..call import check_linear
 from ..functional import linear_cross_entropy as _fused
+from ..options import check_choice
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy"]
 
@@ -54,24 +55,15 @@ def linear_cross_entropy(
     _check_shapes(input, linear_weight, linear_bias, weight)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+    options_of_loss: dict[str, Any] = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
     if target.shape == (*input.shape[:-1], linear_weight.shape[0], *places):
         if ignore_index is not None:
             raise RuntimeError(f"ignore_index: expected None with class probabilities, got {ignore_index}")
-        return _reference(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing)
+        return _of_probabilities(input, linear_weight, linear_bias, target, options_of_loss)
     target = _indices(input, linear_weight, target, label_smoothing)
-    ignored = -100 if ignore_index is None else ignore_index
-    if places:
-        return _of_places(input, linear_weight, target, linear_bias, weight, reduction, ignored, label_smoothing)
-    return _fused(
-        input,
-        linear_weight,
-        target,
-        linear_bias=linear_bias,
-        weight=weight,
-        reduction=reduction,
-        ignore_index=ignored,
-        label_smoothing=label_smoothing,
-    )
+    options_of_loss["ignore_index"] = -100 if ignore_index is None else ignore_index
+    call = _of_places if places else _fused_of
+    return call(input, linear_weight, linear_bias, target, options_of_loss)
 
 
 def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, weight: Tensor | None) -> None:
@@ -115,56 +107,40 @@ def _indices(input: Tensor, linear_weight: Tensor, target: Tensor, label_smoothi
     return target.reshape(shape).long()
 
 
-def _reference(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    label_smoothing: float,
+def _of_probabilities(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """With the logits: of probabilities, which are as large as these."""
+    """With the logits, which are as large as the probabilities."""
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     dtype = torch.promote_types(input.dtype, torch.float32)  # logits are not rounded to 16 bits
     bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
     with torch.autocast(input.device.type, enabled=False):
         logits = F.linear(input.to(dtype), linear_weight.flatten(0, -2).to(dtype), bias)
-    return F.cross_entropy(
-        logits.reshape(shape), target, weight=weight, reduction=reduction, label_smoothing=label_smoothing
-    )
+    return F.cross_entropy(logits.reshape(shape), target, **options)
+
+
+def _fused_of(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
+) -> Tensor:
+    loss: Tensor = _fused(input, linear_weight, target, linear_bias=linear_bias, **options)
+    return loss
 
 
 def _of_places(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
     """K-dimensional: the places d_1, ..., d_K one after the other, each a head of its own over all rows."""
     shape = (input.shape[0], *linear_weight.shape[1:-1])
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f'reduction: expected one of "none", "sum", "mean", got {reduction!r}')
-    count = math.prod(shape[1:])
+    reduction: str = options["reduction"]
+    weight: Tensor | None = options["weight"]
+    ignored: int = options["ignore_index"]
+    check_choice("reduction", reduction, ("none", "sum", "mean"))
     heads = linear_weight.flatten(1, -2).unbind(1)
-    biases = [None] * count if linear_bias is None else linear_bias.flatten(1).unbind(1)
-    targets = target.flatten(1).unbind(1)
+    biases = [None] * len(heads) if linear_bias is None else linear_bias.flatten(1).unbind(1)
+    of_place = options | {"reduction": "none" if reduction == "none" else "sum"}
     losses = [
-        _fused(
-            input,
-            head,
-            place,
-            linear_bias=bias,
-            weight=weight,
-            reduction="none" if reduction == "none" else "sum",
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-        )
-        for head, bias, place in zip(heads, biases, targets, strict=True)
+        _fused_of(input, head, bias, place, of_place)
+        for head, bias, place in zip(heads, biases, target.flatten(1).unbind(1), strict=True)
     ]
     if not losses:  # no place at all
         stats = torch.float64 if input.dtype == torch.float64 else torch.float32
@@ -175,7 +151,7 @@ def _of_places(
     total = torch.stack(losses).sum()
     if reduction == "sum":
         return total
-    valid = target != ignore_index
+    valid = target != ignored
     if weight is None:
         return total / valid.sum()
     by_row = weight.to(total.dtype)[target.clamp(0, linear_weight.shape[0] - 1)]
