@@ -162,26 +162,24 @@ def _facts(head: Head, step: Step | BudgetTooSmallError) -> dict[str, Any]:
     return facts | {"head_memory_share": step.head_memory_share, "plan": step.head.plan}
 
 
-def _table(rows: list[list[str]]) -> str:
-    full = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(len(row[column]) for row in full) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+def _cells(step: Step) -> dict[str, str]:
+    return {
+        "peak GiB": f"{step.peak_bytes / _GIB:.2f}",
+        "at": step.peak_at,
+        "head GiB": f"{step.head_bytes / _GIB:.2f}",
+        "of memory": f"{100 * step.head_memory_share:.0f}%",
+        "ms a step": f"{1e3 * step.seconds:.1f}",
+        "head ms": f"{1e3 * step.head_seconds:.1f}",
+        "of time": f"{100 * step.head_time_share:.1f}%",
+    }
 
 
-def _cells(step: Step) -> list[str]:
-    return [
-        f"{step.peak_bytes / _GIB:.2f}",
-        step.peak_at,
-        f"{step.head_bytes / _GIB:.2f}",
-        f"{100 * step.head_memory_share:.0f}%",
-        f"{1e3 * step.seconds:.1f}",
-        f"{1e3 * step.head_seconds:.1f}",
-        f"{100 * step.head_time_share:.1f}%",
-    ]
-
-
-_COLUMNS = ["peak GiB", "at", "head GiB", "of memory", "ms a step", "head ms", "of time"]
+def _print_table(rows: list[dict[str, str]]) -> None:
+    """A row that lacks columns ends with a text of any width."""
+    full = max(rows, key=len)
+    widths = [max([len(name), *(len(row[name]) for row in rows if len(row) == len(full))]) for name in full]
+    for cells in (list(full), *(list(row.values()) for row in rows)):
+        print("  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip())
 
 
 def _predicted(model: Model, batch: Batch, head: Head, options: dict[str, Any]) -> Step | BudgetTooSmallError:
@@ -199,8 +197,7 @@ def _show_sweep(args: argparse.Namespace, model: Model, batch: Batch, heads: lis
     if args.json:
         print(json.dumps([{args.sweep: p.value} | _facts(p.head, p.step) for p in points], indent=1))
     else:
-        rows = [[f"{p.value}", p.head.name, *_cells(p.step)] for p in points]
-        print(_table([[args.sweep, "head", *_COLUMNS], *rows]))
+        _print_table([{args.sweep: f"{p.value}", "head": p.head.name} | _cells(p.step) for p in points])
 
 
 def _show_heads(args: argparse.Namespace, model: Model, batch: Batch, heads: list[Head], options: Any) -> None:
@@ -217,10 +214,12 @@ def _show_heads(args: argparse.Namespace, model: Model, batch: Batch, heads: lis
         print(f"{known.model_flop:.4g} FLOP, {100 * known.head_flop_share:.1f}% of them the head's")
         fixed = (known.weight_bytes / _GIB, args.optimizer, known.optimizer_bytes / _GIB, known.saved_bytes / _GIB)
         print("weights {:.2f} GiB, states of {} {:.2f} GiB, saved activations {:.2f} GiB".format(*fixed))
-    rows = [["head", f"sequences in {memory / _GIB:.4g} GiB", *_COLUMNS]]
+    print()
+    rows = []
     for head, step in steps.items():
-        rows.append([head.name, f"{most[head]}", *(_cells(step) if isinstance(step, Step) else [f"{step}"])])
-    print("\n" + _table(rows))
+        rows.append({"head": head.name, f"sequences in {memory / _GIB:.4g} GiB": f"{most[head]}"})
+        rows[-1] |= _cells(step) if isinstance(step, Step) else {"": f"{step}"}
+    _print_table(rows)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -238,20 +237,12 @@ def _run(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
-            return _main(arguments)
+            _run(parser().parse_args(arguments))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough; Python is to find nothing to write at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as a shell says of a program that the signal ended
-
-
-def _main(arguments: Sequence[str] | None) -> int:
-    args = parser().parse_args(arguments)
-    try:
-        _run(args)
-    except BrokenPipeError:
-        raise
     except (ValueError, LogitlessError, ImportError, OSError) as error:
         print(f"logitless model: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) and not isinstance(error, LogitlessError) else 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import native
 from .. import options as _options
@@ -27,12 +27,14 @@ RANKS_OF_NODE = 8
 # bf16 and float32; its reduce-scatter in float32; all-gather of hidden in bf16.
 HEADS = ((4096, 256_000, 2304), (8192, 131_072, 4096), (16_384, 128_000, 2048))
 LINKED = ("h100", "h200")  # by NVLink 4, in nodes with a network adapter of 50 GB/s for each
-MEASURED = {
-    "all-gather of statistics": (0.06, 0.06),
-    "all-reduce of d_hidden, bf16": (0.13, 0.31),
-    "all-reduce of d_hidden, float32": (0.20, 0.56),
-    "reduce-scatter of d_hidden, float32": (0.14, 0.36),
-    "all-gather of hidden, bf16": (0.10, 0.19),
+MEASURED: dict[
+    str, tuple[float, float, Callable[[int, int], tuple[int, int]]]
+] = {  # with the bytes and passes of each exchange
+    "all-gather of statistics": (0.06, 0.06, lambda n, d: (2 * 3 * 4 * n, 1)),
+    "all-reduce of d_hidden, bf16": (0.13, 0.31, lambda n, d: (2 * n * d, 2)),
+    "all-reduce of d_hidden, float32": (0.20, 0.56, lambda n, d: (4 * n * d, 2)),
+    "reduce-scatter of d_hidden, float32": (0.14, 0.36, lambda n, d: (4 * n * d, 1)),
+    "all-gather of hidden, bf16": (0.10, 0.19, lambda n, d: (2 * n * d, 1)),
 }
 
 
@@ -113,15 +115,11 @@ def group_cost(
 
 def fitted() -> dict[str, tuple[float, float]]:
     """What the formula says of MEASURED, in ms."""
-    sizes = {
-        "all-gather of statistics": [(2 * 3 * 4 * n, 1) for n, _, _ in HEADS],
-        "all-reduce of d_hidden, bf16": [(2 * n * d, 2) for n, _, d in HEADS],
-        "all-reduce of d_hidden, float32": [(4 * n * d, 2) for n, _, d in HEADS],
-        "reduce-scatter of d_hidden, float32": [(4 * n * d, 1) for n, _, d in HEADS],
-        "all-gather of hidden, bf16": [(2 * n * d, 1) for n, _, d in HEADS],
-    }
-    found = {name: [1e3 * exchange_seconds(2, *each) for each in calls] for name, calls in sizes.items()}
-    return {name: (min(ms), max(ms)) for name, ms in found.items()}
+    found = {}
+    for name, (_, _, exchange) in MEASURED.items():
+        ms = [1e3 * exchange_seconds(2, *exchange(n, d)) for n, _, d in HEADS]
+        found[name] = (min(ms), max(ms))
+    return found
 
 
 def table(ranks: Sequence[int] = (1, 2, 8, 64, 1024), device: str = "h200") -> str:

@@ -55,39 +55,27 @@ def _recurrence(model: Model, tokens: int, products: int, matrices: int, vectors
     )
 
 
-def _gla(model: Model, tokens: int) -> Work:
+def _gla(model: Model, tokens: int, key: int, value: int) -> Work:
     """arXiv:2312.06635. Gates: two products over 16 columns, log-sigmoid, a division."""
-    hidden, key, value = model.hidden, model.heads * model.head_dim, model.heads * model.value_dim
     rank = 16
     return total(
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, value),
-        _convolutions(model, tokens, 2 * key + value),
-        linear(tokens, hidden, rank),
+        linear(tokens, model.hidden, rank),
         linear(tokens, rank, key, bias=True),
         saved(tokens, rank + 2 * key),
         moved(tokens, key, 4 + 4, 4 + 6),
         saved(tokens, 2 * key + value),
-        saved(tokens, model.heads * CHUNK, FP32),  # a chunk's scores
+        saved(tokens, model.value_heads * CHUNK, FP32),  # a chunk's scores
         _recurrence(model, tokens, products=2, matrices=2 * FP32, vectors=5 * FP32 + BF16),
-        linear(tokens, hidden, value),
-        _gated_norm(tokens, model.heads, model.value_dim),
-        linear(tokens, value, hidden),
-        moved(tokens, hidden, 0, 4 * 6),  # the sum of the input's five gradients
+        linear(tokens, model.hidden, value),
+        moved(tokens, model.hidden, 0, 4 * 6),  # the sum of the input's five gradients
     )
 
 
-def _gated_delta(model: Model, tokens: int) -> Work:
+def _gated_delta(model: Model, tokens: int, key: int, value: int) -> Work:
     """arXiv:2412.06464. Queries, keys and values are one tensor in the convolution; normalized queries and keys, values
     and a chunk's solved triangle are kept."""
     hidden, heads = model.hidden, model.value_heads
-    key, value = model.heads * model.head_dim, heads * model.value_dim
     return total(
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, value),
-        _convolutions(model, tokens, 2 * key + value),
         linear(tokens, hidden, heads),
         linear(tokens, hidden, heads),
         Work(parameters=2 * heads),
@@ -98,21 +86,14 @@ def _gated_delta(model: Model, tokens: int) -> Work:
         moved(tokens, 2 * key, 4, 6),  # queries and keys are normalized
         _recurrence(model, tokens, products=3, matrices=2 * BF16, vectors=5 * FP32),
         linear(tokens, hidden, value),
-        _gated_norm(tokens, heads, model.value_dim),
-        linear(tokens, value, hidden),
         moved(tokens, hidden, 0, 5 * 6),
     )
 
 
-def _kda(model: Model, tokens: int) -> Work:
+def _kda(model: Model, tokens: int, key: int, value: int) -> Work:
     """arXiv:2510.26692: gates for all columns of keys, from two products; two matrices of a chunk."""
-    hidden, heads = model.hidden, model.value_heads
-    key, value, gates = model.heads * model.head_dim, heads * model.value_dim, heads * model.head_dim
+    hidden, heads, gates = model.hidden, model.value_heads, model.value_heads * model.head_dim
     return total(
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, key),
-        linear(tokens, hidden, value),
-        _convolutions(model, tokens, 2 * key + value),
         linear(tokens, hidden, model.value_dim),
         linear(tokens, model.value_dim, gates),
         linear(tokens, hidden, heads),
@@ -126,21 +107,26 @@ def _kda(model: Model, tokens: int) -> Work:
         linear(tokens, hidden, model.value_dim),
         linear(tokens, model.value_dim, value, bias=True),
         saved(tokens, model.value_dim),
-        _gated_norm(tokens, heads, model.value_dim),
-        linear(tokens, value, hidden),
         moved(tokens, hidden, 0, 5 * 6),
     )
 
 
-_MIXERS = {"gla": _gla, "gated_deltanet": _gated_delta, "kda": _kda}
+_GATES_AND_STATES = {"gla": _gla, "gated_deltanet": _gated_delta, "kda": _kda}
 
 
 def mixer(model: Model, batch: Batch) -> Work:
-    tokens = batch.tokens
+    tokens, hidden = batch.tokens, model.hidden
+    key, value = model.heads * model.head_dim, model.value_heads * model.value_dim
     return total(
-        fused_norm(tokens, model.hidden),
-        saved(tokens, model.hidden),
-        _MIXERS[model.mixer](model, tokens),
+        fused_norm(tokens, hidden),
+        saved(tokens, hidden),
+        linear(tokens, hidden, key),
+        linear(tokens, hidden, key),
+        linear(tokens, hidden, value),
+        _convolutions(model, tokens, 2 * key + value),
+        _GATES_AND_STATES[model.mixer](model, tokens, key, value),
+        _gated_norm(tokens, model.value_heads, model.value_dim),
+        linear(tokens, value, hidden),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from ..errors import BudgetTooSmallError, UnsupportedError
 from . import linear_rnn, transformer
@@ -224,29 +225,22 @@ def predict(
     )
 
 
-def largest_batch(
-    model: Model,
-    length: int,
-    head: Head,
-    memory_bytes: float,
-    *,
-    optimizer: str = "adamw",
-    checkpoint: int = 0,
-    device: str = "h200",
-) -> int:
-    """The most sequences whose step is predicted to need at most so much memory; 0: not even one."""
+def largest_batch(model: Model, length: int, head: Head, memory_bytes: float, **options: Any) -> int:
+    """The most sequences whose step is predicted to need at most so much memory; 0: not even one.
+
+    Args:
+        options: of :func:`predict`.
+    """
 
     def fits(sequences: int) -> bool:
-        batch = Batch(sequences, length)
         try:
-            step = predict(model, batch, head, optimizer=optimizer, checkpoint=checkpoint, device=device)
+            return predict(model, Batch(sequences, length), head, **options).peak_bytes <= memory_bytes
         except BudgetTooSmallError:
             return False
         except UnsupportedError:  # so many tokens, as of draws beyond 2^31 elements
             if sequences == 1:
                 raise
             return False
-        return step.peak_bytes <= memory_bytes
 
     if not fits(1):
         return 0

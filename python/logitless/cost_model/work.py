@@ -7,6 +7,7 @@ the forward pass for the backward pass. Traffic is the bytes that operations wit
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 from .config import check_number
 
@@ -46,15 +47,10 @@ class Pass:
     traffic: float = 0.0
 
     def __add__(self, other: Pass) -> Pass:
-        return Pass(
-            self.products + other.products,
-            self.attention + other.attention,
-            self.masked + other.masked,
-            self.traffic + other.traffic,
-        )
+        return Pass(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def times(self, factor: float) -> Pass:
-        return Pass(self.products * factor, self.attention * factor, self.masked * factor, self.traffic * factor)
+        return Pass(*(factor * value for value in dataclasses.astuple(self)))
 
     @property
     def flop(self) -> float:
