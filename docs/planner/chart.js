@@ -52,8 +52,8 @@ class Chart {
     const width = Math.max(this.parent.clientWidth, 280);
     const height = Math.min(420, Math.max(260, width * 0.5));
     const box = { left: 62, right: width - 30, top: 14, bottom: height - 42 };
-    const others = (measured ?? []).filter((point) => point[2] !== null && !Array.isArray(point[1]))
-      .map(([name, ms, mib, , own]) => ({ name, bytes: mib * 2 ** 20, seconds: ms / 1e3, own: Boolean(own) }));
+    const others = (measured ?? []).filter((point) => point.mib !== null && !Array.isArray(point.ms))
+      .map(({ method, ms, mib, own }) => ({ name: method, bytes: mib * 2 ** 20, seconds: ms / 1e3, own }));
     const plans = result.plans.map((plan) => ({ ...plan, bytes: plan.workspace_bytes, seconds: plan.predicted_seconds }));
     const logits = result.problem.gradients ? result.materialized.logits_and_gradient_bytes : result.materialized.logits_bytes;
     const all = [...plans, ...points, ...others];
