@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -123,15 +124,14 @@ def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _check_fields(every: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for fields in every for name in fields))
-    for name in names:
-        values: dict[str, list[int]] = {}
-        for rank, fields in enumerate(every):
-            values.setdefault(repr(fields.get(name)), []).append(rank)
-        if len(values) > 1:
-            got = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
-            raise InvalidArgumentError(f"{name}: expected the same on all ranks of the group, got {got}")
+def _check_same(name: str, values: Sequence[str]) -> None:
+    """values: those of all ranks, as text."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    if len(ranks) > 1:
+        got = " and ".join(f"{value} on {_ranks(of)}" for value, of in ranks.items())
+        raise InvalidArgumentError(f"{name}: expected the same on all ranks of the group, got {got}")
 
 
 def _check_targets(targets: list[int], name: str) -> None:
@@ -165,30 +165,29 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
     return Shard(min(starts[rank], total - rows[rank]), total, max(rows), rank, len(rows))
 
 
-def refuse(group: Group, error: Exception) -> None:
-    """Tells the other ranks, which listen, that this one's arguments are refused."""
-    _headers(group, _Header(is_refused=1))
-    _compare_fields(group, {}, error)
-
-
-def _compare_fields(group: Group, fields: dict[str, Any], error: Exception | None = None) -> None:
-    """Raises where they differ. error: of this rank, which raises it itself."""
+def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> list[Any]:
+    """What each rank tells the others. Raises this rank's error, or says that of another one, which has failed so."""
     text = None if error is None else f"{type(error).__name__}: {error}"
-    reports = channel_of(group).objects((fields, text))
+    reports = channel_of(group).objects((mine, text))
     if error is not None:
-        return
-    for rank, (_, refused) in enumerate(reports):
-        if refused is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group refused its arguments: {refused}")
-    _check_fields([every for every, _ in reports])
+        raise error
+    for rank, (_, told) in enumerate(reports):
+        if told is not None:
+            raise InvalidArgumentError(f"rank {rank} of the group {failed}: {told}")
+    return [value for value, _ in reports]
 
 
-def _agreed_seed(fields: dict[str, Any], seeds: list[int]) -> int:
-    """Of all ranks, which were given it; or rank 0's, where each has drawn its own."""
-    if fields["seed"] == "given" and len(set(seeds)) > 1:
-        got = " and ".join(f"{seed} on rank {rank}" for rank, seed in enumerate(seeds))
-        raise InvalidArgumentError(f"seed: expected the same on all ranks of the group, got {got}")
-    return seeds[0]
+def refuse(group: Group, error: Exception) -> None:
+    """Tells the other ranks, which listen, that this one's arguments are refused, and raises the error."""
+    _headers(group, _Header(is_refused=1))
+    _of_all(group, {}, error, "refused its arguments")
+
+
+def _compare_fields(group: Group, fields: dict[str, Any]) -> None:
+    """Raises where they differ."""
+    every = _of_all(group, fields, None, "refused its arguments")
+    for name in dict.fromkeys(name for given in every for name in given):
+        _check_same(name, [repr(given.get(name)) for given in every])
 
 
 def agree(
@@ -206,7 +205,9 @@ def agree(
     if any(header.is_refused or header.fields != told for header in headers):
         _compare_fields(group, fields)
     _check_targets([header.targets for header in headers], targets_name)
-    seed = _agreed_seed(fields, [header.seed for header in headers])
+    if fields["seed"] == "given":  # else each rank has drawn its own, and rank 0's is taken
+        _check_same("seed", [str(header.seed) for header in headers])
+    seed = headers[0].seed
     if len({header.remembered for header in headers}) > 1:  # one was interrupted where the others went on
         memory = _memories[group] = _Memory()
     key = (tuple(fields.items()), tuple((h.rows, h.vocab_start, h.threads, h.unaligned) for h in headers))
@@ -225,15 +226,9 @@ def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) 
     """Raises on every rank where one lacks a plan, or has one that exchanges in other steps.
 
     plan: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
-    steps = None if plan is None else {"token_chunk": plan.token_chunk, "gathers": plan.gathers}
-    reports = channel_of(group).objects((steps, None if error is None else f"{type(error).__name__}: {error}"))
-    if error is not None:
-        raise error
-    for rank, (_, message) in enumerate(reports):
-        if message is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group has no plan: {message}")
-    for name in ("token_chunk", "gathers"):
-        found = [steps[name] for steps, _ in reports]
+    names = ("token_chunk", "gathers")
+    steps = _of_all(group, None if plan is None else [getattr(plan, name) for name in names], error, "has no plan")
+    for name, found in zip(names, zip(*steps)):
         if len(set(found)) > 1:
             raise InvalidArgumentError(
                 f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(found)}: "

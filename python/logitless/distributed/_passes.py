@@ -253,7 +253,6 @@ def _forward(
             check_own_memory(main_grad, given, "weight_shard")
         except Exception as error:
             _agreement.refuse(group, error)
-            raise
     own, fields = _own(given["classifier"], ranks), _fields(asked, given, main_grad, options, ranks)
     targets = None if ranks.own_targets else given["targets"]
     seed = int(given["seed"]) if "seed" in given and given["seed"].device.type == "cpu" else 0
