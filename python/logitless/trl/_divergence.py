@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .._divergence import linear_divergence
-from ._checks import check_present
+from ._log_probs import StandIn, check_present
 
 
-class Divergences:
-    """The fused heads behind ``apply``, the one method of an autograd function that TRL calls.
-
-    Attributes:
-        original: TRL's function, in whose place this stands.
-        options: those of ``patch``.
-    """
-
-    def __init__(self, original: Any, options: dict[str, Any]) -> None:
-        self.original = original
-        self.options = options
-
+class Divergences(StandIn):
     def apply(
         self,
         student_hidden: Tensor,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._checks import check_present
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 STATS = {"mean_logits": "mean_logit"}  # those with another name here
@@ -15,18 +16,30 @@ STATS = {"mean_logits": "mean_logit"}  # those with another name here
 Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-class LogProbs:
-    """The fused head behind ``apply``, the one method of an autograd function that TRL calls.
+def check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The head's tensors will be there in the backward pass."""
+    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    if trained and hasattr(weight, "ds_id"):
+        raise UnsupportedError(
+            "logitless.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
+            "backward pass; use ZeRO-2, or logitless.trl.unpatch()"
+        )
+
+
+class StandIn:
+    """Fused heads behind ``apply``, the one method of an autograd function that TRL calls.
 
     Attributes:
         original: TRL's function, in whose place this stands.
-        options: those of :func:`logitless.linear_cross_entropy` that ``patch`` was given.
+        options: those of ``patch``.
     """
 
     def __init__(self, original: Any, options: dict[str, Any]) -> None:
         self.original = original
         self.options = options
 
+
+class LogProbs(StandIn):
     def apply(
         self,
         hidden: Tensor,
