@@ -26,12 +26,27 @@ const scales = {
   budget: powerScale(1, 2 ** 16, 4, roundToEighth), // MiB; one position more is none
 };
 
-// "160MiB" in MiB, as far as a slider's place goes; NaN for other texts.
-function budgetMiB(text) {
-  const match = /^([\d.]+)\s*([kmgt]?)(i?)b?$/i.exec(text);
-  if (!match) return NaN;
-  const power = " kmgt".indexOf(match[2].toLowerCase() || " ");
-  return (Number(match[1]) * (match[3] ? 1024 : 1000) ** power) / MiB;
+// Labels of the fields, in their order; of those with a slider also its name.
+const sized = {
+  tokens: ["Tokens <i>N</i>", "Tokens"], vocab: ["Vocabulary <i>V</i>", "Vocabulary"],
+  hidden: ["Hidden size <i>D</i>", "Hidden size"], budget: ["Budget", "Budget of workspace"],
+  chunk: ["Chunk <i>C</i> of the plain loop", "Chunk of the plain loop"],
+};
+const selects = { dtype: "Dtype", device: "Device", pass: "Pass", gradient: "Gradients", threshold: "Threshold" };
+const counts = Object.keys(sized).filter((key) => key !== "budget");
+
+function fieldOf(key, label, control, more = "", kind = "field") {
+  return `<div class="${kind}" id="${key}-field"><label for="${key}">${label}</label>${control}${more}</div>`;
+}
+function textField(key, label, more, kind) {
+  return fieldOf(key, label, `<input id="${key}" type="text"${key === "budget" ? "" : ' inputmode="numeric"'}>`, more, kind);
+}
+function sizedField(key, kind = "field sized") {
+  const [label, name] = sized[key];
+  return textField(key, label, `<input id="${key}-slider" type="range" aria-label="${name}, on a scale">`, kind);
+}
+function choiceField(key) {
+  return fieldOf(key, selects[key], `<select id="${key}"></select>`);
 }
 
 class Controls {
@@ -39,9 +54,15 @@ class Controls {
   constructor(models, change) {
     this.models = models;
     this.change = change;
+    this.at("controls").insertAdjacentHTML("beforeend", [
+      fieldOf("model", "Model", '<select id="model"></select><small id="model-source"></small>'),
+      ...["tokens", "vocab", "hidden", "budget"].map((key) => sizedField(key)), choiceField("dtype"), choiceField("device"),
+      textField("threads", "Threads"), choiceField("pass"), choiceField("gradient"), choiceField("threshold"),
+    ].join(""));
+    this.at("loop-field").outerHTML = sizedField("chunk", "field sized inline");
     this.fillModels();
-    for (const key of ["dtype", "device", "pass", "gradient", "threshold"]) this.setUpChoice(key);
-    for (const key of ["tokens", "vocab", "hidden", "chunk"]) this.setUpCount(key);
+    for (const key of Object.keys(selects)) this.setUpChoice(key);
+    for (const key of counts) this.setUpCount(key);
     this.setUpBudget();
     this.onText("threads");
     this.setUpPresets();
@@ -139,13 +160,13 @@ class Controls {
     this.at("model-source").textContent = model
       ? `${model.weights}${model.softcap ? `, softcap ${model.softcap}` : ""}${model.scale !== 1 ? `, scale ${model.scale}` : ""}`
       : "";
-    for (const key of ["dtype", "device", "pass", "gradient", "threshold"]) this.at(key).value = state[key];
-    for (const key of ["tokens", "vocab", "hidden", "chunk"]) {
+    for (const key of Object.keys(selects)) this.at(key).value = state[key];
+    for (const key of counts) {
       this.showText(key, formatCount(state[key]));
       this.showSlider(key, scales[key].positionOf(state[key]), formatCount(state[key]));
     }
     this.showText("budget", state.budget || "none");
-    const mib = budgetMiB(state.budget);
+    const mib = numberOf(state.budget.replace(/b$/i, "")) / MiB;
     const position = state.budget && !Number.isNaN(mib) ? scales.budget.positionOf(mib) : scales.budget.positions + 1;
     this.showSlider("budget", position, state.budget || "none");
     this.showText("threads", String(state.threads));

@@ -7,26 +7,28 @@ function powerText(value) {
   return `${digits} × 10${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
 }
 
+const countText = (count) => (count ? formatCount(count) : "–");
+const columns = { // by what they show of a plan
+  workspace_bytes: ["Workspace", formatWorkspace],
+  cost_f: ["Cost", (cost) => `${Number(cost.toPrecision(3))} F`],
+  predicted_seconds: ["Predicted", (seconds, plan) => formatSeconds(seconds) + (plan.slow ? " !" : "")],
+  fits: ["Fits", (fits) => (fits ? "yes" : "no")],
+  token_chunk: ["Tokens at once", countText],
+  kept_columns: ["Columns kept", countText],
+  vocab_window: ["Window", countText],
+};
+
 function planRow(plan) {
   const name = element("th", plan.plan.replaceAll("_", " "), { scope: "row" });
   if (plan.chosen) name.append(" ", element("b", "chosen"));
   name.append(element("small", plan.config, { "data-key": "config" }, plan.config));
-  const row = [
-    name,
-    element("td", formatWorkspace(plan.workspace_bytes), { "data-key": "workspace_bytes" }, plan.workspace_bytes),
-    element("td", `${Number(plan.cost_f.toPrecision(3))} F`, { "data-key": "cost_f" }, plan.cost_f),
-    element("td", formatSeconds(plan.predicted_seconds) + (plan.slow ? " !" : ""), { "data-key": "predicted_seconds" }, plan.predicted_seconds),
-    element("td", plan.fits ? "yes" : "no", { "data-key": "fits" }, plan.fits),
-    element("td", plan.token_chunk ? formatCount(plan.token_chunk) : "–", { "data-key": "token_chunk" }, plan.token_chunk),
-    element("td", plan.kept_columns ? formatCount(plan.kept_columns) : "–", { "data-key": "kept_columns" }, plan.kept_columns),
-    element("td", plan.vocab_window ? formatCount(plan.vocab_window) : "–", { "data-key": "vocab_window" }, plan.vocab_window),
-  ];
-  return row;
+  const cells = Object.entries(columns).map(([key, [, text]]) => element("td", text(plan[key], plan), { "data-key": key }, plan[key]));
+  return [name, ...cells];
 }
 
 function showPlans(state, result) {
   const table = document.getElementById("plans");
-  fillTable(table, ["Plan", "Workspace", "Cost", "Predicted", "Fits", "Tokens at once", "Columns kept", "Window"], result.plans.map(planRow));
+  fillTable(table, ["Plan", ...Object.values(columns).map(([title]) => title)], result.plans.map(planRow));
   [...table.tBodies[0].rows].forEach((row, i) => {
     row.dataset.plan = result.plans[i].plan;
     row.classList.toggle("chosen", result.plans[i].chosen);

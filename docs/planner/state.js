@@ -54,10 +54,15 @@ const largestCount = 2 ** 53;
 
 const suffixes = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
 
-// A whole number as the command line takes it, 8192, 8k or 8Ki; NaN for other texts.
-function countOf(text) {
+// 8192, 8k or 1.5Gi; NaN for other texts.
+function numberOf(text) {
   const [, digits, suffix] = /^(\d+\.?\d*|\.\d+) *([a-z]*)$/i.exec(text) ?? [];
-  const count = Number(digits) * (suffixes[suffix?.toLowerCase()] ?? NaN);
+  return Number(digits) * (suffixes[suffix?.toLowerCase()] ?? NaN);
+}
+
+// A whole number as the command line takes it; NaN for other texts.
+function countOf(text) {
+  const count = numberOf(text);
   return count <= largestCount && Number.isInteger(count) ? count : NaN;
 }
 
