@@ -12,10 +12,11 @@ import subprocess
 import time
 
 import pytest
-from screens import WIDE
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+
+WIDE = 1280  # pixels
 
 
 def from_environment(name, what):
@@ -72,6 +73,9 @@ class Planner:
     def text(self, id):
         return self.at(id).text
 
+    def texts(self, selector):
+        return self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector)
+
     def result(self):
         return self.run("return planner.result")
 
@@ -111,7 +115,7 @@ def page():
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     planner = Planner(driver, folder)
-    planner.screen(1280)
+    planner.screen(WIDE)
     planner.open()
     yield planner
     problems = [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -1,29 +1,13 @@
 """Fields, presets and figures of the planner page, on screens of all widths."""
 
 import pytest
-from screens import PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 
 def test_a_size_is_typed_as_on_the_command_line(page, native):
     """Every count that it takes and refuses, in its words, beside the field; addresses take the same."""
-    for text in (
-        "8k",
-        "8Ki",
-        "1.5k",
-        "16 Ki",
-        "8,192",
-        "0.5",
-        "1.15k",
-        "8kB",
-        "8e3",
-        "many",
-        "-3",
-        "2Ti",
-        "9" * 20,
-        "",
-    ):
+    for text in ("8k|8Ki|1.5k|16 Ki|8,192|0.5|1.15k|8kB|8e3|many|-3|2Ti|" + "9" * 20 + "|").split("|"):
         page.open()
         for key in ("tokens", "vocab", "hidden"):
             field = page.at(key)
@@ -37,9 +21,8 @@ def test_a_size_is_typed_as_on_the_command_line(page, native):
                 expected = "expected a whole number such as 4096 or 128Ki, got ''"
                 assert page.text(f"{key}-message") == (message.removeprefix(f"--{key}: ") or expected)
                 assert page.run(f"return planner.state.{key} === defaults.{key}")
-                if given:
-                    page.go(f"{key}={given}")
-                    assert page.run(f"return planner.state.{key} === defaults.{key}")
+                page.go(f"{key}={given}")
+                assert page.run(f"return planner.state.{key} === defaults.{key}")
                 continue
             assert not page.at(f"{key}-message").is_displayed() and not field.get_attribute("aria-invalid")
             shown = page.run(f"return planner.state.{key}")
@@ -63,12 +46,10 @@ def test_the_same_bytes_read_the_same_everywhere(page):
             chosen,
         )
         assert len(shown) >= 3 and set(shown) == {text}
-        assert page.text("headline").startswith(text) and f"{text}, " in page.run(
-            "return [...document.querySelectorAll('.chart .mark.chosen title')].map(e => e.textContent).join()"
-        )
+        assert page.text("headline").startswith(text) and f"{text}, " in page.texts(".chart .mark.chosen title")[0]
 
 
-@pytest.mark.parametrize("size", [(1280, 720), (1000, 640), (800, 900), (PHONE, 740)])
+@pytest.mark.parametrize("size", [(1280, 720), (1000, 640), (800, 900), (360, 740)])
 def test_the_fields_are_at_hand_wherever_one_is(page, size):
     """Beside the results, or one click away behind a line that says the result."""
     page.screen(*size)
@@ -96,12 +77,11 @@ def test_the_fields_are_at_hand_wherever_one_is(page, size):
 
 def test_presets_show_what_it_is_for(page):
     """Each has a plan that holds far less than the logits, and nothing on it is a warning."""
-    count = len(page.driver.find_elements(By.CSS_SELECTOR, "#presets button"))
-    assert count >= 4
-    for i in range(count):
-        page.driver.find_elements(By.CSS_SELECTOR, "#presets button")[i].click()
+    presets = page.driver.find_elements(By.CSS_SELECTOR, "#presets button")
+    assert len(presets) >= 4
+    for preset in presets:
+        preset.click()
         result = page.result()
-        bytes = page.bar("materialized")
-        assert result["chosen"] and result["chosen"]["workspace_bytes"] * 8 < bytes, page.hash()
+        assert result["chosen"] and result["chosen"]["workspace_bytes"] * 8 < page.bar("materialized"), page.hash()
         (chosen,) = (plan for plan in result["plans"] if plan["chosen"])
         assert not chosen["slow"] and not page.at("refusal").is_displayed()

@@ -4,13 +4,13 @@ import random
 import re
 
 import pytest
-from screens import PHONE, WIDE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-PLAN_KEYS = ("workspace_bytes", "cost_f", "predicted_seconds", "fits", "token_chunk", "kept_columns", "vocab_window")
+WIDE, PHONE = 1280, 360  # pixels
+PLAN_KEYS = "workspace_bytes cost_f predicted_seconds fits token_chunk kept_columns vocab_window chosen config".split()
 
 
 def usable_cpu_kernels(native):
@@ -42,11 +42,8 @@ def random_states(native, count):
         state["pass"] = draw.choice(["gradients", "gradients", "gradients", "loss"])
         state["gradient"] = draw.choice(["exact", "exact", "thinned", "always-thinned"])
         state["threshold"] = f"2^-{draw.randint(6, 13)}"
-        budget = draw.choice(
-            ["", "1MiB", f"{size(1, 4000)}MiB", f"{size(1, 4000)}MB", f"{size(1 << 20, 1 << 36)}", "1.5GiB"]
-        )
-        state["budget"] = budget
-        yield state
+        budgets = ["", "1MiB", f"{size(1, 4000)}MiB", f"{size(1, 4000)}MB", f"{size(1 << 20, 1 << 36)}", "1.5GiB"]
+        yield state | {"budget": draw.choice(budgets)}
 
 
 def show(page, state):
@@ -62,16 +59,10 @@ def check_against(native, page):
         return
     assert [row["plan"] for row in page.rows()] == [plan["plan"] for plan in expected["plans"]]
     for shown, plan in zip(page.rows(), expected["plans"], strict=True):
-        assert {key: shown[key] for key in (*PLAN_KEYS, "chosen", "config")} == {
-            key: plan[key] for key in (*PLAN_KEYS, "chosen", "config")
-        }
-    assert page.run("return [...document.querySelectorAll('#words > *')].map(e => e.textContent)") == [
-        text for entry in expected["words"] for text in (entry["word"], entry["meaning"])
-    ]
-    assert page.run("return [...document.querySelectorAll('#notes > li')].map(e => e.textContent)") == expected["notes"]
-    assert page.run("return document.querySelectorAll('#kernels')[0].textContent").endswith(
-        f"Times: {expected['times']['basis']}."
-    )
+        assert [shown[key] for key in PLAN_KEYS] == [plan[key] for key in PLAN_KEYS]
+    assert page.texts("#words > *") == [text for entry in expected["words"] for text in entry.values()]
+    assert page.texts("#notes > li") == expected["notes"]
+    assert page.texts("#kernels")[0].endswith(f"Times: {expected['times']['basis']}.")
     gradients = expected["problem"]["gradients"]
     logits = expected["materialized"]["logits_and_gradient_bytes" if gradients else "logits_bytes"]
     assert page.bar("materialized") == logits
@@ -159,10 +150,8 @@ def test_sliders_are_dragged(page, native):
         assert page.at(key).get_attribute("value").replace(",", "") == str(after)
         check_against(native, page)
     # Sizes that are no model's any more.
-    assert (
-        page.run("return planner.state.model") == ""
-        and Select(page.at("model")).first_selected_option.text == "custom sizes"
-    )
+    assert page.run("return planner.state.model") == ""
+    assert Select(page.at("model")).first_selected_option.text == "custom sizes"
 
 
 def test_the_keyboard_is_enough(page, native):
@@ -206,10 +195,8 @@ def test_the_blogs_bars(page):
     assert page.bar("materialized") == 2 * 4 * 8192 * 128000 and "7.81 GiB" in page.text("bar-materialized")
     assert page.bar("plain") == 2 * 4 * 1024 * 128000 and "1000 MiB" in page.text("bar-plain")
     assert "87.5% less" in page.text("counted")
-    widths = [
-        page.run(f"return document.querySelector('.fill.{name}').style.width") for name in ("materialized", "plain")
-    ]
-    assert widths == ["100%", "12.5%"]
+    for name, width in (("materialized", "100%"), ("plain", "12.5%")):
+        assert page.run(f"return document.querySelector('.fill.{name}').style.width") == width
 
 
 def test_the_blogs_loop(page):
@@ -260,15 +247,11 @@ def test_the_curve_never_rises_and_meets_the_chosen_plan(page):
 
 
 def test_measured_points_are_shown_where_there_are_any(page):
-    assert (
-        "torch.compile" in page.text("measured")
-        and "41.3 ms" in page.text("measured")
-        and "H200" in page.text("measured-sources")
-    )
+    assert "torch.compile" in page.text("measured") and "41.3 ms" in page.text("measured")
+    assert "H200" in page.text("measured-sources")
     page.go("device=a100")
-    assert (
-        "Nothing was measured at these sizes" in page.text("measured-note") and not page.at("measured").is_displayed()
-    )
+    assert "Nothing was measured at these sizes" in page.text("measured-note")
+    assert not page.at("measured").is_displayed()
 
 
 @pytest.mark.parametrize(
@@ -297,20 +280,14 @@ def test_text_is_readable_in_light_and_dark(page, dark):
     page.screen(WIDE, dark=dark)
 
     def color(selector, what="color"):
-        return luminance(
-            page.run("return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", selector, what)
-        )
+        script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+        return luminance(page.run(script, selector, what))
 
     paper = color("section", "backgroundColor")
     assert (paper < 0.1) == dark
-    for selector, what in (
-        ("h2", "color"),
-        (".note", "color"),
-        ("th.own", "color"),
-        (".chart .tick", "fill"),
-        (".chart .label", "fill"),
-    ):
-        lighter, darker = sorted((color(selector, what), paper), reverse=True)
+    for selector in ("h2", ".note", "th.own", ".chart .tick", ".chart .label"):
+        ink = color(selector, "fill" if "chart" in selector else "color")
+        lighter, darker = sorted((ink, paper), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, selector
 
 
@@ -332,7 +309,7 @@ def test_screenshots(page):
     for name, width, dark, hash in (
         ("wide-light", WIDE, False, ""),
         ("wide-dark", WIDE, True, "gradient=thinned&budget="),
-        ("phone-light", PHONE, False, "model=&vocab=128000&hidden=4096&budget=1000MiB&loop=plain&step=2"),
+        ("phone-light", PHONE, False, BLOGS_BARS),
         ("phone-dark", PHONE, True, "device=cpu:avx2&tokens=2048&step=4"),
     ):
         page.screen(width, dark=dark)

@@ -1,3 +1,0 @@
-"""Widths of screens, in pixels."""
-
-WIDE, PHONE = 1280, 360
