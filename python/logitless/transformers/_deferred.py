@@ -137,21 +137,16 @@ def _pair(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple
     return args[0], args[1]
 
 
-def _multiply(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+def _scale(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     first, second = _pair(logits, func, args, kwargs)
-    number = _number(logits, second if isinstance(first, DeferredLogits) else first, func)
-    probe = _on_probe(logits, lambda z: func(*(z if isinstance(a, DeferredLogits) else a for a in args)))
-    return DeferredLogits(replace(logits.scaled(number), probe=probe))
-
-
-def _divide(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    first, second = _pair(logits, func, args, kwargs)
-    if not isinstance(first, DeferredLogits):
+    divides, is_first = "div" in name_of(func), isinstance(first, DeferredLogits)
+    if divides and not is_first:
         raise logits.refuse("a division by them")
-    number = _number(logits, second, func)
-    if number == 0.0:
+    number = _number(logits, second if is_first else first, func)
+    if divides and number == 0.0:
         raise logits.refuse("a division by 0")
-    return DeferredLogits(replace(logits.scaled(1.0 / number), probe=_on_probe(logits, lambda z: func(z, second))))
+    probe = _on_probe(logits, lambda z: func(*(z if isinstance(a, DeferredLogits) else a for a in args)))
+    return DeferredLogits(replace(logits.scaled(1.0 / number if divides else number), probe=probe))
 
 
 def _add(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -264,8 +259,7 @@ def _table(entries: dict[str, Any]) -> dict[str, Any]:
 
 _KNOWN: dict[str, Callable[[Logits, Any, Any, dict[str, Any]], Tensor]] = _table(
     {
-        "mul multiply __mul__ __rmul__": _multiply,
-        "div divide true_divide __truediv__ __div__": _divide,
+        "mul multiply __mul__ __rmul__ div divide true_divide __truediv__ __div__": _scale,
         "add __add__ __radd__": _add,
         "tanh": _tanh,
         "to float double half bfloat16 type type_as": _cast,

@@ -14,7 +14,7 @@ from torch.nn.modules import module as module_hooks
 from ..errors import UnsupportedError
 from ..nn import FusedHead
 from ._deferred import DeferredLogits
-from ._logits import Logits, Session, Term
+from ._logits import Logits, Session, Term, is_dtensor
 from ._probe import logits_of, some_rows
 
 _PLAIN = (nn.Linear.forward, FusedHead.forward)  # called with hidden states alone, the latter is the former
@@ -112,7 +112,7 @@ def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
                 "pass at a time of a patched model, or of models that share a head: give each thread a copy"
             )
         own = layer.__dict__.get(name)
-        sharded = hasattr(type(layer._parameters.get("weight")), "placements")  # tensor parallelism replaces forward
+        sharded = is_dtensor(layer._parameters.get("weight"))  # tensor parallelism replaces forward
         if own is not None and not sharded and getattr(own, "__func__", None) not in _PLAIN:
             raise UnsupportedError(
                 f"logitless.transformers: the head of {session.owner} has a forward of its own, whose backward pass "
@@ -158,5 +158,4 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
     if bias is not None and hasattr(layer, "unshard"):
         bias = bias.clone()  # FSDP2 frees it when this call ends
-    is_dtensor = hasattr(type(hidden), "placements")
-    return DeferredLogits(Logits(session, (term,), dtype, bias, probe=probe, as_dtensor=is_dtensor))
+    return DeferredLogits(Logits(session, (term,), dtype, bias, probe=probe, as_dtensor=is_dtensor(hidden)))

@@ -16,6 +16,17 @@ from ..errors import UnsupportedError
 ROWS = 8  # of logits that are compared
 
 
+def is_dtensor(tensor: Any) -> bool:
+    return hasattr(type(tensor), "placements")
+
+
+def on_all_ranks(tensor: Tensor, mesh: Any) -> Tensor:
+    """A DTensor of what all ranks of the mesh have."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 @dataclass
 class Session:
     """One forward pass of a patched model: the options of its loss, and what happened."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..call import check_integers
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import Logits, Session, Term, fused_operands
+from ._logits import Logits, Session, Term, fused_operands, is_dtensor, on_all_ranks
 from ._probe import compare
 
 
@@ -51,16 +51,8 @@ def cross_entropy(
         **logits.session.options,
     )
     assert isinstance(loss, Tensor)
-    return _local(loss) if is_dtensor(loss) and not logits.as_dtensor else loss
-
-
-def is_dtensor(tensor: Any) -> bool:
-    return hasattr(type(tensor), "placements")
-
-
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local()
-    return local
+    local: Any = loss
+    return local.to_local() if is_dtensor(loss) and not logits.as_dtensor else loss
 
 
 def _present(term: Term, session: Session) -> Term:
@@ -123,6 +115,4 @@ def _over_ranks(logits: Logits, hidden: Tensor, weight: Tensor) -> Tensor:
             "logitless.transformers: the head's weight is a DTensor, its hidden states are none: patch(model, "
             "tp_mesh=mesh) says that the weight is sharded over that mesh, with the same hidden states on all its ranks"
         )
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return DTensor.from_local(hidden, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return on_all_ranks(hidden, mesh)

@@ -12,18 +12,15 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
-from ._logits import ROWS, Logits, fused_operands
+from ._logits import ROWS, Logits, fused_operands, is_dtensor, on_all_ranks
 
 _BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
 
 def some_rows(hidden: Tensor) -> Tensor:
     """At most ROWS rows of hidden [..., D], spread over all; of a DTensor, one that all ranks have."""
-    if hasattr(type(hidden), "placements"):
-        from torch.distributed.tensor import DTensor, Replicate
-
-        mesh: Any = hidden.device_mesh  # type: ignore[attr-defined]
-        return DTensor.from_local(some_rows(_whole(hidden.detach())), mesh, [Replicate()] * mesh.ndim)
+    if is_dtensor(hidden):
+        return on_all_ranks(some_rows(_whole(hidden.detach())), hidden.device_mesh)  # type: ignore[attr-defined]
     rows = hidden.detach().reshape(-1, hidden.shape[-1])
     if rows.shape[0] <= ROWS:
         return rows
@@ -144,7 +141,7 @@ def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
 
 def _whole(tensor: Any) -> Any:
     """All of a DTensor: the formula is compared with it, once."""
-    return tensor.full_tensor() if hasattr(type(tensor), "placements") else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def _rounding(logits: Logits) -> float:
