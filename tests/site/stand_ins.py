@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
+import logitless
 import torch
 from torch import nn
 
+Place = dict[str, Any]
 
-def tensors() -> dict[str, object]:
+
+def tensors() -> Place:
     torch.manual_seed(0)
     return {
         "torch": torch,
@@ -19,7 +23,7 @@ def tensors() -> dict[str, object]:
     }
 
 
-def language_model(where: dict[str, object]) -> None:
+def language_model(where: Place) -> None:
     """A tiny model of transformers, with a batch."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,55 +32,48 @@ def language_model(where: dict[str, object]) -> None:
     where["batch"] = torch.randint(99, (2, 8))
 
 
-def with_head(where: dict[str, object]) -> None:
+def with_head(where: Place) -> None:
     where["model"] = nn.Module()
-    where["model"].lm_head = nn.Linear(256, 32_000, bias=False)  # type: ignore[attr-defined]
+    where["model"].lm_head = nn.Linear(256, 32_000, bias=False)
 
 
-def with_criterion(where: dict[str, object]) -> None:
+def with_criterion(where: Place) -> None:
     where["model"] = types.SimpleNamespace(config=types.SimpleNamespace(), criterion=None)
 
 
-def of_policy(where: dict[str, object]) -> None:
-    import logitless
-
-    where["logitless"] = logitless
-    where["old_log_probs"], where["advantages"] = -torch.rand(2, 6), torch.randn(2, 6)
+def of_policy(where: Place) -> None:
+    where |= {"logitless": logitless, "old_log_probs": -torch.rand(2, 6), "advantages": torch.randn(2, 6)}
 
 
-def loss_alone(where: dict[str, object]) -> None:
-    import logitless
-
-    where |= {"logitless": logitless, "weight": where["lm_head"].weight}  # type: ignore[attr-defined]
+def loss_alone(where: Place) -> None:
+    where |= {"logitless": logitless, "weight": where["lm_head"].weight}
 
 
-def of_one_rank(where: dict[str, object]) -> None:
+def of_one_rank(where: Place) -> None:
     """A group of this process alone, which has the whole head."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    where |= {"weight_shard": where["lm_head"].weight, "target": where["labels"]}  # type: ignore[attr-defined]
+    where |= {"weight_shard": where["lm_head"].weight, "target": where["labels"]}
     where["tp_group"] = torch.distributed.group.WORLD
 
 
-def of_readme(where: dict[str, object]) -> None:
+def of_readme(where: Place) -> None:
     language_model(where)
     of_one_rank(where)
 
 
-def of_parallel_clients(where: dict[str, object]) -> None:
-    import logitless
+def of_parallel_clients(where: Place) -> None:
     from logitless.nn import FusedHead
     from torch.distributed.device_mesh import init_device_mesh
 
     of_one_rank(where)
     with_head(where)
-    model: nn.Module = where["model"]  # type: ignore[assignment]
-    model.lm_head = FusedHead.from_linear(model.lm_head)  # type: ignore[arg-type]
-    where |= {"logitless": logitless, "mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
-    where["weight"] = where["lm_head"].weight  # type: ignore[attr-defined]
+    loss_alone(where)
+    where["model"].lm_head = FusedHead.from_linear(where["model"].lm_head)
+    where |= {"mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
 
 
-def of_two_heads(where: dict[str, object]) -> None:
+def of_two_heads(where: Place) -> None:
     where |= {"student_hidden": where["hidden"], "teacher_hidden": torch.randn(2, 6, 384)}
     where |= {"student_head": nn.Linear(256, 5_000, bias=False), "teacher_head": nn.Linear(384, 5_000, bias=False)}
     where["completion_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
@@ -97,7 +94,7 @@ PAGES = {
 }
 
 
-def of_page(page: str) -> dict[str, object]:
+def of_page(page: str) -> Place:
     where = tensors()
     if page in PAGES:
         PAGES[page](where)
