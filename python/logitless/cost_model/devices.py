@@ -12,18 +12,12 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A model of GPU; peaks are of its data sheet.
-
-    Attributes:
-        peak_flops: of dense bf16 products a second.
-        peak_bandwidth: bytes of its memory a second.
-        memory_bytes: that programs can have of its memory, in whole GiB.
-    """
+    """A model of GPU; peaks are of its data sheet."""
 
     name: str
-    peak_flops: float
-    peak_bandwidth: float
-    memory_bytes: int
+    peak_flops: float  # of dense bf16 products a second
+    peak_bandwidth: float  # bytes of its memory a second
+    memory_bytes: int  # that programs can have of its memory, in whole GiB
 
 
 DEVICES = {

@@ -51,23 +51,14 @@ def exchange_seconds(ranks: int, size: float, passes: int = 1) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class GroupCost:
-    """Predicted, of one rank.
+    """Predicted, of one rank."""
 
-    Attributes:
-        ranks: of the group.
-        product_seconds: of forward and backward of the largest shard, as the planner predicts it.
-        statistics_seconds: of the all-gathers of row statistics.
-        reduction_seconds: of the sum of d_hidden over ranks.
-        gather_seconds: of hidden, with sequence_parallel.
-        workspace_bytes: of the plan.
-    """
-
-    ranks: int
-    product_seconds: float
-    statistics_seconds: float
-    reduction_seconds: float
-    gather_seconds: float
-    workspace_bytes: int
+    ranks: int  # of the group
+    product_seconds: float  # of forward and backward of the largest shard, as the planner predicts it
+    statistics_seconds: float  # of the all-gathers of row statistics
+    reduction_seconds: float  # of the sum of d_hidden over ranks
+    gather_seconds: float  # of hidden, with sequence_parallel
+    workspace_bytes: int  # of the plan
 
     @property
     def seconds(self) -> float:

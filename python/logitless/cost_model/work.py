@@ -32,19 +32,12 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """Work of a forward or of a backward pass.
+    """Work of a forward or of a backward pass: FLOP, but for the traffic."""
 
-    Attributes:
-        products: FLOP of matrix products.
-        attention: FLOP of causal attention's kernels, and of chunks of recurrences.
-        masked: FLOP of attention's kernels that are given a mask.
-        traffic: bytes of all other operations.
-    """
-
-    products: float = 0.0
-    attention: float = 0.0
-    masked: float = 0.0
-    traffic: float = 0.0
+    products: float = 0.0  # of matrices
+    attention: float = 0.0  # causal attention's kernels, and chunks of recurrences
+    masked: float = 0.0  # attention's kernels that are given a mask
+    traffic: float = 0.0  # bytes of all other operations
 
     def __add__(self, other: Pass) -> Pass:
         return Pass(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
@@ -59,19 +52,13 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Of one operation, or of several, one after the other.
+    """Of one operation, or of several, one after the other."""
 
-    Attributes:
-        parameters: their number.
-        saved: bytes that autograd keeps between the passes.
-        transient: bytes at most that the backward pass holds beyond what is saved and weights' gradients.
-    """
-
-    parameters: int = 0
+    parameters: int = 0  # their number
     forward: Pass = Pass()
     backward: Pass = Pass()
-    saved: float = 0.0
-    transient: float = 0.0
+    saved: float = 0.0  # bytes that autograd keeps between the passes
+    transient: float = 0.0  # bytes at most that the backward pass holds beyond what is saved and weights' gradients
 
     def __add__(self, other: Work) -> Work:
         return Work(

@@ -27,16 +27,11 @@ def check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 class StandIn:
-    """Fused heads behind ``apply``, the one method of an autograd function that TRL calls.
-
-    Attributes:
-        original: TRL's function, in whose place this stands.
-        options: those of ``patch``.
-    """
+    """Fused heads behind ``apply``, the one method of an autograd function that TRL calls."""
 
     def __init__(self, original: Any, options: dict[str, Any]) -> None:
-        self.original = original
-        self.options = options
+        self.original = original  # TRL's function, in whose place this stands
+        self.options = options  # those of ``patch``
 
 
 class LogProbs(StandIn):
