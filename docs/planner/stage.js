@@ -60,8 +60,7 @@ class Stage {
     rect("never", right[0], box.top, right[1], box.bottom);
     if (step.hiddenDone) rect("past", right[0], box.top, right[1], y(step.hiddenDone));
     rect("never", box.left, below[0], box.right, below[1]);
-    const [first, last] = step.classifierDone ?? [0, 0];
-    if (last) rect(step.partial ? "past partial" : "past", x(first), below[0], x(last), below[1]);
+    if (step.classifierDone) rect(step.partial ? "past partial" : "past", x(0), below[0], x(step.classifierDone), below[1]);
   }
 
   // Short lists, a line a token.
