@@ -14,17 +14,16 @@ from groups.ranks import sizes
 @contextlib.contextmanager
 def without_host_backend(ranks, has_gloo=True):
     """Groups meanwhile have a backend of devices alone; rank 1 has no gloo beside it where has_gloo is False."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(_channel, "_has_host_backend", lambda group: False)
-    patch.setattr(_channel, "_device_of", lambda group: ranks.device)
-    if not has_gloo and ranks.rank == 1:
-        patch.setattr(_channel, "_has_gloo_device", lambda: False)
-    group = dist.new_group(list(range(ranks.size)))
-    try:
-        yield ranks.within(group)
-    finally:
-        patch.undo()
-        dist.destroy_process_group(group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_channel, "_has_host_backend", lambda group: False)
+        patch.setattr(_channel, "_device_of", lambda group: ranks.device)
+        if not has_gloo and ranks.rank == 1:
+            patch.setattr(_channel, "_has_gloo_device", lambda: False)
+        group = dist.new_group(list(range(ranks.size)))
+        try:
+            yield ranks.within(group)
+        finally:
+            dist.destroy_process_group(group)
 
 
 def heads_in_turn(ranks):

@@ -6,13 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from groups.group_cases import OPTIONS, Data, assert_close, check, objective, of_whole
+from groups.common import (
+    OPTIONS,
+    Data,
+    Targets,
+    add_cases,
+    assert_close,
+    call,
+    check,
+    largest_logit,
+    of_whole,
+)
 from groups.ranks import sizes
-from groups.target_cases import Targets
-from groups.top_k_cases import top_k
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROWS = 600
 
 
 class OnDevice:
@@ -20,12 +27,10 @@ class OnDevice:
 
     width, times = 64, 41
 
-    def __init__(self, ranks, dtype=torch.float32, seed=0, shape=(ROWS,)):
+    def __init__(self, ranks, dtype=torch.float32, seed=0, shape=(600,)):
         super().__init__(ranks, dtype, seed, shape)
         self.weight /= 8
-        for name, value in vars(self).items():
-            if torch.is_tensor(value):
-                setattr(self, name, value.to(ranks.device))
+        self.__dict__ |= vars(self.map(lambda tensor: tensor.to(ranks.device)))
 
 
 class CudaData(OnDevice, Data):
@@ -36,78 +41,35 @@ class CudaTargets(OnDevice, Targets):
     pass
 
 
-def largest_logit(data):
-    return (data.input.double() @ data.weight.double().T).abs().max()
-
-
-def _make(name, options, dtype, kind=CudaData):
-    def case(ranks):
-        check(ranks, options, has_bias=name in ("plain", "statistics", "temperature"), dtype=dtype, kind=kind)
-
-    case.sizes = (2, 3) if name in ("plain", "targets") else (2,)
-    globals()[f"case_{name}_{str(dtype).removeprefix('torch.')}"] = case
-
-
-for _dtype in DTYPES:
-    for _name, _options in (OPTIONS | {"small_budget": {"max_workspace_bytes": 4 << 20}}).items():
-        _make(_name, _options, _dtype)
-    _make("targets", {"target_weight": "@target_weight"}, _dtype, CudaTargets)
+add_cases(globals(), OPTIONS | {"small_budget": {"max_workspace_bytes": 4 << 20}}, DTYPES, kind=CudaData)
+add_cases(globals(), {"plain": {"target_weight": "@target_weight"}}, DTYPES, "targets_", (), kind=CudaTargets)
 
 
 @sizes(2, 3)
 def case_sequence_parallel(ranks):
     for dtype in DTYPES[:2]:
         for reduction in ("mean", "none"):
-            data = CudaData(ranks, dtype)
-            options = {"reduction": reduction}
-            truth, exact = of_whole(data.to(torch.float64), options, False)
-            naive, rounded = of_whole(data, options, False)
-            count = ROWS // ranks.size
-            mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
-            leaf, shard = (t.clone().requires_grad_() for t in (data.input[mine], data.weight[data.shard]))
-            loss = logitless.distributed.linear_cross_entropy(
-                leaf, shard, data.target[mine], group=ranks.group, sequence_parallel=True, **options
-            )
-            objective(loss, data, reduction).backward()
-            logit = max(1, largest_logit(data))
-            assert_close("loss", loss, naive, truth, max(logit, truth.abs().max()), ranks)
-            for name, got, part, i in (("input", leaf, mine, 0), ("weight", shard, data.shard, 1)):
-                assert_close(name, got.grad, rounded[i][part], exact[i][part], logit * exact[i].abs().max(), ranks)
+            check(ranks, {"reduction": reduction}, dtype=dtype, kind=CudaData, own=True)
 
 
 @sizes(2)
 def case_log_probabilities(ranks):
     for dtype in DTYPES[:2]:
-        data = CudaTargets(ranks, dtype)
-        wide = data.to(torch.float64)
-        found = []
-        for of in (data, wide):
-            leaves = [t.clone().requires_grad_() for t in (of.input, of.weight)]
-            told = logitless.linear_log_probs(*leaves, data.target)
-            (told * data.upstream_of_ids).sum().backward()
-            found.append([told.detach(), *(leaf.grad for leaf in leaves)])
-        leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
-        told = logitless.distributed.linear_log_probs(leaf, shard, data.target, group=ranks.group)
-        (told * data.upstream_of_ids).sum().backward()
-        for whole in found:
-            whole[2] = whole[2][data.shard]
-        for name, got, naive, truth in zip(("told", "input", "weight"), (told, leaf.grad, shard.grad), *found):
-            assert_close(name, got, naive, truth, max(1, largest_logit(data)) * truth.abs().max(), ranks)
+        check(ranks, {}, dtype=dtype, kind=CudaTargets, function="linear_log_probs")
 
 
 @sizes(2, 3)
 def case_largest_logits(ranks):
     for dtype in DTYPES[:2]:
         data = CudaData(ranks, dtype)
-        naive = logitless.linear_top_k(data.input, data.weight, 9)
         wide = data.to(torch.float64)
-        exact = logitless.linear_top_k(wide.input, wide.weight, 9)
-        got = top_k(ranks, data, 9)
+        naive, exact = (logitless.linear_top_k(of.input, of.weight, 9).log_probs for of in (data, wide))
+        got = call(ranks, data, "linear_top_k")
         logit = 2 * largest_logit(data)
-        assert_close("log_probs", got.log_probs, naive.log_probs, exact.log_probs, logit, ranks)
+        assert_close("log_probs", got.log_probs, naive, exact, logit, ranks)
         # Rounded logits may be in another order: what the ids are worth in float64 is what the largest are.
         worth = logitless.linear_log_probs(wide.input, wide.weight, got.ids).to(got.log_probs.dtype)
-        assert_close("ids", worth, naive.log_probs, exact.log_probs, logit, ranks)
+        assert_close("ids", worth, naive, exact, logit, ranks)
 
 
 @sizes(2)
@@ -118,22 +80,19 @@ def case_compiled(ranks):
     def step(hidden, shard, target):
         return logitless.distributed.linear_cross_entropy(hidden, shard, target, group=ranks.group)
 
-    leaf, shard = (t.clone().requires_grad_() for t in (data.input, data.weight[data.shard]))
+    leaf, shard, _ = data.leaves(columns=data.shard)
     step(leaf, shard, data.target).backward()
-    truth, exact = of_whole(data.to(torch.float64), {}, False)
-    naive, rounded = of_whole(data, {}, False)
+    _, exact = of_whole(data.to(torch.float64), {})
+    _, rounded = of_whole(data, {})
     logit = max(1, largest_logit(data))
-    assert_close("input", leaf.grad, rounded[0], exact[0], logit * exact[0].abs().max(), ranks)
-    assert_close(
-        "weight", shard.grad, rounded[1][data.shard], exact[1][data.shard], logit * exact[1].abs().max(), ranks
-    )
+    for got, near, whole, part in zip((leaf.grad, shard.grad), rounded, exact, (slice(None), data.shard)):
+        assert_close("gradient", got, near[part], whole[part], logit * whole.abs().max(), ranks)
 
 
 @sizes(2)
 def case_configurations_that_differ(ranks):
     """Every rank raises, and a call that is right works afterwards."""
     data, of_rank_1 = CudaData(ranks), ranks.rank == 1
-    right = {"input": data.input, "weight_shard": data.weight[data.shard], "target": data.target}
     refusal = "target: expected" if of_rank_1 else "rank 1 of the group refused its arguments"
     for wrong, match in (
         ({"label_smoothing": 0.1}, "label_smoothing: expected the same on all ranks"),
@@ -141,8 +100,8 @@ def case_configurations_that_differ(ranks):
         ({"target": data.target.double()}, refusal),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
-            logitless.distributed.linear_cross_entropy(**right | (wrong if of_rank_1 else {}), group=ranks.group)
-        assert torch.isfinite(logitless.distributed.linear_cross_entropy(**right, group=ranks.group))
+            call(ranks, data, **wrong if of_rank_1 else {})
+        assert torch.isfinite(call(ranks, data))
 
 
 @sizes(2)
@@ -150,10 +109,7 @@ def case_a_target_out_of_range(ranks):
     data = CudaData(ranks)
     data.target[5] = data.vocab
     if ranks.device.type == "cuda":
-        loss = logitless.distributed.linear_cross_entropy(
-            data.input, data.weight[data.shard], data.target, group=ranks.group
-        )
-        assert torch.isnan(loss)
+        assert torch.isnan(call(ranks, data))
 
 
 @sizes(2)
@@ -162,18 +118,13 @@ def case_hosts_do_not_wait_for_devices(ranks):
     if dist.get_backend(ranks.group) != "nccl":
         return
     data = CudaData(ranks)
-
-    def call():
-        shard = data.weight[data.shard]
-        return logitless.distributed.linear_cross_entropy(data.input, shard, data.target, group=ranks.group)
-
     for _ in range(3):
-        call()
+        call(ranks, data)
     torch.cuda.synchronize()
     event = torch.cuda.Event()
     torch.cuda._sleep(4_000_000_000)  # cycles: about two seconds
     event.record()
-    call()
+    call(ranks, data)
     is_ahead = not event.query()
     torch.cuda.synchronize()
     assert is_ahead

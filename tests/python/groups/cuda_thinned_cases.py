@@ -5,44 +5,34 @@ import logitless
 import logitless.distributed
 import torch
 
+from groups.common import OPTIONS, add_cases, of_group, of_whole
 from groups.cuda_cases import CudaData
-from groups.group_cases import OPTIONS, check, of_group, of_whole
 from groups.ranks import sizes
 
 KEEPS_ALL = {"gradient": "always-thinned", "threshold": 1e-30}
 THINNED = {"gradient": "always-thinned", "threshold": 1 / 16}
+KEPT = {name: OPTIONS[name] for name in ("plain", "smoothing", "token_weights", "temperature", "none")}
 
-
-def _make(name, dtype):
-    def case(ranks):
-        check(ranks, OPTIONS[name], has_bias=name == "plain", dtype=dtype, kind=CudaData, **KEEPS_ALL)
-
-    case.sizes = (2, 3) if name == "plain" else (2,)
-    globals()[f"case_thinned_{name}_{str(dtype).removeprefix('torch.')}"] = case
-
-
-for _name in ("plain", "smoothing", "token_weights", "temperature", "none"):
-    for _dtype in (torch.float32, torch.bfloat16):
-        _make(_name, _dtype)
+add_cases(globals(), KEPT, (torch.float32, torch.bfloat16), "thinned_", ("plain",), kind=CudaData, **KEEPS_ALL)
 
 
 @sizes(2)
 def case_thinned_seeds(ranks):
     data = CudaData(ranks)
     for options in (THINNED, THINNED | {"reduction": "none"}):  # gradients with the loss, and in a later pass
-        found = [of_group(ranks, data, options | {"seed": seed}, False)[1] for seed in (3, 3, 4)]
+        found = [of_group(ranks, data, options | {"seed": seed})[1] for seed in (3, 3, 4)]
         for one, same, other in zip(*found):
             assert one is None or (torch.equal(one, same) and not torch.equal(one, other))
         torch.manual_seed(5)  # without a seed each rank draws its own
-        drawn = [of_group(ranks, data, options, False)[1][0] for _ in range(2)]
+        drawn = [of_group(ranks, data, options)[1][0] for _ in range(2)]
         assert not torch.equal(*drawn)
 
 
 @sizes(2)
 def case_thinned_is_unbiased(ranks):
     data = CudaData(ranks, shape=(64,))
-    exact = of_whole(data.to(torch.float64), {}, False)[1]
-    every = [of_group(ranks, data, THINNED | {"seed": seed}, False)[1] for seed in range(100)]
+    exact = of_whole(data.to(torch.float64), {})[1]
+    every = [of_group(ranks, data, THINNED | {"seed": seed})[1] for seed in range(100)]
     # Of the weight the sum over the shard's rows: most rows alone are drawn in few of the runs.
     for truth, draws in (
         (exact[0], torch.stack([gradients[0] for gradients in every])),
@@ -55,9 +45,8 @@ def case_thinned_is_unbiased(ranks):
 @sizes(2)
 def case_thinned_sequence_parallel_and_compiled(ranks):
     data = CudaData(ranks, torch.bfloat16)
-    whole, shard_gradient = of_group(ranks, data, THINNED | {"seed": 6}, False)[1][:2]
-    count = data.input.shape[0] // ranks.size
-    mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
+    whole, shard_gradient = of_group(ranks, data, THINNED | {"seed": 6})[1][:2]
+    mine = ranks.part(data)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, target):
@@ -65,7 +54,7 @@ def case_thinned_sequence_parallel_and_compiled(ranks):
             hidden, shard, target, group=ranks.group, sequence_parallel=True, seed=6, **THINNED
         )
 
-    leaf, shard = (t.clone().requires_grad_() for t in (data.input[mine], data.weight[data.shard]))
+    leaf, shard, _ = data.leaves(mine, data.shard)
     step(leaf, shard, data.target).backward()
     assert torch.equal(shard.grad, shard_gradient)
     torch.testing.assert_close(leaf.grad, whole[mine])

@@ -1,27 +1,9 @@
 """Ranks that are called otherwise than the others: every rank raises, and a call that is right works afterwards."""
 
-import logitless.distributed
 import pytest
-import torch
 
-from groups.group_cases import Data
+from groups.common import Data, call, refused
 from groups.ranks import sizes
-
-
-def call(ranks, data, **options):
-    arguments = {"input": data.input, "shard": data.weight[data.shard], "target": data.target} | options
-    return logitless.distributed.linear_cross_entropy(
-        arguments.pop("input"), arguments.pop("shard"), arguments.pop("target"), group=ranks.group, **arguments
-    )
-
-
-def refused(ranks, match, error=ValueError, on=1, normal=None, **options):
-    """options: of rank `on` alone; all raise an error of that kind, whose message has the match."""
-    data = Data(ranks)
-    mine = options if on in (ranks.rank, "all") else {}
-    with pytest.raises(error, match=match):
-        call(ranks, data, **(normal or {}) | mine)
-    assert torch.isfinite(call(ranks, data))
 
 
 @sizes(2, 3)
@@ -54,16 +36,12 @@ def case_tensors_that_differ(ranks):
             target=data.target[:20])  # fmt: skip
     refused(ranks, "target: expected the same .* got others on rank 1 than on rank 0", target=data.target.flip(0))
     refused(ranks, "linear_bias: expected the same", linear_bias=data.bias[data.shard])
-    half = data.weight[data.shard].bfloat16()
-    refused(
-        ranks,
-        r"weight_shard: expected the same .* 'torch.float32 .*' on rank.* 'torch.bfloat16 .*' on rank 1",
-        normal={"input": data.input.float(), "shard": data.weight[data.shard].float()},
-        shard=half,
-    )
+    shard = data.weight[data.shard]
+    refused(ranks, r"weight_shard: expected the same .* 'torch.float32 .*' on rank.* 'torch.bfloat16 .*' on rank 1",
+            normal={"input": data.input.float(), "weight_shard": shard.float()},
+            weight_shard=shard.bfloat16())  # fmt: skip
     refused(ranks, "tensor token_weight: expected the same", token_weight=data.token_weight)
-    leaf = data.input.clone().requires_grad_()
-    refused(ranks, "tensors that require grad: expected the same", input=leaf)
+    refused(ranks, "tensors that require grad: expected the same", input=data.leaves()[0])
 
 
 @sizes(2)
@@ -90,7 +68,7 @@ def case_shards_that_make_no_vocabulary(ranks):
             vocab_total=56)  # fmt: skip
     refused(ranks, "vocab_start: expected shards that follow one another", on="all", vocab_start=ranks.rank)
     refused(ranks, "vocab_start given: expected the same", vocab_start=0)
-    refused(ranks, "weight_shard: expected rows on one rank", on="all", shard=data.weight[:0])
+    refused(ranks, "weight_shard: expected rows on one rank", on="all", weight_shard=data.weight[:0])
     refused(ranks, rf"weight: expected shape \[{data.vocab}\]", on="all", weight=data.class_weight[1:])
 
 

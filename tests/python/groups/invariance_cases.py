@@ -1,21 +1,16 @@
 """batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with gradients and without."""
 
-import logitless.distributed
 import torch
 
-from groups.group_cases import Data
-from groups.target_cases import Targets
+from groups.common import Data, Targets, call
 
 STATS = ("nll", "lse", "entropy")
 
 
 def statistics(ranks, data, rows, needs_grad, **options):
     leaf = data.input[rows].clone().requires_grad_(needs_grad)
-    out = logitless.distributed.linear_cross_entropy(
-        leaf, data.weight[data.shard], data.target[rows], group=ranks.group, batch_invariant=True, softcap=20.0,
-        **{"reduction": "none"} | options,
-    )  # fmt: skip
-    return out
+    options = {"reduction": "none", "softcap": 20.0, "batch_invariant": True} | options
+    return call(ranks, data, input=leaf, target=data.target[rows], **options)
 
 
 def case_batch_invariant(ranks):
@@ -42,9 +37,8 @@ def case_batch_invariant_log_probs(ranks):
     data = Targets(ranks, torch.float32, shape=(60,))
 
     def log_probs(rows):
-        return logitless.distributed.linear_log_probs(
-            data.input[rows], data.weight[data.shard], data.target[rows], group=ranks.group, batch_invariant=True
-        )
+        given = {"input": data.input[rows], "ids": data.target[rows], "batch_invariant": True}
+        return call(ranks, data, "linear_log_probs", **given)
 
     expected = log_probs(slice(None))
     for rows in (slice(3, 4), slice(20, 60)):

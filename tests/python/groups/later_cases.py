@@ -11,8 +11,7 @@ from logitless import options as _options
 from logitless.distributed import _passes
 from logitless.distributed._channel import Channel
 
-from groups.fault_cases import call
-from groups.group_cases import D, Data, objective
+from groups.common import D, Data, call, objective, tensors_of
 from groups.ranks import sizes
 
 HIDDEN, TOKENS, VOCAB = 64, 24, 3000  # of a head that more threads plan otherwise
@@ -74,11 +73,11 @@ def case_budget_that_one_ranks_backward_pass_does_not_fit(ranks):
 @sizes(2, 3)
 def case_gradients_that_one_rank_alone_wants(ranks):
     data = Data(ranks)
-    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+    leaf, shard, _ = data.leaves(columns=data.shard)
     match = "tensors that require grad: expected the same .* on rank 1"
-    both = LATER | {"input": leaf, "shard": shard}
+    both = LATER | {"input": leaf, "weight_shard": shard}
     refused_later(ranks, match, normal=both, input=data.input)
-    refused_later(ranks, match, normal=both, shard=shard.detach())
+    refused_later(ranks, match, normal=both, weight_shard=shard.detach())
     refused_later(ranks, match, normal=both, scale=torch.tensor(1.0, requires_grad=True))
     with torch.no_grad() if ranks.rank == 1 else contextlib.nullcontext(), pytest.raises(ValueError, match=match):
         call(ranks, data, **both)
@@ -100,7 +99,7 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
     flat = torch.zeros(2 * rows.numel() - 1)
     shard = flat[: rows.numel()].view(rows.shape).copy_(rows).requires_grad_()
     buffer = torch.zeros_like(shard)
-    both = {"input": leaf, "shard": shard, "main_grad": buffer}
+    both = {"input": leaf, "weight_shard": shard, "main_grad": buffer}
     for reduction in ("none", "mean"):
         refused_later(ranks, "main_grad: expected the same .* got 'given' on rank 0 and None on rank 1",
                       normal=both | {"reduction": reduction}, main_grad=None)  # fmt: skip
@@ -120,16 +119,9 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
 def counted(owner, name):
     """Calls of owner.name meanwhile."""
     found, original = [], getattr(owner, name)
-
-    def counting(*args, **keywords):
-        found.append(args)
-        return original(*args, **keywords)
-
-    setattr(owner, name, counting)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, lambda *args, **keywords: found.append(args) or original(*args, **keywords))
         yield found
-    finally:
-        setattr(owner, name, original)
 
 
 PLANNED = {
@@ -148,19 +140,16 @@ def case_the_backward_pass_is_the_one_that_was_planned(ranks):
         options = options | {"z_loss": 0.125 * (index + 1)}  # so that no pass is that of an other case
         data = Data(ranks, torch.float32, seed=3)
         if options.get("sequence_parallel"):
-            count = data.input.shape[0] // ranks.size
-            data.input = data.input[ranks.rank * count : (ranks.rank + 1) * count]
-        given = {key: getattr(data, value[1:]) if isinstance(value, str) and value[0] == "@" else value
-                 for key, value in (LATER | options).items()}  # fmt: skip
+            data.input = data.input[ranks.part(data)]
+        given = tensors_of(data, LATER | options)
         if "main_grad" in options:
             given["main_grad"] = torch.zeros(data.rows_here, D)
         if "scale" in options:
             given["scale"] = torch.tensor(0.5, requires_grad=True)
-        given["linear_bias"] = data.bias[data.shard].clone().requires_grad_()
         for is_new in (True, False):
-            leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
+            leaves = dict(zip(("input", "weight_shard", "linear_bias"), data.leaves(columns=data.shard)))
             with counted(Channel, "objects") as compared, counted(_passes, "GroupRun") as planned:
-                out = call(ranks, data, input=leaf, shard=shard, **given)
+                out = call(ranks, data, **leaves, **given)
                 assert (len(compared), len(planned)) == ((1, 3) if is_new else (0, 0)), name
-                objective(out, data, given["reduction"]).backward()
+                objective(out, data).backward()
                 assert (len(compared), len(planned)) == ((1, 3) if is_new else (0, 0)), name

@@ -41,6 +41,17 @@ class Ranks:
     def group(self):
         return self._group or dist.group.WORLD
 
+    def part(self, data):
+        """This rank's of the rows of data."""
+        count = data.input.shape[0] // self.size
+        return slice(self.rank * count, (self.rank + 1) * count)
+
+    def gather(self, value):
+        """That of every rank."""
+        every = [None] * self.size
+        dist.all_gather_object(every, value)
+        return every
+
     def within(self, group):
         """Ranks of another group of the same processes."""
         return Ranks(self.rank, self.size, self.device, group)

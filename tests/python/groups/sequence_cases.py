@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from logitless.distributed import _agreement
 
-from groups.group_cases import Data, check, of_group
+from groups.common import Data, call, check, of_group
 from groups.ranks import sizes
 
 
@@ -24,9 +24,7 @@ class Head(Data):
         self.start = sum(rows[rank] for rank in order[: order.index(ranks.rank)])
         self.is_in_order = order == sorted(order)
         self.weight /= 4  # logits of size 1
-        for name, value in vars(self).items():
-            if torch.is_tensor(value):
-                setattr(self, name, value.to(ranks.device))
+        self.__dict__ |= vars(self.map(lambda tensor: tensor.to(ranks.device)))
         self.target[0] = self.vocab - 1
 
     @property
@@ -60,9 +58,7 @@ def check_head(ranks, rows, options, order=None, seed=0):
 def check_log_probs(ranks, rows, order=None, seed=0):
     head = Head(ranks, rows, order, seed=seed)
     ids = torch.stack([head.target, head.target.flip(0)], dim=-1)
-    got = logitless.distributed.linear_log_probs(
-        head.input, head.weight[head.shard], ids, group=ranks.group, **head.starts
-    )
+    got = call(ranks, head, "linear_log_probs", ids=ids, **head.starts)
     wide = head.to(torch.float64)
     truth = logitless.linear_log_probs(wide.input, wide.weight, ids)
     naive = logitless.linear_log_probs(head.input, head.weight, ids)
@@ -112,12 +108,12 @@ def case_two_groups_of_the_same_ranks(ranks):
             check_head(group, ceil_cut(40 - index, ranks.size), {"label_smoothing": 0.1}, seed=step)
     heads = [Head(ranks, ceil_cut(40 - index, ranks.size)) for index in range(2)]
     options = {"label_smoothing": 0.1, "reduction": "none"}
-    alone = [of_group(group, head, options, False) for group, head in zip(others, heads)]
+    alone = [of_group(group, head, options) for group, head in zip(others, heads)]
     # Backward passes behind both forward passes.
-    leaves = [(head.input.clone().requires_grad_(), head.weight[head.shard].clone().requires_grad_()) for head in heads]
+    leaves = [head.leaves(columns=head.shard)[:2] for head in heads]
     losses = [
-        logitless.distributed.linear_cross_entropy(*pair, head.target, group=group.group, **options)
-        for pair, head, group in zip(leaves, heads, others)
+        call(group, head, input=input, weight_shard=shard, **options)
+        for (input, shard), head, group in zip(leaves, heads, others)
     ]
     for index in (1, 0):
         (losses[index] * heads[index].upstream).sum().backward()
@@ -127,21 +123,14 @@ def case_two_groups_of_the_same_ranks(ranks):
 
 def refused_alike(ranks, match, head, right=None, **wrong):
     """On every rank by the same error; wrong: arguments of rank 1 alone. Calls that are right work before and after."""
-    arguments = {"input": head.input, "shard": head.weight[head.shard], "target": head.target} | (right or {})
-
-    def call(options):
-        return logitless.distributed.linear_cross_entropy(
-            options.pop("input"), options.pop("shard"), options.pop("target"), group=ranks.group, **options
-        )
-
-    expected = call(dict(arguments))
+    right = right or {}
+    expected = call(ranks, head, **right)
     for _ in range(2):
         with pytest.raises(logitless.InvalidArgumentError, match=match) as caught:
-            call(arguments | (wrong if ranks.rank == 1 else {}))
-        every = [None] * ranks.size
-        dist.all_gather_object(every, str(caught.value))
+            call(ranks, head, **right | (wrong if ranks.rank == 1 else {}))
+        every = ranks.gather(str(caught.value))
         assert len(set(every)) == 1, every
-        assert torch.equal(call(dict(arguments)), expected)
+        assert torch.equal(call(ranks, head, **right), expected)
 
 
 @sizes(2, 3)
@@ -149,19 +138,19 @@ def case_ranks_that_mean_other_heads(ranks):
     heads = [Head(ranks, ceil_cut(vocab, ranks.size)) for vocab in (100, 97)]
     for _ in range(2):
         for head in heads:
-            of_group(ranks, head, {}, False, vocab_total=head.vocab)
+            of_group(ranks, head, {}, vocab_total=head.vocab)
     large, small = heads
     other = small.weight[small.shard] if ranks.size == 2 else small.weight[: small.rows[1] - 1]
     refused_alike(ranks, "vocab_total: expected the same .* got 100 on ranks? .* and 97 on rank 1", large,
-                  {"vocab_total": 100}, shard=other, vocab_total=97)  # fmt: skip
+                  {"vocab_total": 100}, weight_shard=other, vocab_total=97)  # fmt: skip
     refused_alike(ranks, "vocab_total: expected 9., the rows of all ranks' shards", large, {"vocab_total": 100},
-                  shard=other)  # fmt: skip
+                  weight_shard=other)  # fmt: skip
     if ranks.size == 3:  # of the last rank fewer rows are another vocabulary, which is right
         refused_alike(ranks, "vocab_start: expected shards that follow one another", large,
-                      {"vocab_start": large.start}, shard=other)  # fmt: skip
+                      {"vocab_start": large.start}, weight_shard=other)  # fmt: skip
     refused_alike(ranks, "vocab_start: expected shards that follow one another", large, {"vocab_start": large.start},
                   vocab_start=large.start - 1)  # fmt: skip
-    refused_alike(ranks, r"weight: expected shape \[9.\]", large, {"weight": large.class_weight}, shard=other)
+    refused_alike(ranks, r"weight: expected shape \[9.\]", large, {"weight": large.class_weight}, weight_shard=other)
 
 
 @sizes(2)
@@ -169,16 +158,16 @@ def case_targets_that_differ(ranks):
     head = Head(ranks, ceil_cut(50, ranks.size))
     head.target[:4] = torch.tensor([3, 40, 7, 40])
     if ranks.device.type != "cpu":  # where no host reads them
-        expected = of_group(ranks, head, {}, False)
+        expected = of_group(ranks, head, {})
         if ranks.rank == 1:
             head.target[:2] += torch.tensor([2, -1], device=ranks.device)
-        loss, (d_hidden, d_shard, _) = of_group(ranks, head, {}, False)
+        loss, (d_hidden, d_shard, _) = of_group(ranks, head, {})
         counts = head.target != -100
         assert loss.isnan() and d_shard.isnan().all()
         assert d_hidden[counts].isnan().all() and not d_hidden[~counts].any()  # as of all ignored rows
         if ranks.rank == 1:
             head.target[:2] -= torch.tensor([2, -1], device=ranks.device)
-        assert torch.equal(of_group(ranks, head, {}, False)[0], expected[0])
+        assert torch.equal(of_group(ranks, head, {})[0], expected[0])
         return
     for places, values in (((0, 1), (5, 39)), ((0, 1), (40, 3)), ((0, 2), (7, 3)), ((0,), (4,)), ((1,), (-100,))):
         other = head.target.clone()

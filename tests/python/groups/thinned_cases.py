@@ -1,29 +1,34 @@
 """Thinned gradients: the same seed keeps the same elements for any cut, those of the float64 head of one process."""
 
 import logitless
-import logitless.distributed
 import pytest
 import torch
 
-from groups.fault_cases import call, refused
-from groups.group_cases import Data, assert_close, objective
+from groups.common import (
+    WHOLE,
+    Data,
+    agree_sequence_parallel,
+    assert_close,
+    call,
+    largest_logit,
+    of_group,
+    of_whole,
+    refused,
+)
 from groups.ranks import sizes
 
 THINNED = {"gradient": "always-thinned", "threshold": 1 / 8}
 
 
 def gradients(ranks, data, **options):
-    leaf, shard = data.input.clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-    loss = call(ranks, data, input=leaf, shard=shard, **THINNED | options)
-    objective(loss, data, options.get("reduction", "mean")).backward()
-    return loss.detach(), leaf.grad, shard.grad
+    """The loss and the gradients of input and shard."""
+    loss, found = of_group(ranks, data, THINNED | options)
+    return loss.detach(), *found[:2]
 
 
-def of_whole(data, **options):
-    leaf, weight = data.input.clone().requires_grad_(), data.weight.clone().requires_grad_()
-    loss = logitless.linear_cross_entropy(leaf, weight, data.target, **THINNED | options)
-    objective(loss, data, options.get("reduction", "mean")).backward()
-    return loss.detach(), leaf.grad, weight.grad
+def gradients_of_whole(data, **options):
+    loss, found = of_whole(data, THINNED | options)
+    return loss.detach(), *found[:2]
 
 
 def case_thinned_gradients(ranks):
@@ -32,14 +37,13 @@ def case_thinned_gradients(ranks):
             for seed in (5, 6):
                 data = Data(ranks, dtype)
                 wide = data.to(torch.float64)
-                exact = of_whole(wide, seed=seed, **options)
-                rounded = of_whole(data.to(torch.float32).to(torch.float64), seed=seed, **options)
+                exact = gradients_of_whole(wide, seed=seed, **options)
+                rounded = gradients_of_whole(data.to(torch.float32).to(torch.float64), seed=seed, **options)
                 got = gradients(ranks, data, seed=seed, **options)
-                logit = (wide.input @ wide.weight.T).abs().max()
-                for name, one, near, whole in zip(("loss", "input", "weight"), got, rounded, exact):
-                    part = data.shard if name == "weight" else slice(None)
-                    pair = (near, whole) if name == "loss" else (near[part], whole[part])
-                    assert_close(name, one, *pair, max(1, logit) * whole.abs().max(), ranks)
+                logit = largest_logit(wide)
+                for part, one, near, whole in zip((None, WHOLE, data.shard), got, rounded, exact):
+                    pair = (near, whole) if part is None else (near[part], whole[part])
+                    assert_close("of a seed", one, *pair, max(1, logit) * whole.abs().max(), ranks)
         again = gradients(ranks, data, seed=6, **options)
         assert all(torch.equal(one, other) for one, other in zip(got, again))
         others = gradients(ranks, data, seed=7, **options)
@@ -61,26 +65,26 @@ def case_thinned_gradients_of_rank_0s_seed(ranks):
 
 
 def case_thinned_gradients_sequence_parallel_and_compiled(ranks):
-    data = Data(ranks)
-    _, exact, weight = of_whole(data, seed=3)
-    count = data.input.shape[0] // ranks.size
-    mine = slice(ranks.rank * count, (ranks.rank + 1) * count)
+    data, options = Data(ranks), THINNED | {"seed": 3}
+    agree_sequence_parallel(ranks, data, options)
+    _, exact, weight = gradients_of_whole(data, seed=3)
+    mine = ranks.part(data)
 
+    @torch.compile(fullgraph=True, backend="aot_eager")
     def step(hidden, shard, target):
         return logitless.distributed.linear_cross_entropy(
-            hidden, shard, target, group=ranks.group, sequence_parallel=True, seed=3, **THINNED
+            hidden, shard, target, group=ranks.group, sequence_parallel=True, **options
         )
 
-    for run in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        leaf, shard = data.input[mine].clone().requires_grad_(), data.weight[data.shard].clone().requires_grad_()
-        run(leaf, shard, data.target).backward()
-        torch.testing.assert_close(leaf.grad, exact[mine], rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(shard.grad, weight[data.shard], rtol=1e-12, atol=1e-14)
+    leaf, shard, _ = data.leaves(mine, data.shard)
+    step(leaf, shard, data.target).backward()
+    torch.testing.assert_close(leaf.grad, exact[mine], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(shard.grad, weight[data.shard], rtol=1e-12, atol=1e-14)
 
 
 def case_thinned_gradients_are_unbiased(ranks):
     data = Data(ranks, torch.float32, shape=(12,))
-    exact = of_whole(data.to(torch.float64), gradient="exact")[1]
+    exact = of_whole(data.to(torch.float64), {})[1][0]
     every = torch.stack([gradients(ranks, data, seed=seed, threshold=0.25)[1] for seed in range(200)]).double()
     allowed = 5 * every.std(0) / 200**0.5 + 1e-6
     assert ((every.mean(0) - exact).abs() <= allowed).all()
@@ -89,8 +93,7 @@ def case_thinned_gradients_are_unbiased(ranks):
 @sizes(2)
 def case_thinned_gradients_that_one_rank_asks_for_otherwise(ranks):
     data = Data(ranks)
-    leaf = data.input.clone().requires_grad_()
-    normal = THINNED | {"input": leaf, "seed": 4}
+    normal = THINNED | {"input": data.leaves()[0], "seed": 4}
     for _ in range(2):  # of a configuration that is new, and then known
         refused(ranks, "seed: expected the same .* got 4 on rank 0 and 9 on rank 1", normal=normal, seed=9)
         call(ranks, data, **normal)
