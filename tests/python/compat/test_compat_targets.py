@@ -94,74 +94,13 @@ def test_torch_takes_no_uint8_for_ignored():
         torch.testing.assert_close(got, F.cross_entropy(input @ weight.T, target.long(), label_smoothing=smoothing))
 
 
-def liger_module(x, weight, target):
-    return liger_kernel.LigerFusedLinearCrossEntropyLoss()(weight, x, target)
-
-
-def liger_apply(x, weight, target):
-    return liger_kernel.LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
-
-
-def liger_function(x, weight, target):
-    return liger_kernel.liger_fused_linear_cross_entropy(x, weight, target)
-
-
-def fla_module(x, weight, target):
-    return fla.FusedLinearCrossEntropyLoss()(x, target, weight)
-
-
-def fla_function(x, weight, target):
-    return fla.fused_linear_cross_entropy_loss(x, target, weight)
-
-
-def fla_l2warp(x, weight, target):
-    return fla.fused_linear_cross_entropy_loss(x, target, weight, use_l2warp=True)
-
-
-def cce_function(x, weight, target):
-    return cut_cross_entropy.linear_cross_entropy(x, weight, target)
-
-
-def cce_module(x, weight, target):
-    return cut_cross_entropy.LinearCrossEntropy()(x, weight, target)
-
-
-def quack_function(x, weight, target):
-    return quack.linear_cross_entropy_func(x, weight, None, target)
-
-
-def quack_module(x, weight, target):
-    head = quack.LinearCrossEntropy(D, V)
-    head.weight.data = weight
-    return head(x, target)
-
-
-def quack_chunked_module(x, weight, target):
-    head = quack.LinearCrossEntropy(D, V, chunk_size=8)
-    head.weight.data = weight
-    return head(x, target)
-
-
-def verl_function(x, weight, target):
-    return -verl.linear_cross_entropy(x, weight, target, 1.0, "mean")[0]
-
-
-def openrlhf_function(x, weight, target):
-    return -openrlhf.log_probs_from_hidden(x, weight, target).mean()
-
-
-def openrlhf_entropy(x, weight, target):
-    return -openrlhf.log_probs_and_entropy_from_hidden(x, weight, target)[0].mean()
-
-
-def prime_rl_head(x, weight, target):
-    head = prime_rl.FusedOutputLinear(D, V)
-    head.weight.data = weight
-    return -head(x, target, temperature=1.0)["logprobs"].mean()
+def holding(weight, module):
+    module.weight.data = weight
+    return module
 
 
 WIDE = (torch.int64, torch.int32)
-# Name here, dimensions of hidden states, whether only the number of targets counts, what another number or shape
+# Call here, dimensions of hidden states, whether only the number of targets counts, what another number or shape
 # raises, what a target without a dimension raises, dtypes taken, what others raise.
 #
 # liger: ops/fused_linear_cross_entropy.py unpacks input.shape (ValueError) and slices target (IndexError without a
@@ -175,32 +114,42 @@ WIDE = (torch.int64, torch.int32)
 # verl: utils/kernel/linear_cross_entropy.py flattens labels, kernels.py asserts as many as rows. Any integers.
 # openrlhf: models/utils.py gathers from the logits, which is a RuntimeError of shapes and of dtypes.
 # prime-rl: layers/lm_head.py unpacks hidden_states.shape and reshapes labels to b * s (RuntimeError). Any integers.
+INTEGERS = (INDICES, TypeError)
+LIGER = (ValueError, IndexError, *INTEGERS)
+FLA = CCE = (AssertionError, IndexError, *INTEGERS)
+QUACK = (AssertionError, AssertionError, WIDE, AssertionError)
+VERL = (AssertionError, AssertionError, *INTEGERS)
+OPENRLHF = (RuntimeError, RuntimeError, WIDE, RuntimeError)
+PRIME_RL = (RuntimeError, RuntimeError, *INTEGERS)
 TABLE = {
-    liger_module: (2, False, ValueError, IndexError, INDICES, TypeError),
-    liger_apply: (2, False, ValueError, IndexError, INDICES, TypeError),
-    liger_function: (2, False, ValueError, IndexError, INDICES, TypeError),
-    fla_function: (2, False, AssertionError, IndexError, INDICES, TypeError),
-    fla_l2warp: (2, False, AssertionError, IndexError, INDICES, TypeError),
-    fla_module: (3, True, AssertionError, AssertionError, INDICES, TypeError),
-    cce_function: (3, False, AssertionError, IndexError, INDICES, TypeError),
-    cce_module: (2, False, AssertionError, IndexError, INDICES, TypeError),
-    quack_function: (2, False, AssertionError, AssertionError, WIDE, AssertionError),
-    quack_module: (3, False, AssertionError, AssertionError, WIDE, AssertionError),
-    quack_chunked_module: (3, True, AssertionError, AssertionError, WIDE, AssertionError),
-    quack.chunked_linear_cross_entropy: (3, True, AssertionError, AssertionError, WIDE, AssertionError),
-    quack.scaled_exp_linear_cross_entropy: (2, True, AssertionError, AssertionError, WIDE, AssertionError),
-    verl_function: (3, True, AssertionError, AssertionError, INDICES, TypeError),
-    openrlhf_function: (3, False, RuntimeError, RuntimeError, WIDE, RuntimeError),
-    openrlhf_entropy: (2, False, RuntimeError, RuntimeError, WIDE, RuntimeError),
-    prime_rl_head: (3, True, RuntimeError, RuntimeError, INDICES, TypeError),
-}
+    "liger module": (lambda x, w, t: liger_kernel.LigerFusedLinearCrossEntropyLoss()(w, x, t), 2, False, *LIGER),
+    "liger apply": (
+        lambda x, w, t: liger_kernel.LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[0], 2, False, *LIGER),
+    "liger function": (liger_kernel.liger_fused_linear_cross_entropy, 2, False, *LIGER),
+    "fla function": (lambda x, w, t: fla.fused_linear_cross_entropy_loss(x, t, w), 2, False, *FLA),
+    "fla l2warp": (lambda x, w, t: fla.fused_linear_cross_entropy_loss(x, t, w, use_l2warp=True), 2, False, *FLA),
+    "fla module": (lambda x, w, t: fla.FusedLinearCrossEntropyLoss()(x, t, w), 3, True, *VERL),
+    "cce function": (cut_cross_entropy.linear_cross_entropy, 3, False, *CCE),
+    "cce module": (lambda x, w, t: cut_cross_entropy.LinearCrossEntropy()(x, w, t), 2, False, *CCE),
+    "quack function": (lambda x, w, t: quack.linear_cross_entropy_func(x, w, None, t), 2, False, *QUACK),
+    "quack module": (lambda x, w, t: holding(w, quack.LinearCrossEntropy(D, V))(x, t), 3, False, *QUACK),
+    "quack chunked module": (
+        lambda x, w, t: holding(w, quack.LinearCrossEntropy(D, V, chunk_size=8))(x, t), 3, True, *QUACK),
+    "quack chunked": (quack.chunked_linear_cross_entropy, 3, True, *QUACK),
+    "quack scaled exp": (quack.scaled_exp_linear_cross_entropy, 2, True, *QUACK),
+    "verl": (lambda x, w, t: -verl.linear_cross_entropy(x, w, t, 1.0, "mean")[0], 3, True, *VERL),
+    "openrlhf": (lambda x, w, t: -openrlhf.log_probs_from_hidden(x, w, t).mean(), 3, False, *OPENRLHF),
+    "openrlhf entropy": (
+        lambda x, w, t: -openrlhf.log_probs_and_entropy_from_hidden(x, w, t)[0].mean(), 2, False, *OPENRLHF),
+    "prime_rl": (
+        lambda x, w, t: -holding(w, prime_rl.FusedOutputLinear(D, V))(x, t, temperature=1.0)["logprobs"].mean(),
+        3, True, *PRIME_RL),
+}  # fmt: skip
 
-CCE = (cce_function, cce_module)
 
-
-@pytest.mark.parametrize("call", TABLE, ids=lambda call: call.__name__)
-def test_other_names(call):
-    dimensions, only_number_counts, error, of_scalar, dtypes, of_dtype = TABLE[call]
+@pytest.mark.parametrize("name", TABLE)
+def test_other_names(name):
+    call, dimensions, only_number_counts, error, of_scalar, dtypes, of_dtype = TABLE[name]
     rows = {2: (N,), 3: (3, N)}[dimensions]
     x, weight = torch.randn(*rows, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
     logits = (x @ weight.T).flatten(0, -2)
@@ -215,17 +164,15 @@ def test_other_names(call):
         elif fits:
             assert type(got) is of_dtype, (shape, dtype, got)
         else:
-            raised = of_scalar if not shape else ValueError if call in CCE and shape[-1] == 0 else error
+            raised = of_scalar if not shape else ValueError if name.startswith("cce") and shape[-1] == 0 else error
             assert type(got) in ((raised,) if dtype in dtypes else (raised, of_dtype)), (shape, dtype, got)
 
 
-@pytest.mark.parametrize("call", [liger_module, liger_apply, liger_function, fla_function], ids=lambda c: c.__name__)
-def test_hidden_states_that_these_unpack(call):
-    weight = torch.randn(V, D)
-    for shape in ((2, N, D), (D,)):
-        assert type(outcome(lambda: call(torch.randn(shape), weight, torch.zeros(shape[:-1]).long()))) is ValueError
-    head = outcome(lambda: prime_rl_head(torch.randn(N, D), weight, torch.zeros(N).long()))
-    assert type(head) is ValueError
+@pytest.mark.parametrize("name", ["liger module", "liger apply", "liger function", "fla function", "prime_rl"])
+def test_hidden_states_that_these_unpack(name):
+    for shape in ((N, D), (D,)) if name == "prime_rl" else ((2, N, D), (D,)):
+        got = outcome(lambda: TABLE[name][0](torch.randn(shape), torch.randn(V, D), torch.zeros(shape[:-1]).long()))
+        assert type(got) is ValueError
 
 
 def test_torchtitan_labels_are_those_of_cross_entropy():
