@@ -1,8 +1,6 @@
-"""logitless.LinearCrossEntropyLoss beside torch.nn.LinearCrossEntropyLoss."""
+"""logitless.LinearCrossEntropyLoss: its options and adapters. Its values are in compat/test_compat_torch.py."""
 
 import inspect
-import io
-import pickle
 
 import logitless
 import logitless.compat.quack
@@ -32,20 +30,6 @@ def test_function_has_the_upstream_parameters():
     assert list(ours)[: len(theirs)] == list(theirs)
 
 
-@needs_upstream
-@pytest.mark.parametrize("bias", [False, True])
-def test_equals_upstream_and_shares_its_state(bias):
-    arguments = dict(bias=bias, weight=torch.rand(11), label_smoothing=0.1, reduction="sum", ignore_index=2)
-    theirs, ours = UPSTREAM(5, 11, **arguments), logitless.LinearCrossEntropyLoss(5, 11, **arguments)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    ours.load_state_dict(theirs.state_dict())
-    input, target = torch.randn(7, 5, requires_grad=True), torch.randint(0, 11, (7,))
-    got, expected = ours(input, target), theirs(input, target)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(torch.autograd.grad(got, input), torch.autograd.grad(expected, input))
-    theirs.load_state_dict(ours.state_dict())
-
-
 def test_options_and_call_arguments():
     model = logitless.LinearCrossEntropyLoss(
         5, 11, scale=0.5, softcap=4.0, z_loss=0.1, shift=1, max_workspace_bytes=10**8
@@ -57,17 +41,6 @@ def test_options_and_call_arguments():
     )
     assert torch.equal(out.nll, expected.nll)
     assert "softcap=4.0" in repr(model)
-
-
-def test_pickle():
-    model = logitless.LinearCrossEntropyLoss(5, 11, bias=True, weight=torch.rand(11), softcap=3.0)
-    input, target = torch.randn(7, 5), torch.randint(0, 11, (7,))
-    again = pickle.loads(pickle.dumps(model))
-    assert torch.equal(again(input, target), model(input, target))
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    assert torch.equal(torch.load(buffer, weights_only=False)(input, target), model(input, target))
 
 
 class Adapter(torch.nn.Module):
