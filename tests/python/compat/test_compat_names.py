@@ -223,7 +223,11 @@ def compare(name, leaves, target, dtypes=None, **options):
         def call(input, weight, bias=None):
             input = input.reshape(*shape, input.shape[-1])
             given = (logits_of(input, weight, bias),) if by_logits else (input, weight, bias)
-            return function(*given, target.reshape(shape), **options)
+            found = function(*given, target.reshape(shape), **options)
+            # A loss that is NaN is a constant, whose gradient is nothing.
+            if isinstance(found, torch.Tensor):
+                return found.nan_to_num(5.0)
+            return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in found.items()}
 
         return call
 
@@ -266,25 +270,11 @@ def test_tiny_shapes(name, rows, vocab, hidden):
     compare(name, leaves, target, **options)
 
 
-def without_nan(function):
-    """A loss that is NaN is a constant, whose gradient is nothing."""
-
-    def call(*arguments, **options):
-        found = function(*arguments, **options)
-        if isinstance(found, torch.Tensor):
-            return found.nan_to_num(5.0)
-        return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in found.items()}
-
-    return call
-
-
 @pytest.mark.parametrize("name", [name for name, entry in NAMES.items() if entry.ignores and name != "liger"])
 @pytest.mark.parametrize("rows", [0, 5])
-def test_every_row_ignored(name, rows, monkeypatch):
+def test_every_row_ignored(name, rows):
     """Gradients are 0, also where the loss is NaN."""
     entry = NAMES[name]
-    monkeypatch.setitem(NAMES, name, dataclasses.replace(
-        entry, function=without_nan(entry.function), reference=without_nan(entry.reference)))  # fmt: skip
     for options in entry.combinations():
         leaves, _ = operands(name, rows, entry.biases[0])
         if rows == 0 and (options.get("use_l2warp") or "shape" in options):  # which divide by the rows, or by none
