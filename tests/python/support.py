@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import logitless
@@ -13,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 lce = logitless.linear_cross_entropy
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ENVIRONMENT = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA]
@@ -21,13 +21,31 @@ SHORT = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float64, *SHORT)
 
 
-def python(code, **environment):
+def python(code, **more):
     """Runs the code with this package in another Python process, and returns its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=300
-    )
+    done = process("-c", code, **more)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def environment(**more):
+    """That of another Python process with this package."""
+    return dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1])) | more
+
+
+def process(*words, **more):
+    """Another Python process with this package, which has ended."""
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
+
+
+def in_threads(work, *arguments):
+    """Calls work with each of the arguments in a thread of its own, all at once."""
+    workers = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32, device="cpu", seed=0):
@@ -44,6 +62,18 @@ def results(input, weight, target, **options):
     leaves = [t for t in (input, weight) if t.requires_grad]
     loss = lce(input, weight, target, **options)
     return [loss.detach(), *(torch.autograd.grad(loss.sum(), leaves) if leaves else ())]
+
+
+def peak_of(call):
+    """Bytes of a CUDA device that a call holds at the most, beside what there was; its kernels are loaded before."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def assert_same(found, expected):

@@ -1,18 +1,12 @@
 """Calls under PyTorch's autograd, and which of them go by operators: where something watches, and only there."""
 
-import threading
-
 import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Recorder, assert_same, head, lce, python, results
+from support import Recorder, assert_same, head, in_threads, lce, python, results
 from torch.profiler import profile
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -74,13 +68,13 @@ def test_function_transforms_are_refused(transform):
     def loss(x):
         return lce(x, weight, target)
 
+    calls = {
+        "vmap": lambda: torch.func.vmap(loss)(torch.stack([input, input])),
+        "grad": lambda: torch.func.grad(loss)(input),
+        "jvp": lambda: torch.func.jvp(loss, (input,), (input,)),
+    }
     with pytest.raises(NotImplementedError, match="input: .*torch.func"):
-        if transform == "vmap":
-            torch.func.vmap(loss)(torch.stack([input, input]))
-        elif transform == "grad":
-            torch.func.grad(loss)(input)
-        else:
-            torch.func.jvp(loss, (input,), (input,))
+        calls[transform]()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -119,18 +113,13 @@ def test_threads_of_python_and_numbers_of_threads():
         loss = lce(input, weight, target, linear_bias=bias)
         return (loss.detach(), *torch.autograd.grad(loss, (input, weight, bias)))
 
-    expected = run()
-    results = []
-    workers = [threading.Thread(target=lambda: results.append(run())) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    expected, found = run(), []
+    in_threads(lambda _: found.append(run()), *range(4))
     torch.set_num_threads(1)
-    results.append(run())
-    assert len(results) == 5
-    for result in results:
-        assert all(torch.equal(r, e) for r, e in zip(result, expected))
+    found.append(run())
+    assert len(found) == 5
+    for result in found:
+        assert_same(result, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

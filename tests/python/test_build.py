@@ -1,16 +1,15 @@
 """A build without CUDA: the import warns where there is a GPU, and errors say what to install."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import logitless
 import pytest
 from logitless import inspection, native
+from support import process
 
 WHY = "this build has no CUDA kernels, as no nvcc was found: install the CUDA toolkit"
 TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.define\.LOGITLESS_CUDA=ON"
@@ -63,9 +62,7 @@ def test_import_warns_once(library):
         "import logitless, logitless.numpy, logitless.functional, logitless\n"
         "import importlib; importlib.import_module('logitless')\n"
     )
-    environment = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
-    run = [sys.executable, "-W", "always", "-c", code]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
+    done = process("-W", "always", "-c", code)
     assert done.returncode == 0 and done.stderr.count(WHY) == 1, done.stderr
     assert "<string>:3: RuntimeWarning" in done.stderr
 

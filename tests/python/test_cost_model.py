@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import logitless
 import pytest
@@ -17,19 +16,13 @@ from logitless.cost_model import Batch, Head, Model, draw, from_config, largest_
 from logitless.cost_model.command import main, parse_bytes, parse_fields, parse_threshold
 from logitless.cost_model.published import find_model, names
 from logitless.cost_model.step import parameters
+from support import environment, process, python
 
 SIZES = {"vocab": 32000, "hidden": 512, "layers": 4, "intermediate": 1536, "heads": 8}
 MODEL = Model("attention", **SIZES)
 FIELDS = "mixer=attention," + ",".join(f"{name}={value}" for name, value in SIZES.items())
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "intermediate_size": 1536,
-    "num_attention_heads": 8,
-    "tie_word_embeddings": True,
-}
+LLAMA = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "num_hidden_layers": 4}
+LLAMA |= {"intermediate_size": 1536, "num_attention_heads": 8, "tie_word_embeddings": True}
 WINDOWS = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]}
 GIB = 1 << 30
 
@@ -130,9 +123,8 @@ def test_who_stops_reading_is_no_error(words):
     """As of ``logitless plan``: no message, and the status of a program that the signal ended."""
     read, write = os.pipe()
     os.close(read)
-    environment = dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1]))
     command = [sys.executable, "-m", "logitless.cost_model", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment())
     os.close(write)
     assert done.stderr == "" and done.returncode in ((0, 141) if words == ["--help"] else (141,))
 
@@ -322,15 +314,7 @@ def test_wrong_usage(arguments, message, capsys):
 
 def test_it_is_a_command_of_the_package_and_a_module():
     """Needs no PyTorch: none is imported."""
-    folder = str(Path(logitless.__file__).parents[1])
-    code = "import sys; sys.path.insert(0, {!r}); sys.argv[1:] = {!r}; import runpy; "
-    code += "runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
-    for module, words in (("logitless", ["model"]), ("logitless.cost_model", [])):
-        arguments = [*words, "--fields", FIELDS, "--heads", "thinned"]
-        script = code.format(folder, arguments, module)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    for module in (["logitless", "model"], ["logitless.cost_model"]):
+        done = process("-m", *module, "--fields", FIELDS, "--heads", "thinned")
         assert done.returncode == 0 and "thinned" in done.stdout, done.stderr
-    check = (
-        f"import sys; sys.path.insert(0, {folder!r}); import logitless.cost_model; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", check], check=True)
+    python("import sys, logitless.cost_model; assert 'torch' not in sys.modules")

@@ -1,7 +1,5 @@
 """What calls keep, by the layouts of their tensors and the options: it answers for nothing else, and is bounded."""
 
-import threading
-
 import logitless
 import numpy as np
 import torch
@@ -9,7 +7,7 @@ from logitless import call as calls
 from logitless import native
 from logitless import run as runs
 from logitless.native import Cache
-from support import Recorder, assert_same, head, lce, results
+from support import Recorder, assert_same, head, in_threads, lce, results
 
 
 def variants():
@@ -165,11 +163,7 @@ def test_many_threads_with_many_layouts():
                     wrong.append(n)
 
     orders = [np.random.default_rng(seed).permutation(lengths).tolist() for seed in range(4)]
-    workers = [threading.Thread(target=work, args=(order,)) for order in orders]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(work, *orders)
     assert not wrong
 
 

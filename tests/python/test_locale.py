@@ -1,13 +1,11 @@
 """Numbers in the library's messages have a point, whatever the locale that the host has set."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support import process
 
 COMMA = "de_DE.UTF-8"
 SCRIPT = """
@@ -45,10 +43,7 @@ def locales(tmp_path_factory):
 
 @pytest.mark.slow
 def test_messages_have_a_point(locales):
-    path = str(Path(__file__).resolve().parents[2] / "python") if os.environ.get("LOGITLESS_LIBRARY") else ""
-    environment = os.environ | {"LOCPATH": str(locales), "LOGITLESS_VERBOSE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
+    done = process("-c", SCRIPT, LOCPATH=str(locales), LOGITLESS_VERBOSE="1")
     assert done.returncode == 0, done.stderr
     budget, *factors = done.stdout.splitlines()
     assert "1500 bytes (1.5 KiB)" in budget

@@ -1,12 +1,9 @@
 """tests/peers/run.py, on a made-up checkout."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import logitless
 import pytest
+from support import process
 
 pytestmark = pytest.mark.slow
 RUN = Path(__file__).resolve().parents[2] / "peers" / "run.py"
@@ -37,9 +34,7 @@ def test_that_fails():
 
 
 def run(library, repository):
-    command = [sys.executable, str(RUN), library, "--repository", str(repository)]
-    environment = os.environ | {"PYTHONPATH": str(Path(logitless.__file__).parents[1])}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return process(str(RUN), library, "--repository", str(repository))
 
 
 def test_a_checkout(tmp_path):
