@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support import lce
 
 SHAPES = [((6, 5), 3), ((4,), 1), ((2, 3, 2), 64), ((1,), 7)]
 VOCAB, DIM = 37, 8
@@ -24,6 +25,15 @@ def problem(rows, count, dtype=torch.float64, seed=0):
         ids[..., 1] = ids[..., 0]  # the same one again
     probs = torch.rand(*rows, count, dtype=dtype, generator=generator)
     return [t.requires_grad_() for t in (input, weight, bias)], ids, probs
+
+
+def loss_of(leaves, ids, probs, **options):
+    input, weight, bias = leaves
+    return lce(input, weight, ids, target_weight=probs, linear_bias=bias, **options)
+
+
+def log_probs_of(leaves, ids, **options):
+    return logitless.linear_log_probs(*leaves[:2], ids, linear_bias=leaves[2], **options)
 
 
 def reference(leaves, ids, scale=1.0, softcap=None, temperature=1.0):
@@ -46,12 +56,7 @@ def same_gradients(leaves, got, expected, tolerance=1e-12):
         close(a, b, tolerance)
 
 
-OPTIONS = [
-    {},
-    {"scale": 0.5, "softcap": 3.0},
-    {"temperature": 0.7},
-    {"temperature": "rows"},
-]
+OPTIONS = [{}, {"scale": 0.5, "softcap": 3.0}, {"temperature": 0.7}, {"temperature": "rows"}]
 
 
 @pytest.mark.parametrize("rows,count", SHAPES)
@@ -60,7 +65,7 @@ def test_log_probs(rows, count, options):
     leaves, ids, upstream = problem(rows, count)
     if options.get("temperature") == "rows":
         options = options | {"temperature": torch.rand(rows, dtype=torch.float64) + 0.5}
-    got = logitless.linear_log_probs(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    got = log_probs_of(leaves, ids, **options)
     expected = reference(leaves, ids, **options)
     assert got.shape == ids.shape and got.dtype == torch.float64
     close(got, expected)
@@ -72,8 +77,7 @@ def test_log_probs(rows, count, options):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(rows, count, reduction, smoothing):
     leaves, ids, probs = problem(rows, count)
-    options = {"reduction": reduction, "label_smoothing": smoothing, "target_weight": probs}
-    got = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, linear_bias=leaves[2], **options)
+    got = loss_of(leaves, ids, probs, reduction=reduction, label_smoothing=smoothing)
     log_probs = F.log_softmax(F.linear(*leaves), -1)
     dense = torch.zeros_like(log_probs).scatter_add(-1, ids.clamp(min=0), torch.where(ids == -100, 0, probs))
     valid = (ids != -100).any(-1)
@@ -92,10 +96,7 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
     dense = torch.zeros(9, VOCAB, dtype=torch.float64).scatter_(1, ids, probs)
     for reduction, smoothing in itertools.product(("mean", "sum", "none"), (0.0, 0.2)):
         options = {"reduction": reduction, "label_smoothing": smoothing}
-        got = logitless.linear_cross_entropy(
-            leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], **options
-        )
-        close(got, F.cross_entropy(F.linear(*leaves), dense, **options))
+        close(loss_of(leaves, ids, probs, **options), F.cross_entropy(F.linear(*leaves), dense, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,14 +107,10 @@ def test_lower_precision(dtype):
     exact = [leaf.detach().double().requires_grad_() for leaf in low]
     truth = torch.autograd.grad(-(reference(exact, ids) * probs).sum(), exact)
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
-    loss = logitless.linear_cross_entropy(
-        low[0], low[1], ids, target_weight=probs.float(), linear_bias=low[2], reduction="sum"
-    )
-    got = torch.autograd.grad(loss, low)
-    upstream = -probs.float()
-    log_probs = logitless.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    got = torch.autograd.grad(loss_of(low, ids, probs.float(), reduction="sum"), low)
+    log_probs = log_probs_of(low, ids)
     assert log_probs.dtype == torch.float32
-    again = torch.autograd.grad((log_probs * upstream).sum(), low)
+    again = torch.autograd.grad((log_probs * -probs.float()).sum(), low)
     for mine, mine_again, theirs, right in zip(got, again, naive, truth):
         allowed = 2 * (theirs - right).abs().max() + torch.finfo(dtype).eps * right.abs().max()
         assert (mine - right).abs().max() <= allowed
@@ -122,26 +119,20 @@ def test_lower_precision(dtype):
 
 def test_statistics():
     leaves, ids, probs = problem((2, 3), 4)
-    out = logitless.linear_cross_entropy(
-        leaves[0], leaves[1], ids, target_weight=probs, linear_bias=leaves[2], return_stats=True
-    )
+    out, rows = loss_of(leaves, ids, probs, return_stats=True), torch.arange(6.0).reshape(2, 3)
     assert out.correct_count is None and out.is_top1 is None and int(out.valid_count) == 6
     expected = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
     close(out.nll, expected)
-    same_gradients(
-        leaves, (out.nll * torch.arange(6.0).reshape(2, 3)).sum(), (expected * torch.arange(6.0).reshape(2, 3)).sum()
-    )
+    same_gradients(leaves, (out.nll * rows).sum(), (expected * rows).sum())
     for name in ("correct_count", "is_top1"):
         with pytest.raises(ValueError, match=f"return_stats: expected no {name} with several targets"):
-            logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, return_stats=(name,))
+            loss_of(leaves, ids, probs, return_stats=(name,))
 
 
 def test_shift_moves_targets_with_their_weights():
     leaves, ids, probs = problem((2, 5), 3)
-    got = logitless.linear_cross_entropy(leaves[0], leaves[1], ids, target_weight=probs, shift=1, reduction="none")
-    inner = logitless.linear_cross_entropy(
-        leaves[0][:, :-1], leaves[1], ids[:, 1:], target_weight=probs[:, 1:], reduction="none"
-    )
+    got = loss_of(leaves, ids, probs, shift=1, reduction="none")
+    inner = loss_of([leaves[0][:, :-1], *leaves[1:]], ids[:, 1:], probs[:, 1:], reduction="none")
     close(got[:, :-1], inner)
     assert (got[:, -1] == 0).all()
 
@@ -152,7 +143,7 @@ def test_knowledge_of_a_teachers_largest():
     teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
     found = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
     probs = found.log_probs.exp()
-    loss = logitless.linear_cross_entropy(leaves[0], leaves[1], found.ids, target_weight=probs, reduction="sum")
+    loss = loss_of([*leaves[:2], None], found.ids, probs, reduction="sum")
     log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
     divergence = (probs * (found.log_probs - log_probs)).sum()
     same_gradients(leaves[:2], loss, divergence)
@@ -164,19 +155,12 @@ def test_numpy():
     got = logitless.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), linear_bias=arrays[2], softcap=4.0)
     np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
     for reduction in ("sum", "none"):
-        found = logitless.numpy.linear_cross_entropy(
-            *arrays[:2],
-            ids.numpy(),
-            linear_bias=arrays[2],
-            target_weight=probs.numpy(),
-            reduction=reduction,
-            gradients=True,
-        )
+        options = {"linear_bias": arrays[2], "target_weight": probs.numpy(), "reduction": reduction, "gradients": True}
+        found = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
         loss = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
         np.testing.assert_allclose(found.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
-        for got, expected in zip(
-            (found.d_input, found.d_linear_weight, found.d_linear_bias), torch.autograd.grad(loss.sum(), leaves)
-        ):
+        gradients = found.d_input, found.d_linear_weight, found.d_linear_bias
+        for got, expected in zip(gradients, torch.autograd.grad(loss.sum(), leaves)):
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -191,16 +175,11 @@ def test_cuda(dtype):
     truth = [gradient.cuda() for gradient in torch.autograd.grad(-(expected * probs).sum(), exact)]
     ids, probs, expected = ids.cuda(), probs.cuda(), expected.cuda()
     unit = torch.finfo(dtype).eps
-    log_probs = logitless.linear_log_probs(low[0], low[1], ids, linear_bias=low[2])
+    log_probs = log_probs_of(low, ids)
     assert (log_probs - expected).abs().max() <= 64 * max(unit if dtype != torch.bfloat16 else 0, 2**-24)
     weights = probs if dtype == torch.float64 else probs.float()
-    loss = logitless.linear_cross_entropy(
-        low[0], low[1], ids, target_weight=weights, linear_bias=low[2], reduction="sum"
-    )
+    loss = loss_of(low, ids, weights, reduction="sum")
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
-    for found in (
-        torch.autograd.grad(loss, low),
-        torch.autograd.grad((log_probs * -weights).sum(), low),
-    ):
+    for found in (torch.autograd.grad(loss, low), torch.autograd.grad((log_probs * -weights).sum(), low)):
         for mine, theirs, right in zip(found, naive, truth):
             assert (mine - right).abs().max() <= 2 * (theirs - right).abs().max() + unit * right.abs().max()

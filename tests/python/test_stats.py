@@ -2,7 +2,6 @@
 
 import logitless
 import logitless.numpy
-import numpy as np
 import pytest
 import torch
 from logitless import options as _options
@@ -63,40 +62,47 @@ def expect_close(name, got, truth, plain, size, dtype):
     assert got.shape == truth.shape and (got.double() - truth).abs().max() <= bound, name
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def check(got, names, tensors, options):
+    """What was asked for, and nothing else."""
+    dtype = tensors[0].dtype
+    truth, size = naive(*tensors, torch.float64, **options)
+    plain, _ = naive(*tensors, torch.promote_types(dtype, torch.float32), **options)
+    for name in _options.OF_ROWS:
+        value = getattr(got, name)
+        assert (value is not None) == (name in names), name
+        if value is not None:
+            expect_close(name, torch.as_tensor(value).detach(), truth[name], plain[name], size, dtype)
+
+
+each_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@each_option
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_all(options, dtype):
     tensors = head(dtype)
-    truth, size = naive(*tensors, torch.float64, **options)
-    plain, _ = naive(*tensors, torch.float64 if dtype == torch.float64 else torch.float32, **options)
     input, weight, bias, target = tensors
     for names in (_options.OF_ROWS, *((name,) for name in _options.OF_ROWS)):
         got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
-        for name in _options.OF_ROWS:
-            value = getattr(got, name)
-            assert (value is not None) == (name in names), name
-            if value is not None:
-                expect_close(name, value, truth[name], plain[name], size, dtype)
+        check(got, names, tensors, options)
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each_option
 def test_with_gradients(options, together):
     """In the pass that makes gradients, and in one before it."""
-    input, weight, bias, target = head()
-    truth, size = naive(input, weight, bias, target, torch.float64, **options)
-    plain, _ = naive(input, weight, bias, target, torch.float32, **options)
+    input, weight, bias, target = tensors = head()
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
     got = logitless.linear_cross_entropy(
         *leaves, target, linear_bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options
     )
+    check(got, _options.OF_ROWS, tensors, options)
     for name in _options.OF_ROWS:
-        expect_close(name, getattr(got, name).detach(), truth[name], plain[name], size, torch.float32)
         assert getattr(got, name).requires_grad == (not together and name in _options.DIFFERENTIABLE), name
 
 
 @pytest.mark.parametrize("name", _options.DIFFERENTIABLE)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each_option
 def test_gradient(name, options):
     upstream = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
@@ -137,16 +143,11 @@ def test_learned_numbers():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numpy(dtype):
     tensors = head(dtype)
-    truth, size = naive(*tensors, torch.float64)
-    plain, _ = naive(*tensors, dtype)
     input, weight, bias, target = (tensor.numpy() for tensor in tensors)
     for gradients in (False, True):
-        got = logitless.numpy.linear_cross_entropy(
-            input, weight, target, linear_bias=bias, return_stats=_options.OF_ROWS, gradients=gradients
-        )
-        for name in _options.OF_ROWS:
-            value = np.asarray(getattr(got, name))
-            expect_close(name, torch.from_numpy(value), truth[name], plain[name], size, dtype)
+        options = {"linear_bias": bias, "return_stats": _options.OF_ROWS, "gradients": gradients}
+        got = logitless.numpy.linear_cross_entropy(input, weight, target, **options)
+        check(got, _options.OF_ROWS, tensors, {})
 
 
 def test_top1_is_the_first_of_equals():
