@@ -25,6 +25,10 @@ class Problem:
     learned: tuple = ()
     upstream: dict = dataclasses.field(default_factory=dict)
 
+    @property
+    def arguments(self):
+        return self.input, self.linear_weight, self.target
+
     def leaves(self):
         tensors = (self.input, self.linear_weight, self.linear_bias)
         return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]

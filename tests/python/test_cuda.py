@@ -4,7 +4,7 @@ import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from support import DTYPES, SHORT, assert_same, lce, python
+from support import DTYPES, SHORT, assert_same, lce, peak_of, python, results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -18,18 +18,13 @@ def head(tokens=260, vocab=515, hidden=72, dtype=torch.bfloat16, seed=0):
     return input.to(dtype).cuda().requires_grad_(), weight.to(dtype).cuda().requires_grad_(), target.cuda()
 
 
-def results(f, *tensors):
-    loss = f()
-    return [loss.detach(), *torch.autograd.grad(loss.sum(), tensors)]
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_repeats_bitwise(dtype, reduction):
-    input, weight, target = head(dtype=dtype)
-    first = results(lambda: lce(input, weight, target, reduction=reduction), input, weight)
+    tensors = head(dtype=dtype)
+    first = results(*tensors, reduction=reduction)
     for _ in range(5):
-        assert_same(results(lambda: lce(input, weight, target, reduction=reduction), input, weight), first)
+        assert_same(results(*tensors, reduction=reduction), first)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -62,7 +57,7 @@ def test_graph_capture_and_replay(dtype, reduction):
 
 def test_current_stream_is_used():
     values, weight, target = head()
-    expected = results(lambda: lce(values, weight, target), values, weight)
+    expected = results(values, weight, target)
     input = torch.zeros_like(values, requires_grad=True)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -70,7 +65,7 @@ def test_current_stream_is_used():
         torch.cuda._sleep(200_000_000)  # what follows on another stream would see zeros
         with torch.no_grad():
             input.copy_(values)
-        got = results(lambda: lce(input, weight, target), input, weight)
+        got = results(input, weight, target)
     stream.synchronize()
     assert_same(got, expected)
 
@@ -110,43 +105,28 @@ def test_upstream_factor_and_retained_graph(dtype, reduction):
     assert_same(torch.autograd.grad(loss, (input, weight)), first)
 
 
+def large_head():
+    """4096 tokens, a vocabulary of 32768."""
+    input = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(32768, 1024, device="cuda", dtype=torch.bfloat16) / 32
+    return input, weight, torch.randint(0, 32768, (4096,), device="cuda")
+
+
 @pytest.mark.parametrize("budget", [64 << 20, 160 << 20, 400 << 20], ids=lambda b: f"{b >> 20}MiB")
 @pytest.mark.parametrize("trained", ["both", "input", "weight"])
 def test_memory_stays_within_gradients_and_budget(budget, trained):
-    tokens, vocab, hidden = 4096, 32768, 1024
-    input = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) / 32
-    input.requires_grad_(trained != "weight")
-    weight.requires_grad_(trained != "input")
-    target = torch.randint(0, vocab, (tokens,), device="cuda")
-    gradients = sum(t.numel() * t.element_size() for t in (input, weight) if t.requires_grad)
-    for measured in (False, True):  # the first loads kernels
-        input.grad = weight.grad = None
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        lce(input, weight, target, max_workspace_bytes=budget).backward()
-        torch.cuda.synchronize()
-        grown = torch.cuda.max_memory_allocated() - before
-        assert not measured or grown <= gradients + budget + (1 << 20)
+    input, weight, target = large_head()
+    leaves = {"both": [input, weight], "input": [input], "weight": [weight]}[trained]
+    gradients = sum(leaf.requires_grad_().nbytes for leaf in leaves)
+    grown = peak_of(lambda: torch.autograd.grad(lce(input, weight, target, max_workspace_bytes=budget), leaves))
+    assert grown <= gradients + budget + (1 << 20)
 
 
 def test_loss_alone_needs_little_memory():
-    tokens, vocab, hidden = 4096, 32768, 1024
-    input = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) / 32
-    target = torch.randint(0, vocab, (tokens,), device="cuda")
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("of the sm90 implementation")
-    lce(input, weight, target)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    lce(input, weight, target)
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= (8 << 20) + 64 * tokens
+    input, weight, target = large_head()
+    assert peak_of(lambda: lce(input, weight, target)) <= (8 << 20) + 64 * len(target)
 
 
 def test_tensors_of_several_devices_are_refused():
@@ -161,9 +141,9 @@ def test_tensors_of_several_devices_are_refused():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device")
 def test_another_device_than_the_current_one():
-    expected = results(lambda: lce(*tensors), *(tensors := head())[:2])
+    expected = results(*(tensors := head()))
     other = [t.detach().to("cuda:1").requires_grad_(t.requires_grad) for t in tensors]
-    got = results(lambda: lce(*other), *other[:2])
+    got = results(*other)
     assert torch.cuda.current_device() == 0 and got[0].device.index == 1
     assert_same([t.to("cuda:0") for t in got], expected)
 

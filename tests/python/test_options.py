@@ -125,7 +125,7 @@ def test_gradient_of_one_statistic(name, learned, dtype, check):
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize("shape", [(257, 259, 67), (300, 601, 136), (5, 2053, 33), (130, 129, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (257, 259, 67), (300, 601, 136), (5, 2053, 33), (130, 129, 8)], ids=str)
 @everywhere(places("automatic", "portable"))
 def test_shapes_across_tiles(shape, dtype, check):
     tokens, vocab, hidden = shape
@@ -199,8 +199,7 @@ def test_random_combinations(problem, upstream):
     oracle.compare(problem, solve(problem, tuple(sorted(upstream))))
     got = solve(problem, differentiable_stats=False)
     oracle.compare(problem, got)
-    arguments = (problem.input, problem.linear_weight, problem.target)
-    loss = lce(*arguments, linear_bias=problem.linear_bias, **problem.options)
+    loss = lce(*problem.arguments, linear_bias=problem.linear_bias, **problem.options)
     torch.testing.assert_close(loss, got["loss"], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -251,8 +250,7 @@ def test_ignored_rows_are_not_multiplied_by_a_learned_scale(reduction):
 @pytest.mark.parametrize("name", ["scale", "temperature"])
 def test_numbers_that_are_tensors(name):
     """Constant, learned in any real dtype and shape of one element, and without gradients."""
-    problem = make((15,), 23, 9)
-    arguments = (problem.input, problem.linear_weight, problem.target)
+    arguments = make((15,), 23, 9).arguments
     expected = lce(*arguments, **{name: 0.5})
     assert torch.equal(lce(*arguments, **{name: torch.tensor(0.5)}), expected)
     learned = torch.tensor(0.5, requires_grad=True)
@@ -270,14 +268,14 @@ def test_numbers_that_are_tensors(name):
 def test_a_learned_scale_of_0_without_gradients():
     problem = make((15,), 23, 9)
     with torch.no_grad():
-        lce(problem.input, problem.linear_weight, problem.target, scale=torch.tensor(0.0, requires_grad=True))
+        lce(*problem.arguments, scale=torch.tensor(0.0, requires_grad=True))
 
 
 @pytest.mark.parametrize("name", ["scale", "temperature"])
 def test_a_number_that_is_changed_between_the_passes_is_refused(name):
     problem = make((15,), 23, 9)
     number = torch.tensor(0.5, requires_grad=True)
-    loss = lce(problem.input, problem.linear_weight, problem.target, reduction="none", **{name: number}).sum()
+    loss = lce(*problem.arguments, reduction="none", **{name: number}).sum()
     with torch.no_grad():
         number.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
