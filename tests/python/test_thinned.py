@@ -4,11 +4,9 @@ import logitless
 import pytest
 import torch
 from support import DEVICES, lce
-from thinned_cases import check_mean_over_seeds, gradients, head, logits_problem
+from thinned_cases import TAU, THINNED, check_mean_over_seeds, gradients, head, logits_problem
 
 pytestmark = pytest.mark.parametrize("device", DEVICES)
-TAU = 0.25
-
 OPTIONS = {
     "mean": {},
     "sum": {"reduction": "sum", "scale": 0.7},
@@ -37,14 +35,11 @@ def loss_of(tensors, target, options, **more):
 def test_mean_over_seeds_is_the_exact_gradient(device, name):
     *tensors, target = head(device)
     options = options_on(device, name)
-    exact = gradients(tensors, loss_of(tensors, target, options))
 
-    def draw(seed):
-        return gradients(
-            tensors, loss_of(tensors, target, options, gradient="always-thinned", threshold=TAU, seed=seed)
-        )
+    def found(**more):
+        return gradients(tensors, loss_of(tensors, target, options, **more))
 
-    check_mean_over_seeds(draw, exact, seeds=200)
+    check_mean_over_seeds(lambda seed: found(**THINNED, seed=seed), found(), seeds=200)
 
 
 @pytest.mark.parametrize("name", ["nll", "lse", "entropy"])
@@ -57,7 +52,7 @@ def test_gradients_of_statistics_are_unbiased(device, name):
         upstream = torch.linspace(-1, 2, len(target), device=device)
         return gradients(tensors, (getattr(out, name) * upstream).sum())
 
-    check_mean_over_seeds(lambda seed: found(gradient="always-thinned", threshold=TAU, seed=seed), found(), seeds=200)
+    check_mean_over_seeds(lambda seed: found(**THINNED, seed=seed), found(), seeds=200)
 
 
 def test_each_element_is_kept_or_drawn_as_it_should(device):
@@ -69,7 +64,7 @@ def test_each_element_is_kept_or_drawn_as_it_should(device):
     certain = (p >= TAU) | (onehot == 1)
     drawn, seeds = torch.zeros_like(p), 400
     for seed in range(seeds):
-        loss = lce(logits, weight, target, reduction="sum", gradient="always-thinned", threshold=TAU, seed=seed)
+        loss = lce(logits, weight, target, reduction="sum", seed=seed, **THINNED)
         dz = torch.autograd.grad(loss, logits)[0]
         torch.testing.assert_close(dz[certain], (p - onehot)[certain])
         assert ((dz[~certain] == 0) | ((dz[~certain] - TAU).abs() < 1e-5)).all()
@@ -95,21 +90,15 @@ def test_the_loss_is_exact(device):
         torch.testing.assert_close(getattr(out, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
 
 
-def seeded(device, seed):
-    """The same seed in its forms, freshly made."""
-    return torch.tensor(seed, device=device)
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_same_seed_gives_the_same_bits(device, reduction):
     *tensors, target = head(device)
 
     def found(seed):
-        options = {"gradient": "always-thinned", "threshold": TAU, "reduction": reduction}
-        return gradients(tensors, loss_of(tensors, target, options, seed=seed))
+        return gradients(tensors, loss_of(tensors, target, THINNED, reduction=reduction, seed=seed))
 
     first = found(7)
-    for seed in (7, seeded(device, 7), seeded(device, [7])):
+    for seed in (7, torch.tensor(7, device=device), torch.tensor([7], device=device)):
         assert all(torch.equal(a, b) for a, b in zip(found(seed), first))
     for other in (8, -7, 7 + (1 << 40), (1 << 63) - 1):
         assert not all(torch.equal(a, b) for a, b in zip(found(other), first))
@@ -119,7 +108,7 @@ def test_default_seeds_follow_manual_seed_and_generators(device):
     *tensors, target = head(device)
 
     def found(seed=None):
-        return gradients(tensors, loss_of(tensors, target, {"gradient": "always-thinned", "threshold": TAU}, seed=seed))
+        return gradients(tensors, loss_of(tensors, target, THINNED, seed=seed))
 
     torch.manual_seed(1)
     first, second = found(), found()
@@ -138,20 +127,20 @@ def test_no_seed_is_drawn_without_need(device):
     state = torch.random.get_rng_state()
     loss_of(tensors, target, {}).backward()
     constants = [tensor.detach() for tensor in tensors]
-    loss_of(constants, target, {"gradient": "always-thinned"})
+    loss_of(constants, target, THINNED)
     with torch.no_grad():
-        loss_of(constants, target, {"gradient": "always-thinned"})
-        loss_of(tensors, target, {"gradient": "always-thinned", "seed": 1})
+        loss_of(constants, target, THINNED)
+        loss_of(tensors, target, THINNED, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     with torch.no_grad():  # as the first pass of a reentrant checkpoint
-        loss_of(tensors, target, {"gradient": "always-thinned"})
+        loss_of(tensors, target, THINNED)
     assert not torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_one_forward_pass_serves_any_upstream_gradient(device):
     *tensors, target = head(device)
     input, weight, bias = tensors
-    options = {"linear_bias": bias, "gradient": "always-thinned", "threshold": TAU, "seed": 4}
+    options = THINNED | {"linear_bias": bias, "seed": 4}
     out = lce(input, weight, target, reduction="none", return_stats=["nll", "lse", "entropy"], **options)
     g = torch.Generator().manual_seed(0)
     upstream = [torch.randn(3, len(target), generator=g).to(device) for _ in range(2)]
@@ -172,7 +161,7 @@ def test_one_forward_pass_serves_any_upstream_gradient(device):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_frozen_sides_do_not_change_the_draw(device, reduction):
     *tensors, target = head(device)
-    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 4, "reduction": reduction}
+    options = THINNED | {"seed": 4, "reduction": reduction}
     together = gradients(tensors, loss_of(tensors, target, options))
     for index in range(3):
         given = [t if i == index else t.detach() for i, t in enumerate(tensors)]
@@ -182,7 +171,7 @@ def test_frozen_sides_do_not_change_the_draw(device, reduction):
 
 def test_main_grad_and_half_precision(device):
     input, weight, _, target = head(device)
-    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 4}
+    options = THINNED | {"seed": 4}
     expected = torch.autograd.grad(lce(input, weight, target, **options), weight)[0]
     buffer = torch.ones_like(weight.detach())
     lce(input, weight, target, main_grad=buffer, **options).backward()
@@ -199,11 +188,11 @@ def test_main_grad_and_half_precision(device):
 def test_autocast(device):
     input, weight, _, target = head(device)
     with torch.autocast(device, dtype=torch.bfloat16):
-        loss = lce(input, weight, target, gradient="always-thinned", threshold=TAU, seed=1)
+        loss = lce(input, weight, target, seed=1, **THINNED)
     found = torch.autograd.grad(loss, (input, weight))
     assert all(g.dtype == torch.float32 for g in found)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
-    expected = torch.autograd.grad(lce(*short, target, gradient="always-thinned", threshold=TAU, seed=1), short)
+    expected = torch.autograd.grad(lce(*short, target, seed=1, **THINNED), short)
     for a, b in zip(found, expected):  # which is rounded once more, on CUDA twice
         bound = 2 * 2.0**-8 * b.float().norm()
         assert (a - b.float()).norm() <= bound
@@ -218,10 +207,10 @@ def test_rows_that_are_all_ignored(device):
 
 
 def test_module(device):
-    model = logitless.LinearCrossEntropyLoss(6, 50, device=device, gradient="always-thinned", threshold=TAU)
+    model = logitless.LinearCrossEntropyLoss(6, 50, device=device, **THINNED)
     input, _, _, target = head(device)
     model(input, target, seed=2).backward()
-    options = {"gradient": "always-thinned", "threshold": TAU, "seed": 2}
-    expected = torch.autograd.grad(lce(input, model.linear.weight, target, **options), model.linear.weight)[0]
+    weight = model.linear.weight
+    (expected,) = torch.autograd.grad(lce(input, weight, target, seed=2, **THINNED), weight)
     assert torch.equal(model.linear.weight.grad, expected)
     assert "gradient=always-thinned, threshold=0.25" in repr(model)

@@ -3,6 +3,9 @@
 import support
 import torch
 
+TAU = 0.25
+THINNED = {"gradient": "always-thinned", "threshold": TAU}
+
 
 def head(device, tokens=12, vocab=50, hidden=6, dtype=torch.float32, spread=1.0):
     """Leaves input, weight and bias, and a target whose first row is ignored."""
