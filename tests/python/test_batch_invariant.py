@@ -60,10 +60,12 @@ def test_rollout_equals_trainer(dtype, budget):
 def test_module_numpy_and_compiled_code():
     input, weight, target = problem(torch.float32)
     expected = logitless.linear_cross_entropy(input, weight, target, **OPTIONS)
-    head = logitless.LinearCrossEntropyLoss(48, 1500, reduction="none", batch_invariant=True)
-    head.linear.weight = torch.nn.Parameter(weight)
-    assert "batch_invariant=True" in repr(head)
-    same(head(input[5:9], target[5:9], return_stats=STATS), expected, slice(5, 9))
+    options = {"reduction": "none", "batch_invariant": True}
+    module, head = logitless.LinearCrossEntropyLoss(48, 1500, **options), logitless.nn.FusedHead(48, 1500, **options)
+    module.linear.weight = head.weight = torch.nn.Parameter(weight)
+    for made in (module, head):
+        assert "batch_invariant=True" in repr(made)
+        same(made(input[5:9], target[5:9], return_stats=STATS), expected, slice(5, 9))
     found = logitless.numpy.linear_cross_entropy(input[5:9].numpy(), weight.numpy(), target[5:9].numpy(), **OPTIONS)
     assert np.array_equal(found.nll, expected.nll[5:9].numpy())
     compiled = torch.compile(logitless.linear_cross_entropy, fullgraph=True, backend="eager")
@@ -73,7 +75,3 @@ def test_module_numpy_and_compiled_code():
 def test_the_plan_says_so():
     assert "in any batch" in logitless.plan(64, 1000, 32, batch_invariant=True).reason
     assert "in any batch" not in logitless.plan(64, 1000, 32).reason
-    with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
-        logitless.plan(64, 1000, 32, batch_invariant=True, gradient="thinned")
-    with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
-        logitless.LinearCrossEntropyLoss(4, 5, batch_invariant=True, gradient="thinned")
