@@ -1,5 +1,6 @@
 """A small language model that is wrapped in each way, and its training step by the stock head and by the fused one."""
 
+import contextlib
 import copy
 
 import logitless
@@ -64,21 +65,21 @@ def batch(rank, step):
     return ids, labels
 
 
-def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None, optimizer=True):
+def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None):
     """Losses of the last step, and the gradients of its parameters by name, reduced and whole."""
-    adam = torch.optim.SGD(wrapped.parameters(), lr=0.1) if optimizer else None
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for step in range(steps):
         wrapped.zero_grad()
         losses = []
         for part in range(micro):
-            with sync(part == micro - 1) or _nothing():
+            with sync(part == micro - 1) or contextlib.nullcontext():
                 ids, labels = batch(rank, micro * step + part)
                 found = wrapped(ids, labels)
                 loss = model.loss(found, labels) if model.head == "outside" else found
                 loss.mean().backward()
                 losses.append(loss.detach().float())
-        if adam is not None and step < steps - 1:
-            adam.step()
+        if step < steps - 1:
+            optimizer.step()
     gradients = {}
     for name, parameter in wrapped.named_parameters():
         gradient = parameter.grad
@@ -87,23 +88,15 @@ def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None, optimize
     return torch.stack([loss.mean() for loss in losses]), gradients
 
 
-class _nothing:
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
-        pass
-
-
 def alone(world, steps=2, micro=1, dtype=torch.float64, divisor=None, **options):
     """The gradients of one process that has the batches of all ranks."""
     model = Model("stock", **options).to(dtype)
-    adam = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         model.zero_grad()
         for rank in range(world):
             for part in range(micro):
                 (model(*batch(rank, micro * step + part)).mean() / (divisor or world)).backward()
         if step < steps - 1:
-            adam.step()
+            optimizer.step()
     return {name: copy.deepcopy(parameter.grad) for name, parameter in model.named_parameters()}

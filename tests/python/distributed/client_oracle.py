@@ -1,7 +1,13 @@
 """What several ranks compute, beside one process in float64: the bound is derived, not tuned."""
 
+import pytest
 import torch
 import torch.nn.functional as F
+
+
+def on(ranks):
+    """Marks a test that takes ranks: of that fixture, and of two GPUs."""
+    return pytest.mark.parametrize("ranks", [ranks, pytest.param("two_gpus", marks=pytest.mark.gpu)], indirect=True)
 
 
 def excess(ours, theirs, true):
@@ -11,6 +17,22 @@ def excess(ours, theirs, true):
     assert ours.shape == theirs.shape == true.shape, (ours.shape, theirs.shape, true.shape)
     allowed = 2 * (theirs - true).abs().max() + 2**-20 * true.abs().max()
     return float((ours - true).abs().max() / allowed)
+
+
+def check_values(found, theirs, true):
+    """found: of each rank, in the order of the others."""
+    for rank, values in enumerate(found):
+        for place, three in enumerate(zip(values, theirs, true, strict=True)):
+            assert excess(*three) <= 1, (rank, place)
+
+
+def check_steps(found, true):
+    """found: of each rank losses and gradients by name, of the stock head and of the fused one."""
+    for stock, fused in found:
+        torch.testing.assert_close(fused[0], stock[0])
+        assert fused[1].keys() == true.keys()
+        for name, gradient in true.items():
+            assert excess(fused[1][name], stock[1][name], gradient) <= 1, name
 
 
 def loss_and_gradients(hidden, classifier, target, bias=None, dtype=torch.float32, **options):

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on several processes."""
+"""Fixtures of the tests on several processes: each runs a function on its ranks, see ranks.py."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 
 @pytest.fixture
 def two(ranks_of):
-    """Runs a function on two ranks: see ranks.py."""
     return ranks_of(2)
 
 
@@ -26,3 +25,9 @@ def two_gpus(ranks_of):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     return ranks_of(2, "cuda")
+
+
+@pytest.fixture
+def ranks(request):
+    """Those of the fixture that client_oracle.on() names."""
+    return request.getfixturevalue(request.param)

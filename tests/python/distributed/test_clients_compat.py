@@ -1,9 +1,12 @@
 """The parallel heads of verl and of Apple's Cut Cross Entropy by their names, at the sizes of their own tests."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from client_oracle import excess
+from client_oracle import check_values, on
 from logitless.compat import cut_cross_entropy as cce
 from logitless.compat import verl
 
@@ -23,8 +26,6 @@ def problem(dtype):
 
 def whole(part, counts):
     """All ranks' rows."""
-    import torch.distributed as dist
-
     padded = torch.cat([part, part.new_zeros((max(counts) - part.shape[0], *part.shape[1:]))])
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
@@ -32,8 +33,6 @@ def whole(part, counts):
 
 
 def apple(mesh, dtype, reduce, z_loss):
-    import torch.distributed as dist
-
     hidden, weight, target = (t.to(mesh.device_type) for t in problem(dtype))
     mine = cce.VocabParallelOptions.from_vocab(VOCAB, mesh.get_group(), reduce)
     shard = weight[mine.start : mine.stop].clone().requires_grad_()
@@ -59,34 +58,16 @@ def apple_alone(dtype, wide, z_loss):
     return loss.detach(), hidden.grad, weight.grad
 
 
-APPLES_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-APPLES_CASES = pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
-
-
-def check_apples(ranks, dtype, reduce, z_loss):
+@on("four")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
+def test_apples_vocab_parallel_options(ranks, dtype, reduce, z_loss):
     """As close to float64 as PyTorch on one process in this dtype."""
-    theirs, true = (apple_alone(dtype, wide, z_loss) for wide in (dtype, torch.float64))
-    for found in ranks(apple, dtype, reduce, z_loss):
-        for one, other, exact in zip(found, theirs, true, strict=True):
-            assert excess(one, other, exact) <= 1
-
-
-@APPLES_DTYPES
-@APPLES_CASES
-def test_apples_vocab_parallel_options(four, dtype, reduce, z_loss):
-    check_apples(four, dtype, reduce, z_loss)
-
-
-@pytest.mark.gpu
-@APPLES_DTYPES
-@APPLES_CASES
-def test_apples_vocab_parallel_options_on_gpus(two_gpus, dtype, reduce, z_loss):
-    check_apples(two_gpus, dtype, reduce, z_loss)
+    alone = [apple_alone(dtype, wide, z_loss) for wide in (dtype, torch.float64)]
+    check_values(ranks(apple, dtype, reduce, z_loss), *alone)
 
 
 def test_apples_ranges():
-    from unittest.mock import patch
-
     for vocab, ranks in ((1023, 7), (2048, 8), (5, 8)):
         end = 0
         for rank in range(ranks):
@@ -98,8 +79,6 @@ def test_apples_ranges():
 
 
 def by_verl(mesh, dtype):
-    import torch.distributed as dist
-
     hidden, weight, target = (t.to(mesh.device_type) for t in problem(dtype))
     weight, target = weight[:506], target.clamp(0, 505)
     shard = weight.chunk(mesh.size())[mesh.get_rank()].clone().requires_grad_()
@@ -111,7 +90,9 @@ def by_verl(mesh, dtype):
     return log_probs.detach(), entropy.detach(), hidden.grad, whole(shard.grad, [506 // mesh.size()] * mesh.size())
 
 
-def check_verls(ranks, dtype):
+@on("two")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_verls_group(ranks, dtype):
     made = []
     for wide in (dtype, torch.float64):
         hidden, weight, target = (t.to(wide) if t.is_floating_point() else t for t in problem(dtype))
@@ -122,20 +103,4 @@ def check_verls(ranks, dtype):
         rows = torch.arange(1.0, log_probs.numel() + 1) / TOKENS
         ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
         made.append((log_probs.detach(), entropy.detach(), hidden.grad, weight.grad))
-    for found in ranks(by_verl, dtype):
-        for one, other, exact in zip(found, *made, strict=True):
-            assert excess(one, other, exact) <= 1
-
-
-VERLS_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-@VERLS_DTYPES
-def test_verls_group(two, dtype):
-    check_verls(two, dtype)
-
-
-@pytest.mark.gpu
-@VERLS_DTYPES
-def test_verls_group_on_gpus(two_gpus, dtype):
-    check_verls(two_gpus, dtype)
+    check_values(ranks(by_verl, dtype), *made)

@@ -3,8 +3,10 @@
 import logitless
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from client_oracle import excess, factors, loss_and_gradients
+from client_oracle import check_values, factors, loss_and_gradients, on
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 pytestmark = pytest.mark.slow
 
@@ -21,15 +23,11 @@ def problem(vocab, ignored=5):
 
 
 def placement(text):
-    from torch.distributed.tensor import Replicate, Shard
-
     return Replicate() if text == "R" else Shard(int(text))
 
 
 def leaf(tensor, mesh, text):
     """A DTensor that may be uneven, its gradient wanted."""
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(tensor, mesh, [placement(part) for part in text]).detach().requires_grad_()
 
 
@@ -48,17 +46,17 @@ def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **optio
     return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)], placements
 
 
+def alone(vocab, reduction, with_class_weight=False):
+    """Loss and gradients of hidden, weight and bias in both precisions."""
+    hidden, weight, bias, target, class_weight = problem(vocab)
+    options = {"reduction": reduction} | ({"weight": class_weight} if with_class_weight else {})
+    dtypes = torch.float32, torch.float64
+    return [loss_and_gradients(hidden, weight, target, bias, dtype=dtype, **options) for dtype in dtypes]
+
+
 def check(ranks, *arguments, vocab, reduction, **options):
     found = ranks(ours_of, arguments, vocab, reduction, options)
-    hidden, weight, bias, target, class_weight = problem(vocab)
-    given = {"weight": class_weight, "reduction": reduction}
-    theirs, true = (
-        loss_and_gradients(hidden, weight, target, bias, dtype=dtype, **given)
-        for dtype in (torch.float32, torch.float64)
-    )
-    for rank, (values, placements) in enumerate(found):
-        for name, *three in zip(("loss", "hidden", "weight", "bias"), values, theirs, true, strict=True):
-            assert excess(*three) <= 1, (rank, name, placements)
+    check_values([values for values, _ in found], *alone(vocab, reduction, with_class_weight=True))
     assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
     return found[0][1]
 
@@ -70,16 +68,11 @@ def ours_of(mesh, arguments, vocab, reduction, options):
 PAIRS = [("R", "R"), ("0", "R"), ("1", "R"), ("R", "0"), ("0", "0"), ("1", "0"), ("R", "1"), ("2", "0"), ("2", "R")]
 
 
+@on("two")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("hidden", "weight"), PAIRS)
-def test_each_pair_of_placements(two, hidden, weight, reduction):
-    check(two, hidden, weight, vocab=13, reduction=reduction)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("hidden", "weight"), PAIRS)
-def test_each_pair_of_placements_on_gpus(two_gpus, hidden, weight):
-    check(two_gpus, hidden, weight, vocab=13, reduction="mean")
+def test_each_pair_of_placements(ranks, hidden, weight, reduction):
+    check(ranks, hidden, weight, vocab=13, reduction=reduction)
 
 
 @pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R")])
@@ -134,15 +127,9 @@ def test_several_targets(two, hidden, weight, reduction, as_dtensors):
 
 def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
     """Tokens and the vocabulary over dimensions of a mesh that are not the same."""
-    import torch.distributed as dist
-    from torch.distributed.tensor import distribute_tensor
-
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, bias, target, _ = problem(13)
-    at = [[placement(part) for part in text] for text in (hidden_at, vocab_at, vocab_at)]
-    leaves = [
-        distribute_tensor(t, grid, p).detach().requires_grad_() for t, p in zip((hidden, weight, bias), at, strict=True)
-    ]
+    leaves = [leaf(t, grid, at) for t, at in ((hidden, hidden_at), (weight, vocab_at), (bias, vocab_at))]
     loss = logitless.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
     whole = loss.full_tensor()
     (whole * factors(whole)).sum().backward()
@@ -152,24 +139,13 @@ def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
 @pytest.mark.parametrize(("hidden_at", "vocab_at"), [("0R", "R0"), ("R0", "0R"), ("00", "0R"), ("00", "R0")])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_data_and_tensor_parallel(four, reduction, hidden_at, vocab_at):
-    hidden, weight, bias, target, _ = problem(13)
-    theirs, true = (
-        loss_and_gradients(hidden, weight, target, bias, dtype=dtype, reduction=reduction)
-        for dtype in (torch.float32, torch.float64)
-    )
-    for values in four(on_a_mesh_of_two_dimensions, reduction, hidden_at, vocab_at):
-        for three in zip(values, theirs, true, strict=True):
-            assert excess(*three) <= 1
+    check_values(four(on_a_mesh_of_two_dimensions, reduction, hidden_at, vocab_at), *alone(13, reduction))
 
 
 def statistics(mesh, hidden_at, weight_at):
     hidden, weight, _, target, _ = problem(13)
-    options = {
-        "label_smoothing": 0.1,
-        "softcap": 5.0,
-        "z_loss": 1e-3,
-        "temperature": torch.linspace(0.5, 2, 12).view(4, 3),
-    }
+    options = {"label_smoothing": 0.1, "softcap": 5.0, "z_loss": 1e-3}
+    options |= {"temperature": torch.linspace(0.5, 2, 12).view(4, 3)}
     options |= {"token_weight": torch.linspace(0.1, 1, 12).view(4, 3), "return_stats": True}
     one = logitless.linear_cross_entropy(hidden, weight, target, **options)
     leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
@@ -188,13 +164,10 @@ def test_statistics_and_options(two, hidden, weight):
 
 
 def learned(mesh, hidden_at, weight_at):
-    from torch.distributed.tensor import distribute_tensor
-
     hidden, weight, _, target, _ = problem(13)
-    scale = torch.tensor(0.7)
-    one = scale.clone().requires_grad_()
+    one = torch.tensor(0.7, requires_grad=True)
     logitless.linear_cross_entropy(hidden, weight, target, scale=one).backward()
-    made = distribute_tensor(scale, mesh, [placement("R")]).detach().requires_grad_()
+    made = leaf(torch.tensor(0.7), mesh, "R")
     leaves = [leaf(hidden, mesh, hidden_at), leaf(weight, mesh, weight_at)]
     logitless.linear_cross_entropy(*leaves, target, scale=made).backward()
     return one.grad, made.grad.full_tensor()
@@ -207,42 +180,30 @@ def test_a_learned_scale(two, hidden, weight):
 
 
 def refusals(mesh):
-    from torch.distributed.tensor import DTensor, Partial, distribute_tensor
-
     hidden, weight, bias, target, _ = problem(14)
-    local = leaf(weight, mesh, "0")
-    found = {}
+    shard, everywhere, parts = leaf(weight, mesh, "0"), leaf(hidden, mesh, "R"), leaf(hidden, mesh, "0")
 
-    def refused(name, *arguments, **options):
-        try:
+    def refused(error, message, *arguments, **options):
+        with pytest.raises(error, match=f"(?s)^{message}"):
             logitless.linear_cross_entropy(*arguments, **options)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            found[name] = f"{type(error).__name__}: {error}"
 
-    everywhere = leaf(hidden, mesh, "R")
-    refused("plain input", hidden, local, target)
-    refused("plain input, no gradient", hidden, local.detach(), target)
-    refused("plain weight", everywhere, weight, target)
-    refused("a part of the target", leaf(hidden, mesh, "0"), local, target[:2])
-    refused("plain bias", everywhere, local, target, linear_bias=bias.requires_grad_())
-    refused("shift over parts", leaf(hidden, mesh, "1"), local, target, shift=1)
-    refused("several targets", everywhere, local, target[..., None], target_weight=torch.ones(*target.shape, 2))
-    refused("main_grad", leaf(hidden, mesh, "0"), leaf(weight, mesh, "R"), target, main_grad=torch.zeros(14, D))
-    found["partial"] = logitless.linear_cross_entropy(
-        DTensor.from_local(hidden / 2, mesh, [Partial()]), distribute_tensor(weight, mesh, [placement("0")]), target
-    ).full_tensor() - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())
-    return found
+    plain = "linear_weight: expected a plain tensor or an FSDP parameter"
+    refused(TypeError, plain + r".*logitless\.distributed\.linear_cross_entropy\(", hidden, shard, target)
+    refused(TypeError, plain, hidden, shard.detach(), target)
+    refused(TypeError, "linear_weight: expected a DTensor on the mesh of input", everywhere, weight, target)
+    refused(ValueError, r"target: expected shape \[4, 3\]", parts, shard, target[:2])
+    bias.requires_grad_()
+    refused(TypeError, "linear_bias: expected a DTensor", everywhere, shard, target, linear_bias=bias)
+    unsupported = logitless.UnsupportedError
+    refused(unsupported, "shift: expected 0", leaf(hidden, mesh, "1"), shard, target, shift=1)
+    several = {"target": target[..., None], "target_weight": torch.ones(*target.shape, 2)}
+    refused(ValueError, r"target_weight: expected shape \[4, 3, 1\]", everywhere, shard, **several)
+    whole, main_grad = leaf(weight, mesh, "R"), torch.zeros(14, D)
+    refused(unsupported, "main_grad: expected None", parts, whole, target, main_grad=main_grad)
+    partial = DTensor.from_local(hidden / 2, mesh, [Partial()])
+    found = logitless.linear_cross_entropy(partial, shard.detach(), target).full_tensor()
+    assert (found - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())).abs() < 1e-5
 
 
 def test_what_is_not_known_is_refused(two):
-    for found in two(refusals):
-        assert float(found["partial"].abs()) < 1e-5
-        assert found["plain input"].startswith("TypeError: linear_weight: expected a plain tensor or an FSDP parameter")
-        assert found["plain input, no gradient"].startswith("TypeError: linear_weight: expected a plain tensor")
-        assert "logitless.distributed.linear_cross_entropy(" in found["plain input"]
-        assert found["plain weight"].startswith("TypeError: linear_weight: expected a DTensor on the mesh of input")
-        assert found["a part of the target"].startswith("ValueError: target: expected shape [4, 3]")
-        assert found["plain bias"].startswith("TypeError: linear_bias: expected a DTensor")
-        assert found["shift over parts"].startswith("UnsupportedError: shift: expected 0")
-        assert found["several targets"].startswith("ValueError: target_weight: expected shape [4, 3, 1]")
-        assert found["main_grad"].startswith("UnsupportedError: main_grad: expected None")
+    two(refusals)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from client_oracle import on
 
 pytestmark = pytest.mark.slow
 
@@ -22,20 +23,9 @@ def run(mesh, how, *options):
     return printed.getvalue().strip()
 
 
-def check(printed, nothing):
+@on("two")
+@pytest.mark.parametrize("how", ["fsdp2", "tensor"])
+def test_the_loss_falls(ranks, how):
+    printed, nothing = ranks(run, how, *(["--tiny"] if ranks.device == "cpu" else []))
     first, last = map(float, re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)", printed).groups())
     assert last < first - 0.5 and not nothing
-
-
-WAYS = pytest.mark.parametrize("how", ["fsdp2", "tensor"])
-
-
-@WAYS
-def test_the_loss_falls(two, how):
-    check(*two(run, how, "--tiny"))
-
-
-@pytest.mark.gpu
-@WAYS
-def test_the_loss_falls_on_gpus(two_gpus, how):
-    check(*two_gpus(run, how))

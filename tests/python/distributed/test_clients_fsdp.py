@@ -1,18 +1,26 @@
-"""FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside."""
+"""FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside.
+
+DistributedDataParallel, for which nothing is done, is one more way to wrap the model.
+"""
 
 import logitless
 import logitless.nn
 import pytest
 import torch
+import torch.distributed as dist
 from client_models import VOCAB, Model, alone, batch, train
-from client_oracle import excess
+from client_oracle import check_steps
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 pytestmark = pytest.mark.slow
 
 
 def shard(model, unit, mesh, **options):
-    from torch.distributed.fsdp import fully_shard
-
+    if unit == "DDP":
+        return torch.nn.parallel.DistributedDataParallel(model)
     fully_shard(model.body, mesh=mesh, **options)
     if unit == "grouped":
         fully_shard([model.norm, model.lm_head], mesh=mesh, **options)
@@ -22,8 +30,6 @@ def shard(model, unit, mesh, **options):
 
 
 def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, bias=False):
-    import torch.distributed as dist
-
     if grid is not None:
         mesh = dist.init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
     found = {}
@@ -34,33 +40,32 @@ def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, b
             for module in (model, model.body, *(() if unit == "root" else (model.lm_head,))):
                 module.set_gradient_divide_factor(divisor)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum of products
-        sync = lambda last: wrapped.set_requires_gradient_sync(last)  # noqa: E731
-        found[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=sync)
+        found[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=synchronization(wrapped, unit))
     return found["stock"], found[head]
+
+
+def synchronization(wrapped, unit):
+    """Of gradients, where the function is called with True."""
+    if unit == "DDP":
+        return lambda last: None if last else wrapped.no_sync()
+    return wrapped.set_requires_gradient_sync
 
 
 def check(ranks, head, unit, reduction="mean", tied=False, micro=1, bias=False, divisor=None, **options):
     true = alone(2, micro=micro, reduction=reduction, tied=tied, bias=bias, divisor=divisor)
-    for stock, fused in ranks(steps, head, unit, reduction, tied, micro, divisor, options.get("grid"), bias):
-        torch.testing.assert_close(fused[0], stock[0])
-        assert fused[1].keys() == true.keys()
-        for name, gradient in true.items():
-            assert excess(fused[1][name], stock[1][name], gradient) <= 1, name
+    check_steps(ranks(steps, head, unit, reduction, tied, micro, divisor, options.get("grid"), bias), true)
 
 
-UNITS = [("inside", "root"), ("outside", "root"), ("inside", "grouped"), ("inside", "own"), ("outside", "own")]
-UNITS += [("unshard", "own"), ("inside", "kept")]
-UNITS += [
-    ("module", "own"),
-    ("module", "root"),
-    ("module", "grouped"),
-    ("module with logits", "own"),
-    ("module with logits", "kept"),
-]
+UNITS = {
+    "root": ("inside", "outside", "module"),
+    "grouped": ("inside", "module"),
+    "own": ("inside", "outside", "unshard", "module", "module with logits"),
+    "kept": ("inside", "module with logits"),
+}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize(("head", "unit"), UNITS)
+@pytest.mark.parametrize(("head", "unit"), [(head, unit) for unit, heads in UNITS.items() for head in heads])
 def test_gradients_in_each_unit(two, head, unit, reduction):
     check(two, head, unit, reduction)
 
@@ -79,6 +84,16 @@ def test_accumulation_without_synchronization(two, head, unit):
     check(two, head, unit, micro=3)
 
 
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize(("head", "reduction", "tied"), [
+    ("inside", "mean", False), ("inside", "none", False), ("inside", "mean", True),
+    ("module", "mean", False), ("module", "none", False),
+])  # fmt: skip
+def test_gradients_of_ddp_and_their_accumulation(two, head, reduction, tied, micro):
+    """With no_sync but for the last part; the second step finds what the first has left."""
+    check(two, head, "DDP", reduction, tied, micro, bias=True)
+
+
 @pytest.mark.parametrize("head", ["inside", "module"])
 def test_a_divisor_of_its_own(two, head):
     check(two, head, "own", divisor=5.0)
@@ -90,8 +105,6 @@ def test_replicated_shards(two, grid):
 
 
 def mixed(mesh, head):
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     found = []
     for made in ("stock", head):
@@ -114,9 +127,6 @@ def test_mixed_precision(two, head):
 
 def collectives(mesh, head, reduction):
     """What a call and its backward pass do to the head, of a model whose other parameters are not sharded."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
-
     model = Model(head, reduction)
     fully_shard(model.lm_head, mesh=mesh)
     with CommDebugMode() as counted:
@@ -134,52 +144,36 @@ def test_the_weight_is_gathered_once(two, reduction):
         torch.testing.assert_close(gradient.double(), true)
 
 
+REFUSALS = (TypeError, ValueError, NotImplementedError)
+
+
 def refusals(mesh):
-    import torch.distributed as dist
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    found = {}
-
-    def refused(name, hidden, weight):
-        try:
+    def refused(message, hidden, weight, error=logitless.UnsupportedError):
+        with pytest.raises(error, match=f"(?s){message}"):
             logitless.linear_cross_entropy(hidden, weight, torch.tensor([1, 2]))
-        except (TypeError, ValueError, NotImplementedError) as error:
-            found[name] = f"{type(error).__name__}: {error}"
 
-    try:
+    with pytest.raises((TypeError, ValueError), match="^linear: expected"):
         logitless.nn.FusedHead.from_linear(fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh))
-    except (TypeError, ValueError) as error:
-        found["module"] = str(error)
     hidden = torch.ones(2, 8)
     linear = lambda **options: fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh, **options)  # noqa: E731
-    weight = linear().weight
-    refused("DTensor input", DTensor.from_local(hidden, mesh, [Shard(0)]), weight)
-    refused("part", hidden, weight[:5])
-    refused("offloaded", hidden, linear(offload_policy=CPUOffloadPolicy(pin_memory=False)).weight)
+    weight, outside = linear().weight, "^linear_weight: an FSDP parameter outside"
+    refused(f"{outside} its module", DTensor.from_local(hidden, mesh, [Shard(0)]), weight)
+    known = "whether its ranks hold the same tokens or tokens of their own cannot be told"
+    refused(known, hidden, weight[:5], REFUSALS)
+    offloaded = linear(offload_policy=CPUOffloadPolicy(pin_memory=False)).weight
+    refused(r"offloaded to the CPU.*unshard\(\)", hidden, offloaded, REFUSALS)
     grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     head = parallelize_module(torch.nn.Linear(8, VOCAB), grid["tensor"], ColwiseParallel())
     fully_shard(head, mesh=grid["data"])
-    refused("two meshes", hidden, head.weight)
-    replicated = DTensor.from_local(hidden, grid["tensor"], [Replicate()])
-    refused("two meshes, DTensor", replicated, head.weight)
+    both = "sharded over a tensor-parallel mesh, too"
+    refused(both, hidden, head.weight, REFUSALS)
+    refused(outside, DTensor.from_local(hidden, grid["tensor"], [Replicate()]), head.weight)
     one = linear()
     one.unshard()
     kept = one.weight
     one.reshard()
-    refused("freed", hidden, kept)
-    return found
+    refused("freed", hidden, kept, REFUSALS)
 
 
 def test_what_is_not_known_is_refused(two):
-    for found in two(refusals):
-        assert found["DTensor input"].startswith(
-            "UnsupportedError: linear_weight: an FSDP parameter outside its module"
-        )
-        assert "whether its ranks hold the same tokens or tokens of their own cannot be told" in found["part"]
-        assert "offloaded to the CPU" in found["offloaded"] and "unshard()" in found["offloaded"]
-        assert "sharded over a tensor-parallel mesh, too" in found["two meshes"]
-        assert found["two meshes, DTensor"].startswith("UnsupportedError: linear_weight: an FSDP parameter outside")
-        assert "freed" in found["freed"]
-        assert found["module"].startswith("linear: expected")
+    two(refusals)

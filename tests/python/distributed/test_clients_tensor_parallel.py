@@ -4,8 +4,12 @@ import logitless
 import logitless.nn
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from client_oracle import excess, factors, loss_and_gradients
+from client_oracle import check_values, factors, loss_and_gradients, on
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +24,7 @@ def problem():
     return hidden, weight, target
 
 
-def made(kind, weight, **options):
+def made(kind, weight):
     head = torch.nn.Linear(D, VOCAB, bias=False)
     with torch.no_grad():
         head.weight.copy_(weight)
@@ -28,9 +32,6 @@ def made(kind, weight, **options):
 
 
 def colwise(mesh, kind, output):
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
-
     hidden, weight, target = (t.to(mesh.device_type) for t in problem())
     hidden.requires_grad_()
     head = made(kind, weight).to(mesh.device_type)
@@ -39,8 +40,6 @@ def colwise(mesh, kind, output):
     if kind == "module":
         loss = head(hidden, labels=target)
     elif kind == "function":
-        from torch.distributed.tensor import DTensor
-
         loss = logitless.linear_cross_entropy(DTensor.from_local(hidden, mesh, [Replicate()]), head.weight, target)
     else:
         with loss_parallel():
@@ -52,40 +51,18 @@ def colwise(mesh, kind, output):
     return [value.detach(), hidden.grad, head.weight.grad.full_tensor()], type(loss).__name__
 
 
-def check_a_colwise_head(ranks, kind, output):
+@on("two")
+@pytest.mark.parametrize(("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")])
+def test_a_colwise_head(ranks, kind, output):
     theirs, true = (loss_and_gradients(*problem(), dtype=dtype) for dtype in (torch.float32, torch.float64))
-    for (values, type_), (stock, stock_type) in zip(
-        ranks(colwise, kind, output), ranks(colwise, "stock", "DTensor"), strict=True
-    ):
+    found, stock = ranks(colwise, kind, output), ranks(colwise, "stock", "DTensor")
+    for (_, type_), (_, stock_type) in zip(found, stock, strict=True):
         assert type_ == ("Tensor" if output == "local" else stock_type)
-        for one, other, reference, exact in zip(values, stock, theirs, true, strict=True):
-            assert excess(one, reference, exact) <= 1
-            assert excess(other, reference, exact) <= 1
-
-
-HEADS = pytest.mark.parametrize(
-    ("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")]
-)
-
-
-@HEADS
-def test_a_colwise_head(two, kind, output):
-    check_a_colwise_head(two, kind, output)
-
-
-@pytest.mark.gpu
-@HEADS
-def test_a_colwise_head_on_gpus(two_gpus, kind, output):
-    check_a_colwise_head(two_gpus, kind, output)
+    check_values([values for values, _ in (*found, *stock)], theirs, true)
 
 
 def with_fsdp(mesh):
     """Two ranks that share each sequence, two such pairs: FSDP2 over pairs, the vocabulary within one."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, target = problem()
     mine = slice(0, 2) if grid["data"].get_local_rank() == 0 else slice(2, 3)
@@ -100,12 +77,10 @@ def with_fsdp(mesh):
 
 def test_with_fsdp(four):
     hidden, weight, target = problem()
-    theirs, true = ([], [])
-    for dtype, found in ((torch.float32, theirs), (torch.float64, true)):
+    expected = []
+    for dtype in (torch.float32, torch.float64):
         parts = [loss_and_gradients(hidden[s], weight, target[s], dtype=dtype) for s in (slice(0, 2), slice(2, 3))]
-        found += [*parts, (parts[0][2] + parts[1][2]) / 2]
-    for rank, (loss, d_hidden, d_weight) in enumerate(four(with_fsdp)):
-        pair = rank // 2
-        assert excess(loss, theirs[pair][0], true[pair][0]) <= 1
-        assert excess(d_hidden, theirs[pair][1], true[pair][1]) <= 1
-        assert excess(d_weight, theirs[2], true[2]) <= 1
+        expected.append([[loss, d_hidden, (parts[0][2] + parts[1][2]) / 2] for loss, d_hidden, _ in parts])
+    found = four(with_fsdp)
+    for pair, (theirs, true) in enumerate(zip(*expected)):
+        check_values(found[2 * pair : 2 * pair + 2], theirs, true)
