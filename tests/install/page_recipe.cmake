@@ -3,13 +3,7 @@
 cmake_minimum_required(VERSION 3.25)
 file(READ ${ROOT}/docs/c_and_cpp.md page)
 
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${ARGN}\n${output}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 # The first block of a language that begins so.
 function(read_block language beginning variable)
