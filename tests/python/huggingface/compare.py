@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import logitless.transformers
 import numpy
 import torch
-from tiny import VOCAB
+from logitless.transformers._logits import Logits
+from tiny import VOCAB, inputs
 from torch import Tensor, nn
 
 TERMS = VOCAB  # of the head's longest sum, which is no shorter in any model here
@@ -35,6 +37,20 @@ def step(model: nn.Module, batch: dict[str, object]) -> Step:
         name.removeprefix("_orig_mod."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
     }
     return Step(outputs.loss.detach(), gradients, outputs)
+
+
+def check_patched(model: nn.Module, batch: dict[str, object] | None = None) -> Reference:
+    """The patched model has the loss and the gradients that it has without the patch."""
+    batch = batch or inputs(model)
+    reference = Reference.of(model, batch)
+    assert reference.share_of(logitless.transformers.patch(model), batch) <= 1
+    return reference
+
+
+def make_wrong(monkeypatch, by: float = 1.01, name: str = "scaled") -> None:  # type: ignore[no-untyped-def]
+    """A factor of the logits that a patch sees, or a bias ("with_bias"), is off by a factor from now on."""
+    right = getattr(Logits, name)
+    monkeypatch.setattr(Logits, name, lambda self, value: right(self, by * value))
 
 
 def distance(first: Tensor, second: Tensor) -> float:

@@ -110,72 +110,68 @@ def configure(config: object, set_value: Callable[[object, str, object], None]) 
         set_value(config, name, {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value)
 
 
-def _codebooks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    ids = torch.randint(10, 80, (4, 8))
+Inputs = dict[str, Tensor | None]
+Maker = Callable[[nn.Module, dict[str, Tensor]], Inputs]
+
+
+def _ids(*shape: int) -> Tensor:
+    return torch.randint(10, 80, shape)
+
+
+def _text(ids: Tensor) -> Inputs:
+    return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
+
+
+def _codebooks(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
+    ids = _ids(4, 8)
     return {"input_ids": ids, "attention_mask": torch.ones(2, 8), "labels": ids.view(2, 2, 8).transpose(1, 2)}
 
 
-def _audio_tokens(ids: int, labels: int) -> Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]:
-    """Numbers of codebooks: ids [2, 8, ids], and labels [2, 8, labels], or [2, 8] where it is 0."""
-
-    def made(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            "input_ids": torch.randint(10, 80, (2, 8, ids)),
-            "labels": torch.randint(10, 80, (2, 8, labels) if labels else (2, 8)),
-        }
-
-    return made
+def _audio_tokens(ids: int, *labels: int) -> Maker:
+    """Numbers of codebooks: ids [2, 8, ids] and labels [2, 8, *labels]."""
+    return lambda model, batch: {"input_ids": _ids(2, 8, ids), "labels": _ids(2, 8, *labels)}
 
 
-def _audio_labels(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"labels": torch.randint(10, 80, (2, 8, 2))}
+def _audio_labels(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
+    return {"labels": _ids(2, 8, 2)}
 
 
-def _dia(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    ids = torch.randint(10, 80, (2, 8, 9))
+def _dia(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
+    ids = _ids(2, 8, 9)
     return {"decoder_input_ids": ids, "labels": ids.transpose(1, 2).reshape(18, 8)}
 
 
-def _kosmos(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _kosmos(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
     places = torch.arange(8).expand(2, 8) < 3
     return {"image_embeds": torch.randn(2, 3, 32), "image_embeds_position_mask": places, "pixel_values": None}
 
 
-def _image(*size: int) -> Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]:
+def _image(*size: int) -> Maker:
     return lambda model, batch: {"pixel_values": torch.randn(2, *size)}
 
 
-def _image_tokens(*size: int) -> Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]:
-    def made(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        ids = torch.randint(10, 80, (2, 12 if len(size) == 4 else 8))
+def _image_tokens(*size: int) -> Maker:
+    def made(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
+        ids = _ids(2, 12 if len(size) == 4 else 8)
         ids[:, : ids.shape[1] - 4] = 98
-        found = {"pixel_values": torch.randn(2, *size), "input_ids": ids, "labels": ids.clone()}
-        found["attention_mask"] = torch.ones_like(ids)
+        found = {"pixel_values": torch.randn(2, *size)} | _text(ids)
         return found | ({"qformer_input_ids": batch["qformer_input_ids"]} if "qformer_input_ids" in batch else {})
 
     return made
 
 
-def _longer(length: int) -> Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]:
-    def made(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        ids = torch.randint(10, 80, (2, length))
-        return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
-
-    return made
-
-
-def _lxmert(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _lxmert(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
     return {"visual_feats": torch.randn(2, 5, model.config.visual_feat_dim), "visual_pos": torch.rand(2, 5, 4)}
 
 
-def _patches(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _patches(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
     size = model.config.vision_config.patch_embed_hidden_size
     patches = torch.cat([torch.randint(1, 4, (2, 6, 2)).float(), torch.randn(2, 6, size)], -1)
     return {"flattened_patches": patches, "attention_mask": torch.ones(2, 6)}
 
 
 # By the class of the model: what is added to the inputs, and what is left out of them (None).
-INPUTS: dict[str, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor | None]]] = {
+INPUTS: dict[str, Maker] = {
     "Blip2ForConditionalGeneration": _image_tokens(3, 16, 16),
     "BridgeTowerForMaskedLM": _image(3, 16, 16),
     "CsmForConditionalGeneration": _audio_tokens(32, 32),
@@ -184,25 +180,22 @@ INPUTS: dict[str, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor | No
     "InstructBlipForConditionalGeneration": _image_tokens(3, 16, 16),
     "InstructBlipVideoForConditionalGeneration": _image_tokens(2, 3, 16, 16),
     "Kosmos2ForConditionalGeneration": _kosmos,
-    "KyutaiSpeechToTextForConditionalGeneration": _audio_tokens(33, 0),
+    "KyutaiSpeechToTextForConditionalGeneration": _audio_tokens(33),
     "LxmertForPreTraining": _lxmert,
     "Molmo2ForConditionalGeneration": lambda model, batch: {"mm_token_type_ids": torch.zeros(2, 8, dtype=torch.int64)},
     "MusicgenForCausalLM": _codebooks,
     "MusicgenForConditionalGeneration": _audio_labels,
     "MusicgenMelodyForCausalLM": _codebooks,
     "MusicgenMelodyForConditionalGeneration": _audio_labels,
-    "PerceiverForMaskedLM": _longer(64),
+    "PerceiverForMaskedLM": lambda model, batch: _text(_ids(2, 64)),
     "Pix2StructForConditionalGeneration": _patches,
     "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": lambda model, batch: {"generation_steps": 1},
-    "Qwen3OmniMoeTalkerForConditionalGeneration": lambda model, batch: {
-        "inputs_embeds": torch.randn(2, 8, 32),
-        "talker_input_ids": batch["input_ids"],
-        "input_ids": None,
-    },
-    "SeamlessM4TTextToUnitForConditionalGeneration": lambda model, batch: {
-        "inputs_embeds": torch.randn(2, 8, 32),
-        "input_ids": None,
-    },
+    "Qwen3OmniMoeTalkerForConditionalGeneration": lambda model, batch: (
+        {"inputs_embeds": torch.randn(2, 8, 32), "talker_input_ids": batch["input_ids"], "input_ids": None}
+    ),
+    "SeamlessM4TTextToUnitForConditionalGeneration": lambda model, batch: (
+        {"inputs_embeds": torch.randn(2, 8, 32), "input_ids": None}
+    ),
     "ViltForMaskedLM": _image(3, 16, 16),
     "VoxtralRealtimeForConditionalGeneration": lambda model, batch: {"input_features": torch.randn(2, 128, 64)},
     "VisualBertForPreTraining": lambda model, batch: {

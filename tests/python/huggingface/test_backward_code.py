@@ -6,7 +6,6 @@ import types
 import logitless.transformers
 import pytest
 import torch
-import transformers
 from compare import Reference, step
 from logitless.errors import UnsupportedError
 from tiny import build, inputs
@@ -35,7 +34,7 @@ def tenth_of_output(module, grad_output):
     ],
 )
 def test_a_backward_hook_around_the_head_is_refused(name, part, register):
-    model = logitless.transformers.patch(build(getattr(transformers, name)))
+    model = logitless.transformers.patch(build(name))
     handle = register(model.get_submodule(part))
     with pytest.raises(UnsupportedError, match=f"{part} of {name} has a backward hook.*unpatch"):
         model(**inputs(model))

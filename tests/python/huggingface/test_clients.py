@@ -9,6 +9,7 @@ from compare import Reference, step
 from logitless.errors import UnsupportedError
 from precision import exact_step
 from tiny import VOCAB, inputs
+from transformers import Trainer, TrainingArguments
 
 pytestmark = pytest.mark.slow
 
@@ -91,29 +92,21 @@ def test_adapters_that_are_refused_by_name(llama, options, name):
     assert model(**inputs(llama)).logits.shape[-1] == VOCAB
 
 
+def training_arguments(folder, **options):
+    pytest.importorskip("accelerate")
+    quiet = dict(report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True)
+    return TrainingArguments(output_dir=str(folder), **quiet, **options)
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
     torch.manual_seed(3)
     ids = torch.randint(3, VOCAB, (20, 12))
     data = [{"input_ids": row, "labels": torch.where(torch.arange(12) < n % 7, -100, row)} for n, row in enumerate(ids)]
 
     def losses(model):
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=accumulation,
-            max_steps=5,
-            logging_steps=1,
-            learning_rate=1e-2,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=1,
-        )
+        options = dict(per_device_train_batch_size=2, gradient_accumulation_steps=accumulation, learning_rate=1e-2)
+        arguments = training_arguments(tmp_path, max_steps=5, logging_steps=1, seed=1, **options)
         trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
         assert trainer.model_accepts_loss_kwargs
         trainer.train()
@@ -130,14 +123,10 @@ def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
 @pytest.mark.parametrize("between", [logitless.transformers.patch, logitless.transformers.unpatch])
 def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
     """Its autocast is around the model's forward, and the model is not prepared a second time."""
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
     seen = set()
     llama.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
     data = [{"input_ids": row, "labels": row} for row in torch.randint(3, VOCAB, (4, 12))]
-    shared = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
-    arguments = TrainingArguments(**shared, bf16=True, disable_tqdm=True)
+    arguments = training_arguments(tmp_path, max_steps=1, bf16=True)
     trainer = Trainer(logitless.transformers.patch(llama), arguments, train_dataset=data, eval_dataset=data)
     for run in (trainer.train, lambda: between(llama), trainer.evaluate, trainer.train):
         run()

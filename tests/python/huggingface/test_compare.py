@@ -3,8 +3,7 @@
 import logitless.transformers
 import pytest
 import torch
-import transformers
-from compare import Reference, step
+from compare import Reference, make_wrong, step
 from precision import exact_step
 from tiny import build, inputs
 
@@ -15,7 +14,7 @@ FAMILIES = ["LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration",
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_thousandth_in_one_tensor_is_found(name):
-    model = build(getattr(transformers, name))
+    model = build(name)
     batch = inputs(model)
     reference = Reference.of(model, batch)
     logitless.transformers.patch(model)
@@ -26,9 +25,8 @@ def test_a_thousandth_in_one_tensor_is_found(name):
         allowed, found = reference.allowed(dtype), 0
         for key, gradient in fused.gradients.items():
             wrong = fused._replace(gradients=fused.gradients | {key: 1.001 * gradient})
-            zero = (
-                float(gradient.abs().max()) <= 2 * allowed[key]
-            )  # but for rounding: a bias that the softmax takes away
+            # But for rounding: a bias that the softmax takes away.
+            zero = float(gradient.abs().max()) <= 2 * allowed[key]
             assert zero or reference.share(wrong) > 1, key
             found += not zero
         assert found >= len(fused.gradients) - 2 * model.config.num_hidden_layers
@@ -63,17 +61,10 @@ def test_a_reference_without_a_bound_is_refused(llama):
     ],
 )
 def test_a_thousandth_in_a_factor_of_the_logits_is_found(name, option, monkeypatch):
-    from logitless.transformers._logits import Logits
-
-    model = build(getattr(transformers, name))
-    for key, value in option.items():
-        setattr(model.config, key, value)
-        if hasattr(model, key):
-            setattr(model, key, value)
+    model = build(name, **option)
     batch = inputs(model)
     reference = Reference.of(model, batch)
     assert reference.share_of(logitless.transformers.patch(model, check=False), batch) <= 1
-    right = Logits.scaled
-    monkeypatch.setattr(Logits, "scaled", lambda self, factor: right(self, 1.001 * factor))
+    make_wrong(monkeypatch, 1.001)
     for run in (step, exact_step):
         assert reference.share(run(model, batch)) > 1

@@ -45,7 +45,7 @@ def fp32(outputs):
 
 
 def tiny(name):
-    model = build(getattr(transformers, name))
+    model = build(name)
     if hasattr(model.config, "output_router_logits"):
         model.config.output_router_logits = True
     return model.eval()

@@ -5,7 +5,6 @@ import inspect
 import logitless.transformers
 import pytest
 import torch
-import transformers
 from compare import Reference, difference, step
 from precision import exact_step
 from tiny import build, inputs
@@ -33,12 +32,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
-    model = build(getattr(transformers, name))
-    for key, value in FAMILIES[name].items():
-        assert hasattr(model.config, key)
-        setattr(model.config, key, value)
-        if hasattr(model, key):
-            setattr(model, key, value)
+    model = build(name, **FAMILIES[name])
     batch = inputs(model)
     signature, reference = inspect.signature(model.forward), Reference.of(model, batch)
     stock = reference.stock
@@ -58,10 +52,10 @@ def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
 
 @pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "CohereForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM"])
 def test_16_bit_models_are_as_close_to_float64_as_the_unpatched_model(name):
-    model = build(getattr(transformers, name))
+    model = build(name)
     batch = inputs(model)
     rounded = model.bfloat16()
-    exact = step(build(getattr(transformers, name)).bfloat16().double(), batch)
+    exact = step(build(name).bfloat16().double(), batch)
     stock = step(rounded, batch)
     fused = step(logitless.transformers.patch(rounded), batch)
     for loss in (stock[0], fused[0]):

@@ -3,9 +3,8 @@
 import logitless.transformers
 import pytest
 import torch
-import transformers
+from compare import make_wrong
 from logitless.errors import UnsupportedError
-from logitless.transformers._logits import Logits
 from tiny import VOCAB, build, inputs
 from torch.overrides import TorchFunctionMode
 
@@ -23,11 +22,7 @@ PRECISIONS = ["bfloat16", "float16", "float32", "autocast"]
 
 
 def tiny(name):
-    model = build(getattr(transformers, name))
-    for key, value in MODELS[name].items():
-        setattr(model.config, key, value)
-        if hasattr(model, key):
-            setattr(model, key, value)
+    model = build(name, **MODELS[name])
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, args, output: output * 1.5)
     return model
@@ -51,8 +46,7 @@ def test_what_is_right_passes(name, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_factor_that_is_wrong_by_a_hundredth_is_refused(name, precision, wrong, monkeypatch):
-    right = Logits.scaled
-    monkeypatch.setattr(Logits, "scaled", lambda self, factor: right(self, wrong * factor))
+    make_wrong(monkeypatch, wrong)
     model = tiny(name)
     with pytest.raises(UnsupportedError, match=f"{name} differs from the fused head's by"):
         run(model, precision)
@@ -63,8 +57,7 @@ def test_a_factor_that_is_wrong_by_a_hundredth_is_refused(name, precision, wrong
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_bias_that_is_wrong_by_a_tenth_is_refused(precision, monkeypatch):
-    right = Logits.with_bias
-    monkeypatch.setattr(Logits, "with_bias", lambda self, bias: right(self, 1.1 * bias))
+    make_wrong(monkeypatch, 1.1, "with_bias")
     with pytest.raises(UnsupportedError, match="differs from the fused head's by"):
         run(tiny("BartForConditionalGeneration"), precision)
 

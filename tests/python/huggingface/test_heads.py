@@ -6,7 +6,7 @@ import logitless.transformers
 import peft
 import pytest
 import torch
-from compare import Reference, step
+from compare import Reference, check_patched, step
 from logitless.errors import UnsupportedError
 from precision import exact_step, rounded_step
 from tiny import VOCAB, inputs
@@ -33,12 +33,11 @@ def wide():
 @pytest.mark.parametrize("make", [narrow, transformed, wide])
 def test_a_head_of_two_linear_layers(llama, make, lora):
     llama.lm_head = make()
-    batch, model = inputs(llama), llama
+    model = llama
     if lora:
         names = [f"lm_head.{name}" for name, module in llama.lm_head.named_children() if isinstance(module, nn.Linear)]
         model = peft.get_peft_model(llama, peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False))
-    reference = Reference.of(model, batch)
-    assert reference.share_of(logitless.transformers.patch(model), batch) <= 1
+    check_patched(model, inputs(llama))
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -54,9 +53,7 @@ def test_logits_that_another_layer_of_their_width_takes_are_refused(llama, check
 def test_logits_of_zero(llama, scale):
     llama.lm_head.bias = nn.Parameter(torch.linspace(-1, 1, VOCAB))
     llama.lm_head.register_forward_hook(lambda module, args, out: out * scale + torch.linspace(0, 1, VOCAB))
-    batch = inputs(llama)
-    reference = Reference.of(llama, batch)
-    assert reference.share_of(logitless.transformers.patch(llama), batch) <= 1
+    check_patched(llama)
 
 
 @pytest.mark.parametrize(

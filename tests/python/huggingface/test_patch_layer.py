@@ -211,32 +211,6 @@ def test_accelerates_device_hooks_stay(llama):
     assert reference.share(found) <= 1 and found.outputs.logits is None
 
 
-def test_the_wrapper_of_mixed_precision_is_taken_away_as_from_any_model(llama):
-    accelerate = pytest.importorskip("accelerate")
-    batch = inputs(llama)
-    accelerate.state.AcceleratorState._reset_state(True)
-    try:
-        accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-        for first in (True, False):
-            model = copy.deepcopy(llama)
-            if first:
-                logitless.transformers.patch(model)
-            accelerator.prepare_model(model)
-            if not first:
-                logitless.transformers.patch(model)
-            seen = set()
-            model.model.layers[0].register_forward_hook(lambda *given, seen=seen: seen.add(given[2].dtype))
-            q_proj = model.model.layers[0].self_attn.q_proj
-            q_proj.register_forward_hook(lambda *given, seen=seen: seen.add(given[2].dtype))
-            assert model(**batch).logits is None and torch.bfloat16 in seen
-            assert accelerator.unwrap_model(model) is model and model(**batch).logits is None
-            seen.clear()
-            assert accelerator.unwrap_model(model, keep_fp32_wrapper=False) is model
-            assert model(**batch).logits is None and seen == {torch.float32}
-    finally:
-        accelerate.state.AcceleratorState._reset_state(True)
-
-
 def test_adapters_around_a_model_whose_forward_was_replaced(llama):
     """PEFT calls forward itself, past the hooks of the module."""
     peft = pytest.importorskip("peft")

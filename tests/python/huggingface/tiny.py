@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import torch
@@ -111,8 +112,11 @@ def _set(config: object, name: str, value: object) -> None:
         config.__dict__[name] = value
 
 
-def build(kind: type) -> nn.Module:
-    """A model of the class with every parameter and buffer of floating point that is 0 filled with noise."""
+def build(kind: type | str, **options: object) -> nn.Module:
+    """A model of the class with every parameter and buffer of floating point that is 0 filled with noise. options: of
+    its configuration, and of the model where it has a copy."""
+    if isinstance(kind, str):
+        kind = getattr(importlib.import_module("transformers"), kind)
     torch.manual_seed(0)
     config = composite(kind) or shrink(kind.config_class())
     model = kind(config).float()
@@ -121,6 +125,10 @@ def build(kind: type) -> nn.Module:
             if value.is_floating_point() and value.numel() and not bool(value.any()):
                 if isinstance(value, nn.Parameter) or "final_logits_bias" in name:
                     value.normal_(0, 0.1)
+    for name, option in options.items():
+        assert hasattr(model.config, name)
+        for owner in (model.config, *([model] if hasattr(model, name) else [])):
+            setattr(owner, name, option)
     return model.train()
 
 
