@@ -17,7 +17,7 @@ pytest.importorskip("megatron.core", exc_type=ImportError)
 VOCAB, LENGTH = 32, 8
 
 
-def model_of(mesh, shared, sequence_parallel, mtp=False):
+def model_of(mesh, shared, sequence_parallel):
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     torch.cuda.current_device = lambda: torch.device("cpu")
     from megatron.core import parallel_state
