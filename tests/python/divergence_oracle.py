@@ -7,6 +7,7 @@ twice that error, and a rounding unit.
 import dataclasses
 import math
 
+import logitless
 import torch
 
 STUDENT = ("student_input", "student_weight", "student_bias")
@@ -157,10 +158,14 @@ def compare(case, got, upstream=None):
         assert not bad.any(), f"{name}: error {error[bad].max():.3e}, bound {bound.expand_as(error)[bad].min():.3e}"
 
 
-def run(function, case, upstream=None, **more):
+def check(case, upstream=None, **more):
+    compare(case, run(case, upstream, **more), upstream)
+
+
+def run(case, upstream=None, **more):
     """What logitless.linear_divergence makes of it, by the same names."""
     leaves = case.leaves()
-    found = function(**leaves, **case.options, return_stats=True, **more)
+    found = logitless.linear_divergence(**leaves, **case.options, return_stats=True, **more)
     factor = torch.ones_like(found.loss) if upstream is None else upstream.to(found.loss.dtype)
     (found.loss * factor).sum().backward()
     values = {"loss": found.loss, "divergence": found.divergence, "entropy": found.entropy}
