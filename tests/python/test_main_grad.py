@@ -1,5 +1,7 @@
 """A main_grad has memory of its own, and PyTorch is told that it was written."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,8 +41,8 @@ def test_shared_bytes_are_found(own_start, own_stride, start, row_stride, stride
         assert not shared
 
 
-def arguments():
-    return {
+def arguments(*trained):
+    given = {
         "input": torch.randn(N, D),
         "linear_weight": torch.randn(V, D),
         "target": torch.randint(0, V, (N,)),
@@ -50,6 +52,9 @@ def arguments():
         "temperature": torch.rand(N) + 0.5,
         "main_grad": torch.zeros(V, D),
     }
+    for name in trained:
+        given[name].requires_grad_()
+    return given
 
 
 def steps(compiled):
@@ -89,15 +94,13 @@ def test_shared_memory_is_refused_by_name(name, compiled):
 
 
 def test_a_negated_view_is_refused():
-    given = arguments()
-    given["linear_weight"].requires_grad_()
+    given = arguments("linear_weight")
     with pytest.raises(ValueError, match="main_grad: expected a buffer that holds its values"):
         lce(**given | {"main_grad": torch._neg_view(given["main_grad"])})
 
 
 def test_an_upstream_gradient_in_main_grad_is_refused():
-    given = arguments()
-    given["linear_weight"].requires_grad_()
+    given = arguments("linear_weight")
     loss = lce(**given, reduction="none")
     with pytest.raises(ValueError, match="shares memory with grad_loss"):
         loss.backward(given["main_grad"].view(-1)[3 : 3 + N])
@@ -123,9 +126,8 @@ def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "watched"])
 def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
-    given = arguments()
-    leaf = given["linear_weight"].requires_grad_()
-    main_grad = given["main_grad"]
+    given = arguments("linear_weight")
+    leaf, main_grad = given["linear_weight"], given["main_grad"]
     square = (torch.ones(V, D, requires_grad=True) * main_grad).sum()  # saves main_grad
     version = main_grad._version
 
@@ -134,10 +136,7 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
         assert main_grad._version == version
         loss.sum().backward()
 
-    if how == "watched":
-        with FlopCounterMode(display=False):
-            step()
-    else:
+    with FlopCounterMode(display=False) if how == "watched" else contextlib.nullcontext():
         step()
     assert main_grad._version > version and bool(main_grad.any()) and leaf.grad is None
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -145,8 +144,7 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
 
 
 def test_a_backward_pass_that_leads_elsewhere_writes_nothing():
-    given = arguments()
-    given["input"].requires_grad_(), given["linear_weight"].requires_grad_()
+    given = arguments("input", "linear_weight")
     loss = lce(**given)
     version = given["main_grad"]._version
     torch.autograd.grad(loss, given["input"])
@@ -154,10 +152,9 @@ def test_a_backward_pass_that_leads_elsewhere_writes_nothing():
 
 
 def test_an_inference_tensor_has_no_version():
-    given = arguments()
+    given = arguments("linear_weight")
     with torch.inference_mode():
         given["main_grad"] = torch.zeros(V, D)
-    given["linear_weight"].requires_grad_()
     lce(**given).backward()
     assert bool(given["main_grad"].any())
 
