@@ -26,6 +26,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="trl 1.16.0 is not installed"))
 
 
+@pytest.fixture
+def trainers():
+    """The module, which needs TRL."""
+    import trainers
+
+    return trainers
+
+
 @pytest.fixture(autouse=True)
 def _unpatched():
     """One thread, no warnings of loggers, and no patch afterwards."""

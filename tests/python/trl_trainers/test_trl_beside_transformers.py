@@ -28,9 +28,8 @@ def told(call):
 
 
 @pytest.fixture
-def trainer(tmp_path):
+def trainer(trainers, tmp_path):
     """A trainer by name; its model is loaded, and goes through a function before the trainer has it."""
-    import trainers
 
     def make(name, change=lambda model: model, arguments=None, **options):
         folder = trainers.save(tmp_path / "model", "llama")
@@ -77,9 +76,7 @@ def test_the_line_of_the_user_who_calls_the_model_is_named(trainer):
         assert warning.filename == __file__ and "fused_lm_head=True" in linecache.getline(__file__, warning.lineno)
 
 
-def test_a_distillation_says_so(trainer, tmp_path):
-    import trainers
-
+def test_a_distillation_says_so(trainer, trainers, tmp_path):
     teacher = trainers.save(tmp_path / "teacher", "qwen3")
     made = trainer("Distillation", logitless.transformers.patch, {"teacher_model": teacher})
     (message,) = told(made.train)
@@ -128,10 +125,8 @@ def test_options_that_do_not_count_are_named(trainer):
     assert STEP in message and "do not count here" in message and "thinned" in message
 
 
-def test_the_trainer_of_transformers_is_not_warned_of(trainer, tmp_path):
+def test_the_trainer_of_transformers_is_not_warned_of(trainers, tmp_path):
     """Nor is a step of one's own without labels, or code that goes on without TRL."""
-    import trainers
-
     model = trainers.make_model("llama")
     (message,) = told(lambda: logitless.transformers.patch(model))
     assert message.startswith(IMPORTED)
@@ -147,9 +142,7 @@ def test_the_trainer_of_transformers_is_not_warned_of(trainer, tmp_path):
     assert told(lambda: model(input_ids=torch.arange(9)[None]).logits.sum().backward()) == []
 
 
-def test_without_trl_patch_says_nothing(monkeypatch):
-    import trainers
-
+def test_without_trl_patch_says_nothing(trainers, monkeypatch):
     for name in [name for name in sys.modules if name == "trl" or name.startswith("trl.")]:
         monkeypatch.delitem(sys.modules, name)
     assert told(lambda: logitless.transformers.patch(trainers.make_model("llama"))) == []

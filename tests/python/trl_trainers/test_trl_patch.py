@@ -8,7 +8,7 @@ import pytest
 import torch
 from logitless.errors import UnsupportedError
 from logitless.trl._log_probs import OUTPUTS, LogProbs
-from whole import whole_logits
+from whole import close, whole_logits
 
 pytestmark = pytest.mark.slow
 
@@ -60,25 +60,14 @@ def test_returns_and_gradients_are_those_of_trl(dtype, temperature, softcap, sca
     stock = run(current().original.apply, tensors, options)
     fused = run(current().apply, tensors, options)
     assert fused[0][4].dtype == torch.bool
-    unit = UNIT[torch.float32]
     for e, s, f in zip(exact[0][:4], stock[0][:4], fused[0][:4], strict=True):
         assert f.dtype == s.dtype and f.shape == s.shape
-        assert close(f, s, e, unit)
+        assert close(f, s, e, UNIT[torch.float32])
     if dtype == torch.float32:
         assert torch.equal(fused[0][4], exact[0][4])
-    unit = UNIT[dtype]
     for e, s, f in zip(exact[1], stock[1], fused[1], strict=True):
         assert (f is None) == (s is None)
-        assert f is None or (f.dtype == dtype and close(f, s, e, unit))
-
-
-def close(fused, stock, exact, unit):
-    """The error is at most twice that of TRL's computation of the same precision, and a unit of rounding."""
-    exact = exact.detach()
-    error, naive, size = (
-        float(torch.linalg.vector_norm(t.detach().double())) for t in (fused - exact, stock - exact, exact)
-    )
-    return error <= 2 * naive + unit * size
+        assert f is None or (f.dtype == dtype and close(f, s, e, UNIT[dtype]))
 
 
 @pytest.mark.parametrize("outputs", [("log_probs",), ("log_probs", "entropy"), ("is_top1", "mean_logits")])
@@ -203,9 +192,8 @@ def test_autocast():
 
 
 @pytest.mark.parametrize("valid", [0, 7])
-def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, valid):
+def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, trainers, valid):
     """There TRL hands over the rows that have a label, which may be none."""
-    import trainers
     import trl.trainer.utils
 
     model = trainers.make_model("gemma2")
