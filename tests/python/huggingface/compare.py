@@ -47,6 +47,16 @@ def check_patched(model: nn.Module, batch: dict[str, object] | None = None) -> R
     return reference
 
 
+def check_16_bits(fused: Step, stock: Step, exact: Step) -> None:
+    """A step in 16 bits is as close to float64 as the stock model's: the trunk's own rounding is in both."""
+    assert bool(torch.isfinite(fused.loss)) and distance(fused.loss, exact.loss) <= (
+        2 * distance(stock.loss, exact.loss) + 2**-8
+    )
+    for name, gradient in exact.gradients.items():
+        error, bound = (distance(found.gradients[name], gradient) for found in (fused, stock))
+        assert error <= 2 * bound + 2**-7 * float(gradient.abs().max()), name
+
+
 def make_wrong(monkeypatch, by: float = 1.01, name: str = "scaled") -> None:  # type: ignore[no-untyped-def]
     """A factor of the logits that a patch sees, or a bias ("with_bias"), is off by a factor from now on."""
     right = getattr(Logits, name)
