@@ -180,7 +180,10 @@ def template():
 
 
 def useful(order):
-    """Without an operation that has nothing to undo yet, as shorter orders have the rest, and with a patch."""
+    """Without an operation that has nothing to undo yet, as shorter orders have the rest, and with a patch.
+
+    A parametrization is taken away where there is one, and not after a copy: PyTorch takes it from both.
+    """
     after = {
         "unpatch": {"patch", "patch again"},
         "patch again": {"patch"},
@@ -188,18 +191,10 @@ def useful(order):
         "unwrap": {"prepare"},
     }
     known = all(name not in after or after[name] & set(order[:place]) for place, name in enumerate(order))
-    depth = itertools.accumulate({"wrap": 1, "restore": -1}.get(name, 0) for name in order)
-    return known and "patch" in order and min(depth) >= 0 and separable(order)
-
-
-def separable(order):
-    """A parametrization is taken away where there is one, and not after a copy: PyTorch takes it from both."""
-    there = False
-    for place, name in enumerate(order):
-        if name == "unparametrize" and (not there or "copy" in order[:place]):
-            return False
-        there = {"parametrize": True, "unparametrize": False}.get(name, there)
-    return True
+    wraps = itertools.accumulate({"wrap": 1, "restore": -1}.get(name, 0) for name in order)
+    parametrized = itertools.accumulate({"parametrize": 1, "unparametrize": -1}.get(name, 0) for name in order)
+    separable = all("copy" not in order[:place] for place, name in enumerate(order) if name == "unparametrize")
+    return known and "patch" in order and min(wraps) >= 0 and min(parametrized) >= 0 and separable
 
 
 def observed(template, order):
