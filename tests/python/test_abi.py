@@ -14,31 +14,13 @@ from logitless import options as _options
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
-CONSTANTS = {
-    "LOGITLESS_F32": _options.F32,
-    "LOGITLESS_BF16": _options.BF16,
-    "LOGITLESS_F16": _options.F16,
-    "LOGITLESS_F64": _options.F64,
-    "LOGITLESS_I32": _options.I32,
-    "LOGITLESS_I64": _options.I64,
-    "LOGITLESS_REDUCTION_NONE": _options.REDUCTIONS.index("none"),
-    "LOGITLESS_REDUCTION_SUM": _options.REDUCTIONS.index("sum"),
-    "LOGITLESS_REDUCTION_MEAN": _options.REDUCTIONS.index("mean"),
-    "LOGITLESS_FORWARD": _options.FORWARD,
-    "LOGITLESS_BACKWARD": _options.BACKWARD,
-    "LOGITLESS_FORWARD_BACKWARD": _options.FORWARD_BACKWARD,
-    "LOGITLESS_DIVERGENCE_VALUES": native.DIVERGENCE_VALUES,
-    "LOGITLESS_DIVERGENCE_GRADIENT": native.DIVERGENCE_GRADIENT,
-    "LOGITLESS_OK": native.OK,
-    "LOGITLESS_INVALID_ARGUMENT": 1,
-    "LOGITLESS_INVALID_TARGET": 2,
-    "LOGITLESS_UNSUPPORTED": 4,
-    "LOGITLESS_BACKEND_UNAVAILABLE": 5,
-    "LOGITLESS_OUT_OF_MEMORY": 6,
-    "LOGITLESS_INTERNAL": 7,
-    "LOGITLESS_COMMUNICATION_FAILED": 8,
-}
-
+OF_OPTIONS = ("F32", "BF16", "F16", "F64", "I32", "I64", "FORWARD", "BACKWARD", "FORWARD_BACKWARD")
+CONSTANTS = {name: getattr(_options, name) for name in OF_OPTIONS}
+CONSTANTS |= {f"REDUCTION_{name.upper()}": place for place, name in enumerate(_options.REDUCTIONS)}
+CONSTANTS |= {name: getattr(native, name) for name in ("DIVERGENCE_VALUES", "DIVERGENCE_GRADIENT", "OK")}
+CONSTANTS |= {"INVALID_ARGUMENT": 1, "INVALID_TARGET": 2, "UNSUPPORTED": 4, "BACKEND_UNAVAILABLE": 5}
+CONSTANTS |= {"OUT_OF_MEMORY": 6, "INTERNAL": 7, "COMMUNICATION_FAILED": 8}
+CONSTANTS = {f"LOGITLESS_{name}": value for name, value in CONSTANTS.items()}
 
 STRUCTS = {
     "logitless_context_options": native.ContextOptions,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from logitless import options as _options
 from oracle import shifted
+from support import lce
 
 OPTIONS = {
     "plain": {},
@@ -83,7 +84,7 @@ def test_all(options, dtype):
     tensors = head(dtype)
     input, weight, bias, target = tensors
     for names in (_options.OF_ROWS, *((name,) for name in _options.OF_ROWS)):
-        got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=names, **options)
+        got = lce(input, weight, target, linear_bias=bias, return_stats=names, **options)
         check(got, names, tensors, options)
 
 
@@ -93,7 +94,7 @@ def test_with_gradients(options, together):
     """In the pass that makes gradients, and in one before it."""
     input, weight, bias, target = tensors = head()
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
-    got = logitless.linear_cross_entropy(
+    got = lce(
         *leaves, target, linear_bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options
     )
     check(got, _options.OF_ROWS, tensors, options)
@@ -106,21 +107,20 @@ def test_with_gradients(options, together):
 def test_gradient(name, options):
     upstream = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
-    def gradients(dtype, call):
-        tensors = head()
-        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors[:3]]
-        value = call(*leaves, tensors[3])
+    def fused(input, weight, bias, target, dtype):
+        return lce(input, weight, target, linear_bias=bias, return_stats=(name,), **options)._asdict()
+
+    def plainly(*tensors):
+        return naive(*tensors, **options)[0]
+
+    def gradients(call, dtype):
+        *tensors, target = head()
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        value = call(*leaves, target, dtype)[name]
         return torch.autograd.grad((value * upstream.to(value.dtype)).sum(), leaves)
 
-    def fused(input, weight, bias, target):
-        out = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=(name,), **options)
-        return getattr(out, name)
-
-    def plainly(dtype):
-        return lambda *tensors: naive(*tensors, dtype, **options)[0][name]
-
-    got = gradients(torch.float32, fused)
-    truth, plain = gradients(torch.float64, plainly(torch.float64)), gradients(torch.float32, plainly(torch.float32))
+    got, plain = gradients(fused, torch.float32), gradients(plainly, torch.float32)
+    truth = gradients(plainly, torch.float64)
     for g, t, p in zip(got, truth, plain):
         # Sums of at most 37 x 12 terms of about t's size, each with the rounding of logits of about 10.
         bound = 2 * (p.double() - t).abs().max() + 16 * torch.finfo(torch.float32).eps * (1 + t.abs().max())
@@ -131,9 +131,7 @@ def test_learned_numbers():
     """The gradients of scale and temperature of a sum of targets' logits, which are products of both."""
     input, weight, _, target = head()
     scale, temperature = torch.tensor(1.5, requires_grad=True), torch.tensor(0.5, requires_grad=True)
-    out = logitless.linear_cross_entropy(
-        input, weight, target, scale=scale, temperature=temperature, return_stats=("target_logit",)
-    )
+    out = lce(input, weight, target, scale=scale, temperature=temperature, return_stats=("target_logit",))
     total = out.target_logit.sum()
     total.backward()
     assert scale.grad.item() == pytest.approx(total.item() / 1.5, rel=1e-5, abs=1e-5)
@@ -152,7 +150,7 @@ def test_numpy(dtype):
 
 def test_top1_is_the_first_of_equals():
     input, weight = torch.ones(3, 2), torch.ones(5, 2)
-    out = logitless.linear_cross_entropy(input, weight, torch.tensor([0, 1, 4]), return_stats=("is_top1", "argmax"))
+    out = lce(input, weight, torch.tensor([0, 1, 4]), return_stats=("is_top1", "argmax"))
     assert out.is_top1.tolist() == [True, False, False] and out.argmax.tolist() == [0, 0, 0]
 
 
@@ -165,5 +163,5 @@ def test_the_interfaces_have_the_list():
 
 def test_true_is_the_default_ones():
     input, weight, _, target = head()
-    out = logitless.linear_cross_entropy(input, weight, target, return_stats=True)
+    out = lce(input, weight, target, return_stats=True)
     assert {name for name, value in out._asdict().items() if value is not None} == {"loss", *_options.DEFAULT_STATS}
