@@ -68,12 +68,9 @@ def overlapping(name):
     """Arguments of which that one shares its last element with the first of main_grad."""
     given = arguments()
     tensor = given[name]
-    flat = torch.zeros(tensor.numel() + V * D - 1, dtype=torch.float32)
-    place = flat[: tensor.numel()].view(tensor.shape)
-    if not tensor.is_floating_point():
-        flat = torch.zeros(2 * tensor.numel() + V * D - 1)
-        place = flat[: 2 * tensor.numel()].view(torch.int64)
-    given[name] = place.copy_(tensor)
+    words = tensor.nbytes // 4
+    flat = torch.zeros(words + V * D - 1)
+    given[name] = flat[:words].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     given["main_grad"] = flat[-V * D :].view(V, D)
     return given
 

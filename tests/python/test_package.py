@@ -153,8 +153,7 @@ def editable(tmp_path, with_library):
     site.mkdir(parents=True)
     if with_library:
         shutil.copy(native.library_path(), site / "liblogitless.so")
-    return (
-        f"""
+    code = f"""
 import importlib.util, os, sys
 os.environ.pop("LOGITLESS_LIBRARY", None)
 spec = importlib.util.spec_from_file_location(
@@ -162,21 +161,22 @@ spec = importlib.util.spec_from_file_location(
 module = importlib.util.module_from_spec(spec)
 sys.modules["logitless"] = module
 spec.loader.exec_module(module)
-""",
-        site,
-    )
+"""
+    return code, site
 
 
+INSTALLED = (Path(logitless.__file__).parent / "liblogitless.so").exists()
+from_a_tree = pytest.mark.skipif(INSTALLED, reason="this is an installed package")
+
+
+@from_a_tree
 def test_editable_installation(tmp_path):
-    if (Path(logitless.__file__).parent / "liblogitless.so").exists():
-        pytest.skip("this is an installed package")
     code, _ = editable(tmp_path, with_library=True)
     assert python(code + "print(module.version())").strip() == logitless.version()
 
 
+@from_a_tree
 def test_every_folder_that_was_searched_is_named(tmp_path):
-    if (Path(logitless.__file__).parent / "liblogitless.so").exists():
-        pytest.skip("this is an installed package")
     code, site = editable(tmp_path, with_library=False)
     said = python(code + REASON)
     assert str(site) in said and str(Path(logitless.__file__).parent) in said
