@@ -303,7 +303,9 @@ def test_thinned_gradients(ok, refused, tmp_path, problem):
     first = gradients("first", *thinned, "2^-4", "--seed", 5)
     assert np.array_equal(first["d_hidden"], gradients("again", *thinned, "0.0625", "--seed", 5)["d_hidden"])
     assert not np.array_equal(first["d_hidden"], gradients("other", *thinned, "2^-4")["d_hidden"])
-    refused(2, "--threshold: expected a number in [1.1754943508222875e-38, 1]", *arguments, "x.safetensors", *thinned, "2^1")
+    refused(
+        2, "--threshold: expected a number in [1.1754943508222875e-38, 1]", *arguments, "x.safetensors", *thinned, "2^1"
+    )
     refused(2, "--threshold: expected a number in", *arguments, "x.safetensors", *thinned, "0")
     refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *thinned, "0.1")
 
