@@ -89,6 +89,7 @@ class HostLossWriter {
   void add(int64_t row, const RowStats<double>& stats);
   void add_losses(int64_t row, const RowStats<double>& stats);  // the same without the statistics themselves
   void finish();                                                // the reduced loss and the counts
+  const HostLoss& context() const { return context_; }
 
  private:
   const HostLoss& context_;

@@ -3,8 +3,9 @@
 #include <fstream>
 #include <limits>
 
+#include "core/divergence.h"
+#include "core/status.h"
 #include "cpu/plan/plans.h"
-#include "cpu/run/divergence.h"
 #include "cpu/simd/isa.h"
 
 namespace logitless {
@@ -47,6 +48,15 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   return "";
 }
 
+// Of float32.
+void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
+  const cpu::Kernels& kernels = cpu::select_kernels(Problem{}, options.isa);
+  const auto stage =
+      d.stage == DivergenceStage::kValues ? kernels.divergence_values : kernels.divergence_gradient;
+  if (stage == nullptr) throw Error(Status::kUnsupported, "this build has no kernels");
+  options.parallel_for(d.rows, [&](int64_t row, int) { stage(d, row); });
+}
+
 }  // namespace
 
 const Backend& cpu_backend() {
@@ -57,7 +67,7 @@ const Backend& cpu_backend() {
                                .why_unsupported = why_unsupported,
                                .plans = cpu::plans,
                                .scale = scale_on_host,
-                               .divergence = cpu::divergence,
+                               .divergence = divergence,
                                .devices = nullptr};
   return backend;
 }

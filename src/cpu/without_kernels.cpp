@@ -1,8 +1,7 @@
 // In place of the kernels and of what runs them: plans are made for every instruction set that has a name of
 // its own, and nothing runs.
 #include "core/status.h"
-#include "cpu/run/divergence.h"
-#include "cpu/run/run.h"
+#include "cpu/plan/plans.h"
 #include "cpu/simd/isa.h"
 
 namespace logitless::cpu {
@@ -19,10 +18,6 @@ const Kernels* bf16_pair_kernels() {
 
 void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*stream*/,
                   const Communicator* /*group*/) const {
-  throw Error(Status::kUnsupported, "this build has no kernels");
-}
-
-void divergence(const Divergence& /*divergence*/, const BackendOptions& /*options*/, void* /*stream*/) {
   throw Error(Status::kUnsupported, "this build has no kernels");
 }
 

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/plan/shape.h"
 #include "cpu/simd/isa.h"
-#include "cpu/thinned/windows.h"
+#include "cpu/thinned/arena.h"
 
 namespace logitless::cpu {
 

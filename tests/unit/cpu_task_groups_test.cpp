@@ -32,14 +32,14 @@ class Checked {
   explicit Checked(size_t groups) : memory_(groups), groups_(memory_), done_(groups) {}
 
   TaskGroups::Id add(int64_t tasks, std::initializer_list<TaskGroups::Id> after) {
-    const auto item = static_cast<int64_t>(before_.size());
+    const size_t group = before_.size();
     before_.emplace_back();
     for (TaskGroups::Id id : after) {
       if (id != TaskGroups::kNone) before_.back().push_back(static_cast<size_t>(id));
     }
     sizes_.push_back(tasks);
     counts_.emplace_back(static_cast<size_t>(tasks), 0);
-    return groups_.add(tasks, after, TaskBody::of<&Checked::task>(*this), item);
+    return groups_.add(tasks, after, [this, group](int64_t task, int worker) { check(group, task, worker); });
   }
   // The task does not end before all tasks of `group` have.
   void hold(size_t group, int64_t task, size_t until) {
@@ -59,8 +59,7 @@ class Checked {
   }
 
  private:
-  void task(int64_t item, int64_t task, int worker) const {
-    const auto group = static_cast<size_t>(item);
+  void check(size_t group, int64_t task, int worker) {
     if (busy_.at(static_cast<size_t>(worker))++ != 0) ++wrong_;
     for (size_t before : before_[group]) {
       if (done_[before] != sizes_[before]) ++wrong_;
@@ -78,10 +77,10 @@ class Checked {
   TaskGroups groups_;
   std::vector<std::vector<size_t>> before_;
   std::vector<int64_t> sizes_;
-  mutable std::vector<std::vector<int>> counts_;
-  mutable std::deque<std::atomic<int64_t>> done_;
-  mutable std::vector<std::atomic<int>> busy_;
-  mutable std::atomic<int> wrong_{0};
+  std::vector<std::vector<int>> counts_;
+  std::deque<std::atomic<int64_t>> done_;
+  std::vector<std::atomic<int>> busy_;
+  std::atomic<int> wrong_{0};
   size_t held_group_ = ~size_t{0}, until_ = 0;
   int64_t held_task_ = 0;
 };

@@ -4,11 +4,8 @@
 #include <map>
 
 #include "core/group_stats.h"
-#include "cpu/plan/shape.h"
 #include "cpu/run/arena.h"
-#include "cpu/run/run.h"
 #include "cpu/simd/isa.h"
-#include "cpu/thinned/windows.h"
 
 namespace logitless::cpu {
 namespace {

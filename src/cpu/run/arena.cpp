@@ -4,7 +4,6 @@
 #include <array>
 
 #include "core/group_stats.h"
-#include "cpu/thinned/windows.h"
 
 namespace logitless::cpu {
 namespace {
@@ -26,22 +25,6 @@ std::array<std::span<float>*, 2> coefficients_of_targets(Arena& a) {
 }
 
 }  // namespace
-
-TopArena lay_out_top(const Problem& p, int64_t token_chunk, Workspace& workspace) {
-  if (p.top_k == 0) return {};
-  TopArena a;
-  a.rows = workspace.take<TopRow>(token_chunk);
-  a.best = workspace.take<TopLogit<float>>(token_chunk * p.top_k);
-  return a;
-}
-
-TopWorker lay_out_top_worker(const Problem& p, const Shape& s, Workspace& workspace) {
-  if (p.top_k == 0) return {};
-  TopWorker w;
-  w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
-  w.logits = workspace.take<float>(s.vocab_block + kVectorRoom);
-  return w;
-}
 
 Arena with_rows_of(const Arena& arena, const Problem& p, int64_t first, int64_t count) {
   Arena part = arena;
@@ -66,7 +49,10 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
     w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
   }
   w.packed_block = workspace.take<int64_t>(1);
-  w.top = lay_out_top_worker(p, s, workspace);
+  if (p.top_k > 0 || draws_elements(p)) {
+    w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
+    w.found = workspace.take<float>(s.vocab_block + kVectorRoom);
+  }
   return w;
 }
 
@@ -101,7 +87,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     if (sums.weighted_logit_sum) a.block_weight = workspace.take<double>(s.blocks);
     if (p.has.argmax) a.block_argmax = workspace.take<int32_t>(window);
   }
-  a.top = lay_out_top(p, tokens, workspace);
+  if (p.top_k > 0) {
+    a.top_rows = workspace.take<TopRow>(tokens);
+    a.top_best = workspace.take<TopLogit<float>>(tokens * p.top_k);
+  }
   if (p.needs_backward() && !p.is_thinned()) {
     const int64_t kept_rows = schedule.sweeps_vocabulary ? p.tokens : tokens;
     for (auto* vector : coefficients_of_rows(a)) *vector = workspace.take<float>(kept_rows);

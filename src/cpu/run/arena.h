@@ -1,14 +1,14 @@
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "core/problem.h"
 #include "core/row_stats.h"
+#include "core/top_k.h"
 #include "core/workspace.h"
-#include "cpu/plan/schedule.h"
 #include "cpu/plan/shape.h"
 #include "cpu/run/task_groups.h"
-#include "cpu/run/top_k.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thinned/arena.h"
 
@@ -23,8 +23,19 @@ struct WorkerArena {
   std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
   std::span<float> d_classifier;    // [vocab_block, range]
   std::span<int64_t> packed_block;  // [1]
+  // Elements of a row that a kernel has drawn or selected: [vocab_block + a vector] each.
+  std::span<int32_t> columns;
+  std::span<float> found;  // their logits
   ThinnedWorker thinned;
-  TopWorker top;
+};
+
+// The largest logits of a row so far.
+struct TopRow {
+  int32_t lock = 0;
+  int32_t count = 0;
+  // Of the last one, once there are enough; whoever reads it without the lock may get an older one, which is
+  // no larger.
+  float least = -std::numeric_limits<float>::infinity();
 };
 
 // Everything a run needs beyond inputs and outputs. T = token_chunk, B = vocab_block, W the blocks of the
@@ -64,8 +75,9 @@ struct Arena {
   std::span<TaskGroup> groups;         // of a chunk
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   uint64_t worker_bytes = 0;
+  std::span<TopRow> top_rows;           // [T]
+  std::span<TopLogit<float>> top_best;  // [T, top_k] in order
   ThinnedArena thinned;
-  TopArena top;
 };
 
 // The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.

@@ -33,8 +33,8 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   run.kernels.finish_strip(f);
 }
 
-// Gradients of one block's logits for rows [row, row_end): from kept exps, or from the logits once more.
-void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t row, int64_t row_end) {
+// Gradients of one block's logits: from kept exps, or from the logits once more.
+void gradient_task(const Runner& run, int worker_index, int64_t block, const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
   const bool kept = run.is_kept(block);
   const bool exps_first = keeps_exps(run.problem);
@@ -47,8 +47,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, int64_t r
   float* anchor = run.block_anchor(block);
   int32_t targets[kMaxStripTargets];
   float unused[kMaxStripRows], unused_logits[kMaxStripTargets];
-  for (; row < row_end; row += run.kernels.mr) {
-    const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
+  for (int64_t row = task_rows.start; row < task_rows.end; row += run.kernels.mr) {
+    const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, task_rows.end - row));
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
     const int64_t offset = row * stride * element_bytes(run.kernels);
     std::byte* dz = gradients + offset;
@@ -81,13 +81,8 @@ void pack_panels(const Runner& run, int64_t block) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
-  const int64_t units = s.vocab_block / k.pair;
-  const auto* classifier = static_cast<const std::byte*>(run.buffers.classifier) +
-                           block * s.vocab_block * run.buffers.classifier_stride *
-                               static_cast<int64_t>(size_of(p.dtype.classifier));
-  k.pack_interleaved({classifier, p.dtype.classifier, run.buffers.classifier_stride, p.compute_dtype},
-                     s.block_columns(p.vocab, block), p.hidden, units, s.hidden_padded / k.nr, k.nr,
-                     run.block_panels(block));
+  k.pack_interleaved(run.classifier_from(block * s.vocab_block), s.block_columns(p.vocab, block), p.hidden,
+                     s.vocab_block / k.pair, s.hidden_padded / k.nr, k.nr, run.block_panels(block));
 }
 
 void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
@@ -102,7 +97,7 @@ void add_d_bias(const Runner& run, const Chunk& chunk, int64_t block) {
 
 }  // namespace
 
-BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window& blocks, TaskGroups& groups,
+BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range& blocks, TaskGroups& groups,
                              TaskGroups::Id coefficients, TaskGroups::Id panels)
     : run_(run),
       chunk_(chunk),
@@ -122,13 +117,17 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Window
     if (w == windows_) break;
     const Sums& slot = sums[w % alive];
     made = groups.add(gradient_tasks(w).count(), {coefficients, slot.classifier, slot.hidden, slot.bias},
-                      TaskBody::of<&BackwardStage::gradients>(*this), w);
+                      [this, w](int64_t task, int worker) {
+                        const BlockTasks::Task t = gradient_tasks(w)[task];
+                        gradient_task(run_, worker, t.block, t.rows);
+                        if (t.rows.start == 0 && run_.problem.has.d_hidden) pack_panels(run_, t.block);
+                      });
   }
-  groups.add(run.problem.has.d_hidden ? row_tasks(chunk.count) : 0, {hidden},
-             TaskBody::of<&BackwardStage::store_hidden>(*this));
+  groups.add(run.problem.has.d_hidden ? chunk.row_tasks() : 0, {hidden},
+             [this](int64_t task, int) { store_d_hidden(run_, chunk_, chunk_.rows(task)); });
 }
 
-Window BackwardStage::window(int64_t w) const {
+Range BackwardStage::window(int64_t w) const {
   const int64_t size = run_.schedule.backward_window;
   const int64_t start = blocks_.start + w * size;
   return {start, std::min(blocks_.end, start + size)};
@@ -138,23 +137,28 @@ BlockTasks BackwardStage::gradient_tasks(int64_t w) const {
   return {run_, window(w), chunk_.count, true};
 }
 
-void BackwardStage::gradients(int64_t w, int64_t task, int worker) const {
-  const BlockTasks::Task t = gradient_tasks(w)[task];
-  gradient_task(run_, worker, t.block, t.row, t.row_end);
-  if (t.row == 0 && run_.problem.has.d_hidden) pack_panels(run_, t.block);
-}
-
 // The consumers of a window's gradients, long tasks first. The sums of d_hidden have the order of the blocks.
 BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskGroups::Id made,
                                             TaskGroups::Id panels, TaskGroups::Id hidden_before) const {
   const Problem& p = run_.problem;
   const int64_t blocks = window(w).size();
   Sums sums;
-  sums.classifier = groups.add(p.has.d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
-                               TaskBody::of<&BackwardStage::classifier>(*this), w);
+  sums.classifier = groups.add(
+      p.has.d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
+      [this, w](int64_t task, int worker) {
+        WorkerArena arena = run_.worker(worker);
+        const int64_t splits = classifier_splits(w);
+        const int64_t ranges = run_.shape.ranges / splits;
+        const int64_t first = task % splits * ranges;
+        add_d_classifier(run_, chunk_, arena, window(w).start + task / splits, {first, first + ranges});
+      });
   sums.hidden = groups.add(p.has.d_hidden ? ceil_div(chunk_.count, hidden_rows_) : 0, {made, hidden_before},
-                           TaskBody::of<&BackwardStage::hidden>(*this), w);
-  sums.bias = groups.add(p.has.d_bias ? blocks : 0, {made}, TaskBody::of<&BackwardStage::bias>(*this), w);
+                           [this, w](int64_t task, int) {
+                             const int64_t row = task * hidden_rows_;
+                             add_d_hidden(run_, window(w), {row, std::min(chunk_.count, row + hidden_rows_)});
+                           });
+  sums.bias = groups.add(p.has.d_bias ? blocks : 0, {made},
+                         [this, w](int64_t task, int) { add_d_bias(run_, chunk_, window(w).start + task); });
   return sums;
 }
 
@@ -162,27 +166,6 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
 // two that write the same rows at a time both fault on every fresh page, and each zeros one.
 int64_t BackwardStage::classifier_splits(int64_t w) const {
   return 2 * window(w).size() < run_.schedule.threads ? run_.shape.ranges : 1;
-}
-
-void BackwardStage::classifier(int64_t w, int64_t task, int worker) const {
-  WorkerArena arena = run_.worker(worker);
-  const int64_t splits = classifier_splits(w);
-  const int64_t ranges = run_.shape.ranges / splits;
-  const int64_t first = task % splits * ranges;
-  add_d_classifier(run_, chunk_, arena, window(w).start + task / splits, first, first + ranges);
-}
-
-void BackwardStage::hidden(int64_t w, int64_t task, int) const {
-  const int64_t row = task * hidden_rows_;
-  add_d_hidden(run_, window(w).start, window(w).end, row, std::min(chunk_.count, row + hidden_rows_));
-}
-
-void BackwardStage::bias(int64_t w, int64_t task, int) const {
-  add_d_bias(run_, chunk_, window(w).start + task);
-}
-
-void BackwardStage::store_hidden(int64_t, int64_t task, int) const {
-  store_d_hidden(run_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
 }
 
 }  // namespace logitless::cpu

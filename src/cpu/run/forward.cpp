@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 
 #include "cpu/run/stages.h"
-#include "cpu/thinned/draw.h"
-#include "cpu/thinned/windows.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -23,16 +22,40 @@ BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
   return stats;
 }
 
+// After the strip's statistics. Whoever has a block of a row adds its large logits, in any order, under the
+// row's lock: the largest of all do not depend on it.
+void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip, const float* max,
+                int64_t block, int64_t row) {
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    TopRow& top = run.arena.top_rows[static_cast<size_t>(row + i)];
+    std::atomic_ref<float> least(top.least);
+    const float known = least.load(std::memory_order_relaxed);
+    if (max[i] < known) continue;
+    const int64_t count = run.kernels.select_row(
+        {strip.z + i * strip.stride, strip.padded_columns, known, w.columns.data(), w.found.data()});
+    const auto best = run.best_of_row(row + i);
+    const int64_t first = run.problem.vocab_start + block * run.shape.vocab_block;
+    const RowLock lock(top.lock);
+    int64_t taken = top.count;
+    for (int64_t j = 0; j < count && w.columns[static_cast<size_t>(j)] < strip.columns; ++j) {
+      const auto at = static_cast<size_t>(j);
+      taken = insert_top(best, taken, {w.found[at], first + w.columns[at]});
+    }
+    top.count = static_cast<int32_t>(taken);
+    if (taken == run.problem.top_k) least.store(best.back().z, std::memory_order_relaxed);
+  }
+}
+
 void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t slot,
-                int64_t row, int64_t row_end) {
+                const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
   prepare_block(run, w, block);
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
   std::byte* exps = keep ? run.kept_exps(block) : nullptr;
   int32_t targets[kMaxStripTargets];
-  for (; row < row_end; row += run.kernels.mr) {
-    const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, row_end - row));
+  for (int64_t row = task_rows.start; row < task_rows.end; row += run.kernels.mr) {
+    const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, task_rows.end - row));
     strip_logits(run, w, row, rows);
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
     const BlockStats stats = block_stats(run, slot, row);
@@ -59,8 +82,8 @@ void sum_weights(const Runner& run) {
 }
 
 // Merges the window's blocks into the rows' statistics, in the order of the vocabulary.
-void merge_rows(const Runner& run, const Window& window, int64_t slot, int64_t row, int64_t row_end) {
-  for (; row < row_end; ++row) {
+void merge_rows(const Runner& run, const Range& window, int64_t slot, const Range& rows) {
+  for (int64_t row = rows.start; row < rows.end; ++row) {
     RowStats<double>& stats = run.arena.stats[static_cast<size_t>(row)];
     for (int64_t block = window.start; block < window.end; ++block) {
       const BlockStats in = block_stats(run, slot + block - window.start, row);
@@ -93,12 +116,14 @@ void finish_targets(const Runner& run, int64_t i, int64_t row) {
 
 }  // namespace
 
-void tell_rows(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
-  for (int64_t i = row; i < row_end && run.problem.targets_per_row > 0; ++i) {
-    write_target_log_probs(run.problem, run.buffers, run.arena.rows[static_cast<size_t>(chunk.first + i)],
-                           run.target_logits(i), log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]));
+void tell_rows(const Runner& run, const Chunk& chunk, const Range& rows) {
+  if (run.problem.targets_per_row == 0 && run.problem.top_k == 0) return;
+  for (int64_t i = rows.start; i < rows.end; ++i) {
+    const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
+    const LogSumExp<double> lse = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
+    write_target_log_probs(run.problem, run.buffers, row, run.target_logits(i), lse);
+    write_top<float>(run.problem, run.buffers, row, run.best_of_row(i), lse);
   }
-  write_top_rows(run, chunk, row, row_end);
 }
 
 ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows)
@@ -110,27 +135,38 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
       alive_(forward_windows_alive(run.problem, run.schedule)) {
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count * run.targets(), 0.0f);
-  begin_top(run, chunk);
+  if (run.problem.top_k > 0) std::fill_n(run.arena.top_rows.begin(), chunk.count, TopRow{});
   if (chunk.is_first) sum_weights(run);
-  const int64_t tasks = row_tasks(chunk.count);
+  const int64_t tasks = chunk.row_tasks();
   using Id = TaskGroups::Id;
   Id begun = rows;
-  if (draws_) begun = groups.add(tasks, {rows}, TaskBody::of<&ForwardStage::begin_draws_of_rows>(*this));
+  if (draws_) {
+    begun = groups.add(tasks, {rows},
+                       [this](int64_t task, int) { begin_draws(run_, chunk_, chunk_.rows(task)); });
+  }
   Id merged = TaskGroups::kNone;
   Id merged_before = TaskGroups::kNone;  // one window earlier
   for (int64_t w = 0; w < windows_; ++w) {
-    if (draws_)
-      begun = groups.add(tasks, {begun, merged}, TaskBody::of<&ForwardStage::begin_window>(*this), w);
+    if (draws_) {
+      begun = groups.add(tasks, {begun, merged}, [this, w](int64_t task, int) {
+        begin_draw_window(run_, chunk_, window(w).start, chunk_.rows(task));
+      });
+    }
     const Id slots_are_free = alive_ == 1 ? merged : merged_before;
-    const Id computed = groups.add(block_tasks(w).count(), {begun, slots_are_free},
-                                   TaskBody::of<&ForwardStage::blocks>(*this), w);
+    const Id computed =
+        groups.add(block_tasks(w).count(), {begun, slots_are_free}, [this, w](int64_t task, int worker) {
+          const BlockTasks::Task t = block_tasks(w)[task];
+          block_task(run_, chunk_, worker, t.block, slot(w) + t.block - window(w).start, t.rows);
+        });
     merged_before = merged;
-    merged = groups.add(tasks, {computed, merged}, TaskBody::of<&ForwardStage::merge>(*this), w);
+    merged = groups.add(tasks, {computed, merged}, [this, w](int64_t task, int) {
+      merge_rows(run_, window(w), slot(w), chunk_.rows(task));
+    });
   }
-  stats_ = groups.add(tasks, {merged, begun}, TaskBody::of<&ForwardStage::finish>(*this));
+  stats_ = groups.add(tasks, {merged, begun}, [this](int64_t task, int) { finish(chunk_.rows(task)); });
 }
 
-Window ForwardStage::window(int64_t w) const {
+Range ForwardStage::window(int64_t w) const {
   const int64_t size = run_.schedule.forward_window;
   const int64_t start = draws_ ? draw_window_start(w) : w * size;
   return {start, std::min(run_.shape.blocks, draws_ ? draw_window_start(w + 1) : start + size)};
@@ -145,32 +181,12 @@ BlockTasks ForwardStage::block_tasks(int64_t w) const {
   return {run_, window(w), chunk_.count, draws_ || w + 1 == windows_};
 }
 
-void ForwardStage::begin_draws_of_rows(int64_t, int64_t task, int) const {
-  begin_draws(run_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
-}
-
-void ForwardStage::begin_window(int64_t w, int64_t task, int) const {
-  begin_draw_window(run_, chunk_, window(w).start, task * kTaskRows,
-                    std::min(chunk_.count, (task + 1) * kTaskRows));
-}
-
-void ForwardStage::blocks(int64_t w, int64_t task, int worker) const {
-  const BlockTasks::Task t = block_tasks(w)[task];
-  block_task(run_, chunk_, worker, t.block, slot(w) + t.block - window(w).start, t.row, t.row_end);
-}
-
-void ForwardStage::merge(int64_t w, int64_t task, int) const {
-  merge_rows(run_, window(w), slot(w), task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
-}
-
-void ForwardStage::finish(int64_t, int64_t task, int) const {
-  const int64_t row = task * kTaskRows;
-  const int64_t row_end = std::min(chunk_.count, row + kTaskRows);
-  for (int64_t i = row; i < row_end; ++i) {
+void ForwardStage::finish(const Range& rows) const {
+  for (int64_t i = rows.start; i < rows.end; ++i) {
     finish_targets(run_, i, run_.arena.rows[static_cast<size_t>(chunk_.first + i)]);
   }
-  if (run_.group == nullptr) tell_rows(run_, chunk_, row, row_end);
-  if (draws_ && !run_.joins_group()) settle_draws(run_, chunk_, row, row_end);
+  if (run_.group == nullptr) tell_rows(run_, chunk_, rows);
+  if (draws_ && !run_.joins_group()) settle_draws(run_, chunk_, rows);
 }
 
 }  // namespace logitless::cpu

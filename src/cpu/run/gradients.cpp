@@ -10,18 +10,12 @@ namespace {
 // strips pass by.
 constexpr int64_t kPartColumns = 256;
 
-// Row of an output matrix, from column `column`.
-std::byte* output_row(void* data, DType dtype, int64_t stride, int64_t row, int64_t column) {
-  return static_cast<std::byte*>(data) + (row * stride + column) * static_cast<int64_t>(size_of(dtype));
-}
-
 // Where the sum of d_classifier over chunks is kept, of row j of a block; null when one chunk is all.
 float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   if (p.dtype.d_classifier == DType::kF32) {
-    const int64_t row = block * s.vocab_block + j;
-    return static_cast<float*>(run.buffers.d_classifier) + row * run.buffers.d_classifier_stride + column;
+    return reinterpret_cast<float*>(run.d_classifier_row(block * s.vocab_block + j, column));
   }
   if (run.arena.d_classifier.empty()) return nullptr;
   const int64_t slot = run.schedule.sweeps_vocabulary ? block % run.schedule.backward_window : block;
@@ -82,14 +76,12 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
     }
   }
   for (int64_t j = 0; j < vocab; ++j) {
-    const int64_t row = block * s.vocab_block + j;
     const float* from = sums + j * padded;
     if (!chunk.is_last || p.dtype.d_classifier == DType::kF32) {
       std::copy_n(from, columns, running_row(run, block, j, column));
     } else {
       k.store_row(from, columns, 1, false, p.dtype.d_classifier,
-                  output_row(run.buffers.d_classifier, p.dtype.d_classifier, run.buffers.d_classifier_stride,
-                             row, column));
+                  run.d_classifier_row(block * s.vocab_block + j, column));
     }
   }
 }
@@ -97,15 +89,15 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
 }  // namespace
 
 void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      int64_t first_range, int64_t last_range) {
+                      const Range& ranges) {
   const bool one_token_block = chunk.count <= run.shape.token_block;
-  for (int64_t range = first_range; range < last_range; ++range) {
-    add_range(run, chunk, w, block, range, one_token_block && range > first_range);
+  for (int64_t range = ranges.start; range < ranges.end; ++range) {
+    add_range(run, chunk, w, block, range, one_token_block && range > ranges.start);
   }
 }
 
-// d_hidden[row, :] += dz[row, blocks] classifier[blocks, :], one partial sum for every block.
-void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end) {
+// d_hidden[rows, :] += dz[rows, blocks] classifier[blocks, :], one partial sum for every block.
+void add_d_hidden(const Runner& run, const Range& blocks, const Range& rows) {
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
   const int64_t units = s.vocab_block / k.pair;
@@ -114,15 +106,15 @@ void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, in
   g.k = units;
   g.b_panel_stride = units * k.nr;
   g.c_stride = s.gradient_stride;
-  for (int64_t block = first_block; block < last_block; ++block) {
+  for (int64_t block = blocks.start; block < blocks.end; ++block) {
     g.add = block > 0;
     const auto* dz = reinterpret_cast<const uint32_t*>(run.block_gradients(block));
     for (int64_t part = 0; part < s.hidden_padded; part += kPartColumns) {
       g.b = run.block_panels(block) + part * units;
       g.panels = std::min(kPartColumns, s.hidden_padded - part) / k.nr;
-      for (int64_t i = row; i < row_end; i += k.mr) {
+      for (int64_t i = rows.start; i < rows.end; i += k.mr) {
         g.a = dz + i * units;
-        g.rows = static_cast<int>(std::min<int64_t>(k.mr, row_end - i));
+        g.rows = static_cast<int>(std::min<int64_t>(k.mr, rows.end - i));
         g.c = run.arena.d_hidden.data() + i * s.gradient_stride + part;
         k.gemm_rows(g);
       }
@@ -130,14 +122,12 @@ void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, in
   }
 }
 
-void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
+void store_d_hidden(const Runner& run, const Chunk& chunk, const Range& rows) {
   const Problem& p = run.problem;
-  for (; row < row_end; ++row) {
+  for (int64_t row = rows.start; row < rows.end; ++row) {
     const int64_t to = run.arena.rows[static_cast<size_t>(chunk.first + row)];
-    run.kernels.store_row(
-        run.arena.d_hidden.data() + row * run.shape.gradient_stride, p.hidden, 1, p.accumulate.d_hidden,
-        p.dtype.d_hidden,
-        output_row(run.buffers.d_hidden, p.dtype.d_hidden, run.buffers.d_hidden_stride, to, 0));
+    run.kernels.store_row(run.arena.d_hidden.data() + row * run.shape.gradient_stride, p.hidden, 1,
+                          p.accumulate.d_hidden, p.dtype.d_hidden, run.d_hidden_row(to));
   }
 }
 
@@ -157,8 +147,7 @@ void zero_d_hidden(const Runner& run, bool ignored_only) {
     const bool valid = next < run.row_count && run.arena.rows[static_cast<size_t>(next)] == row;
     if (valid) ++next;
     if (valid && ignored_only) continue;
-    std::memset(output_row(run.buffers.d_hidden, p.dtype.d_hidden, run.buffers.d_hidden_stride, row, 0), 0,
-                bytes);
+    std::memset(run.d_hidden_row(row), 0, bytes);
   }
 }
 
@@ -166,11 +155,7 @@ void zero_d_classifier(const Runner& run) {
   const Problem& p = run.problem;
   if (p.accumulate.d_classifier) return;
   const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier);
-  for (int64_t row = 0; row < p.vocab; ++row) {
-    std::memset(
-        output_row(run.buffers.d_classifier, p.dtype.d_classifier, run.buffers.d_classifier_stride, row, 0),
-        0, bytes);
-  }
+  for (int64_t row = 0; row < p.vocab; ++row) std::memset(run.d_classifier_row(row), 0, bytes);
 }
 
 }  // namespace logitless::cpu

@@ -4,6 +4,36 @@
 #include "cpu/run/runner.h"
 
 namespace logitless::cpu {
+namespace {
+
+int64_t row_offset(DType dtype, int64_t stride, int64_t row, int64_t column = 0) {
+  return (row * stride + column) * static_cast<int64_t>(size_of(dtype));
+}
+
+MatrixView matrix_from(const Problem& p, const void* data, DType dtype, int64_t stride, int64_t row) {
+  return {static_cast<const std::byte*>(data) + row_offset(dtype, stride, row), dtype, stride,
+          p.compute_dtype};
+}
+
+}  // namespace
+
+MatrixView Runner::hidden_from(int64_t row) const {
+  return matrix_from(problem, buffers.hidden, problem.dtype.hidden, buffers.hidden_stride, row);
+}
+
+MatrixView Runner::classifier_from(int64_t row) const {
+  return matrix_from(problem, buffers.classifier, problem.dtype.classifier, buffers.classifier_stride, row);
+}
+
+std::byte* Runner::d_hidden_row(int64_t row) const {
+  return static_cast<std::byte*>(buffers.d_hidden) +
+         row_offset(problem.dtype.d_hidden, buffers.d_hidden_stride, row);
+}
+
+std::byte* Runner::d_classifier_row(int64_t row, int64_t column) const {
+  return static_cast<std::byte*>(buffers.d_classifier) +
+         row_offset(problem.dtype.d_classifier, buffers.d_classifier_stride, row, column);
+}
 
 // Workers have numbers of the plan's, not of the pool's: that may have more.
 void Runner::loop(int64_t tasks, LoopBody body) const {
@@ -26,10 +56,7 @@ LogitTransform<float> Runner::transform(const WorkerArena& w, int64_t row) const
 }
 
 std::byte* Runner::kept_exps(int64_t block) const {
-  if (schedule.keeps_in_gradient) {
-    const auto row_bytes = problem.hidden * static_cast<int64_t>(size_of(problem.dtype.d_classifier));
-    return static_cast<std::byte*>(buffers.d_classifier) + block * shape.vocab_block * row_bytes;
-  }
+  if (schedule.keeps_in_gradient) return d_classifier_row(block * shape.vocab_block);
   return arena.kept_exps.data() + block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
 }
 
@@ -64,12 +91,8 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const Shape& s = run.shape;
   const int64_t first = block * s.vocab_block;
   const int64_t columns = s.block_columns(p.vocab, block);
-  const auto* classifier =
-      static_cast<const std::byte*>(run.buffers.classifier) +
-      first * run.buffers.classifier_stride * static_cast<int64_t>(size_of(p.dtype.classifier));
-  run.kernels.pack_transposed(
-      {classifier, p.dtype.classifier, run.buffers.classifier_stride, p.compute_dtype}, columns, p.hidden,
-      s.vocab_block / run.kernels.nr, w.classifier.data());
+  run.kernels.pack_transposed(run.classifier_from(first), columns, p.hidden, s.vocab_block / run.kernels.nr,
+                              w.classifier.data());
   for (int64_t j = 0; j < s.vocab_block; ++j) {
     const bool real = j < columns;
     if (p.has.bias) {
@@ -127,7 +150,7 @@ int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted) {
   return ceil_div(strips, ranges) * run.kernels.mr;
 }
 
-BlockTasks::BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last)
+BlockTasks::BlockTasks(const Runner& run, const Range& window, int64_t rows, bool is_last)
     : window_(window), rows_(rows) {
   const int64_t threads = run.schedule.threads;
   const int64_t few = window.size() < threads ? window.size() : 0;
@@ -138,10 +161,10 @@ BlockTasks::BlockTasks(const Runner& run, const Window& window, int64_t rows, bo
 }
 
 BlockTasks::Task BlockTasks::operator[](int64_t task) const {
-  if (task < whole_) return {window_.start + task, 0, rows_};
+  if (task < whole_) return {window_.start + task, {0, rows_}};
   task -= whole_;
   const int64_t row = task % ranges_ * range_;
-  return {window_.start + whole_ + task / ranges_, row, std::min(rows_, row + range_)};
+  return {window_.start + whole_ + task / ranges_, {row, std::min(rows_, row + range_)}};
 }
 
 }  // namespace logitless::cpu

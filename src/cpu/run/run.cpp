@@ -1,70 +1,81 @@
-#include "cpu/run/run.h"
-
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 
 #include "core/group_stats.h"
 #include "core/targets.h"
+#include "cpu/plan/plans.h"
 #include "cpu/run/stages.h"
-#include "cpu/thinned/run.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
 
-// Losses and row coefficients, between the passes.
-class RowStage {
- public:
-  RowStage(const Runner& run, const Chunk& chunk, const HostLoss& loss, HostLossWriter& writer,
-           TaskGroups& groups, TaskGroups::Id rows, TaskGroups::Id stats)
-      : run_(run), chunk_(chunk), loss_(loss), writer_(writer) {
-    const Problem& p = run.problem;
-    groups.add(p.needs_forward() ? 1 : 0, {stats}, TaskBody::of<&RowStage::write>(*this));
-    coefficients_ = groups.add(p.needs_backward() ? row_tasks(chunk.count) : 0, {rows, stats},
-                               TaskBody::of<&RowStage::load>(*this));
-  }
-  TaskGroups::Id coefficients() const { return coefficients_; }
-
- private:
-  void write(int64_t, int64_t, int) const { write_losses(run_, chunk_, writer_); }
-  void load(int64_t, int64_t task, int) const {
-    load_coefficients(run_, loss_, chunk_, task * kTaskRows, std::min(chunk_.count, (task + 1) * kTaskRows));
-  }
-
-  const Runner& run_;
-  const Chunk& chunk_;
-  const HostLoss& loss_;
-  HostLossWriter& writer_;
-  TaskGroups::Id coefficients_;
-};
-
-// What the second half of a chunk waits for, where it is in one loop with the first.
-struct Loaded {
-  TaskGroups::Id rows = TaskGroups::kNone, panels = TaskGroups::kNone, stats = TaskGroups::kNone;
-};
-
-void finish_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk,
-                  TaskGroups& groups, const Loaded& loaded) {
-  const RowStage rows(run, chunk, loss, writer, groups, loaded.rows, loaded.stats);
+// Losses, row coefficients and gradients. What they wait for, where they are in one loop with the first half:
+// `loaded` and `stats`.
+void finish_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk, TaskGroups& groups,
+                  const Loaded& loaded, TaskGroups::Id stats) {
+  const Problem& p = run.problem;
+  const auto write = [&](int64_t, int) { write_losses(run, chunk, writer); };
+  const auto load = [&](int64_t task, int) {
+    load_coefficients(run, writer.context(), chunk, chunk.rows(task));
+  };
+  groups.add(p.needs_forward() ? 1 : 0, {stats}, std::cref(write));
+  const TaskGroups::Id coefficients =
+      groups.add(p.needs_backward() ? chunk.row_tasks() : 0, {loaded.rows, stats}, std::cref(load));
   std::optional<BackwardStage> backward;
-  if (run.problem.needs_backward() && run.problem.has_gradients()) {
-    backward.emplace(run, chunk, Window{0, run.shape.blocks}, groups, rows.coefficients(), loaded.panels);
+  if (p.needs_backward() && p.has_gradients()) {
+    backward.emplace(run, chunk, Range{0, run.shape.blocks}, groups, coefficients, loaded.panels);
   }
   groups.run(run.pool, run.schedule.threads);
 }
 
-void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+void run_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk) {
   TaskGroups groups(run.arena.groups);
-  const LoadStage load(run, chunk, groups);
+  const Loaded loaded = load_chunk(run, chunk, groups);
   std::optional<ForwardStage> forward;
-  if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, load.rows());
-  const Loaded loaded{load.rows(), load.panels(), forward ? forward->stats() : TaskGroups::kNone};
-  if (!run.joins_group()) return finish_chunk(run, loss, writer, chunk, groups, loaded);
+  if (run.problem.needs_forward()) forward.emplace(run, chunk, groups, loaded.rows);
+  const TaskGroups::Id stats = forward ? forward->stats() : TaskGroups::kNone;
+  if (!run.joins_group()) return finish_chunk(run, writer, chunk, groups, loaded, stats);
   groups.run(run.pool, run.schedule.threads);
   join_group(run, chunk);
   TaskGroups rest(run.arena.groups);
-  finish_chunk(run, loss, writer, chunk, rest, {});
+  finish_chunk(run, writer, chunk, rest, {}, TaskGroups::kNone);
+}
+
+// The run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
+Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
+  return {problem,
+          run.buffers,
+          run.schedule,
+          run.kernels,
+          run.pool,
+          run.shape,
+          with_rows_of(run.arena, problem, chunk.first, chunk.count),
+          run.group,
+          run.row_count};
+}
+
+// d_classifier and d_bias window by window, once all rows' coefficients are known. The sums over tokens have
+// the order that they have in any other plan.
+void sweep_vocabulary(const Runner& run) {
+  Problem problem = run.problem;
+  problem.has.d_hidden = false;
+  if (!problem.has_gradients()) return;
+  forget_packed_blocks(rows_of(run, problem, {}));
+  const int64_t window = run.schedule.backward_window;
+  for (int64_t block = 0; block < run.shape.blocks; block += window) {
+    const int64_t end = std::min(run.shape.blocks, block + window);
+    for_chunks(run, [&](const Chunk& chunk) {
+      const Runner part = rows_of(run, problem, chunk);
+      TaskGroups groups(part.arena.groups);
+      const Loaded loaded = load_chunk(part, chunk, groups);
+      const BackwardStage backward(part, chunk, {block, end}, groups, loaded.rows, loaded.panels);
+      groups.run(part.pool, part.schedule.threads);
+    });
+  }
 }
 
 void run_exact(const Runner& run, const HostLoss& loss) {
@@ -74,12 +85,11 @@ void run_exact(const Runner& run, const HostLoss& loss) {
     Problem rows_only = run.problem;
     rows_only.has.d_classifier = rows_only.has.d_bias = false;
     forget_packed_blocks(rows_of(run, rows_only, {}));
-    for_chunks(run,
-               [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), loss, writer, chunk); });
+    for_chunks(run, [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), writer, chunk); });
     sweep_vocabulary(run);
   } else {
     forget_packed_blocks(run);
-    for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, loss, writer, chunk); });
+    for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, writer, chunk); });
   }
   if (run.problem.needs_forward()) writer.finish();
   if (run.problem.has.d_classifier && run.row_count == 0) zero_d_classifier(run);
@@ -89,12 +99,14 @@ void run_exact(const Runner& run, const HostLoss& loss) {
 }  // namespace
 
 void join_group(const Runner& run, const Chunk& chunk) {
-  mark_missing_top(run, chunk);
-  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(static_cast<size_t>(chunk.count)),
-                  run.arena.top.best, run.arena.gathered);
-  run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
-    tell_rows(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
-  });
+  const auto rows = static_cast<size_t>(chunk.count);
+  for (size_t i = 0; i < rows && run.problem.top_k > 0; ++i) {  // the id -1 where there are fewer columns
+    const auto best = run.best_of_row(static_cast<int64_t>(i));
+    std::fill(best.begin() + run.arena.top_rows[i].count, best.end(), TopLogit<float>{0, -1});
+  }
+  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(rows), run.arena.top_best,
+                  run.arena.gathered);
+  run.loop(chunk.row_tasks(), [&](int64_t task, int) { tell_rows(run, chunk, chunk.rows(task)); });
 }
 
 void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,

@@ -1,6 +1,8 @@
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <thread>
 
 #include "core/buffers.h"
 #include "core/communicator.h"
@@ -38,6 +40,16 @@ struct Runner {
   std::span<const float> target_logits(int64_t row) const {
     return arena.target_logit.subspan(static_cast<size_t>(row * targets()), static_cast<size_t>(targets()));
   }
+  std::span<TopLogit<float>> best_of_row(int64_t row) const {
+    const auto k = static_cast<size_t>(problem.top_k);
+    return arena.top_best.subspan(static_cast<size_t>(row) * k, k);
+  }
+
+  // The operands from a row on, and a row of their gradients.
+  MatrixView hidden_from(int64_t row) const;
+  MatrixView classifier_from(int64_t row) const;
+  std::byte* d_hidden_row(int64_t row) const;
+  std::byte* d_classifier_row(int64_t row, int64_t column = 0) const;
 
   // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;
@@ -60,12 +72,38 @@ struct Runner {
   }
 };
 
+// Workers that share a row meet rarely, and hold it for some hundred elements. The flag is 0 while nobody has
+// it.
+class RowLock {
+ public:
+  explicit RowLock(int32_t& flag) : flag_(flag) {
+    while (flag_.exchange(1, std::memory_order_acquire) != 0) std::this_thread::yield();
+  }
+  ~RowLock() { flag_.store(0, std::memory_order_release); }
+  RowLock(const RowLock&) = delete;
+  RowLock& operator=(const RowLock&) = delete;
+
+ private:
+  std::atomic_ref<int32_t> flag_;
+};
+
+// Blocks, columns, or rows of a chunk.
+struct Range {
+  int64_t start = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - start; }
+};
+
 // Rows [first, first + count) of Arena::rows, worked on together.
 struct Chunk {
   int64_t first = 0;
   int64_t count = 0;
   bool is_first = false;
   bool is_last = false;
+
+  // Tasks of kTaskRows rows, and the rows of each.
+  int64_t row_tasks() const { return ceil_div(count, kTaskRows); }
+  Range rows(int64_t task) const { return {task * kTaskRows, std::min(count, (task + 1) * kTaskRows)}; }
 };
 
 // All rows, chunk by chunk.
@@ -77,12 +115,7 @@ void for_chunks(const Runner& run, const Body& body) {
   }
 }
 
-// How many tasks of kTaskRows rows.
-inline int64_t row_tasks(int64_t rows) {
-  return ceil_div(rows, kTaskRows);
-}
-
-// cpu_logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with
+// logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with
 // it; the strip as the softmax kernels want it.
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void forget_packed_blocks(const Runner& run);
@@ -96,35 +129,34 @@ inline double softcap_slope(const Problem& problem, double z, double inverse_tem
 // Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
 
-struct Window {
-  int64_t start = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - start; }
-};
-
 // Tasks over the rows of a window's blocks: one for each block, which packs it once, where blocks are as many
 // as threads; and small ones for the last blocks of all, so that all threads end together.
 class BlockTasks {
  public:
   struct Task {
-    int64_t block, row, row_end;
+    int64_t block;
+    Range rows;
   };
-  BlockTasks(const Runner& run, const Window& window, int64_t rows, bool is_last);
+  BlockTasks(const Runner& run, const Range& window, int64_t rows, bool is_last);
   int64_t count() const { return whole_ + (window_.size() - whole_) * ranges_; }
   Task operator[](int64_t task) const;
 
  private:
-  Window window_;
+  Range window_;
   int64_t rows_, range_, ranges_, whole_;
 };
 
-// coefficients.cpp: lse and row coefficients of rows [row_begin, row_end) of the chunk, from the statistics
-// or from the buffers.
-void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
-                       int64_t row_end);
+// rows.cpp: gathers hidden rows and targets of the chunk, and for d_classifier packs rows as panels. Returns
+// the groups of both.
+struct Loaded {
+  TaskGroups::Id rows = TaskGroups::kNone, panels = TaskGroups::kNone;
+};
+Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups);
+// lse and row coefficients of rows of the chunk, from the statistics or from the buffers.
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Range& rows);
 
-// cpu_run.cpp: the statistics of the chunk's rows become those of all ranks, which are told. In the thread
-// that runs the plan, between two loops.
+// run.cpp: the statistics of the chunk's rows become those of all ranks, which are told. In the thread that
+// runs the plan, between two loops.
 void join_group(const Runner& run, const Chunk& chunk);
 
 // The losses of the chunk's rows, in order.
@@ -134,16 +166,11 @@ inline void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& 
   }
 }
 
-// sweep.cpp: d_classifier and d_bias window by window, once all rows' coefficients are known. rows_of() is
-// the run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
-Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk);
-void sweep_vocabulary(const Runner& run);
-
-// cpu_gradients.cpp
+// gradients.cpp
 void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      int64_t first_range, int64_t last_range);
-void add_d_hidden(const Runner& run, int64_t first_block, int64_t last_block, int64_t row, int64_t row_end);
-void store_d_hidden(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end);
+                      const Range& ranges);
+void add_d_hidden(const Runner& run, const Range& blocks, const Range& rows);
+void store_d_hidden(const Runner& run, const Chunk& chunk, const Range& rows);
 void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
 void zero_d_classifier(const Runner& run);

@@ -7,14 +7,13 @@
 
 namespace logitless::cpu {
 
-TaskGroups::Id TaskGroups::add(int64_t tasks, std::initializer_list<Id> after, TaskBody body, int64_t item) {
+TaskGroups::Id TaskGroups::add(int64_t tasks, std::initializer_list<Id> after, TaskBody body) {
   if (tasks == 0) return kNone;
   if (static_cast<size_t>(count_) >= groups_.size() || after.size() > TaskGroup::kMostBefore) {
     throw Error(Status::kInternal, "more groups of tasks than were planned");
   }
   TaskGroup& group = *std::construct_at(&groups_[static_cast<size_t>(count_)]);
   group.body = body;
-  group.item = item;
   group.tasks = tasks;
   std::fill(std::begin(group.after), std::end(group.after), kNone);
   std::copy(after.begin(), after.end(), group.after);
@@ -69,7 +68,7 @@ void TaskGroups::work(int worker) {
       continue;
     }
     TaskGroup& group = *claimed.group;
-    group.body(group.item, claimed.task, worker);
+    group.body(claimed.task, worker);
     // Releases this task, and the last one acquires the others, so that who sees 0 sees all.
     if (group.left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       finished_.fetch_add(1, std::memory_order_release);

@@ -1,32 +1,35 @@
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <new>
 #include <span>
+#include <type_traits>
 
 #include "core/parallel.h"
 
 namespace logitless::cpu {
 
-// A method to call as (item, task, worker): a reference, which allocates nothing, to an object that outlives
-// it.
+// What to call as (task, worker): a copy of a lambda that captures at most two references or numbers, so that
+// nothing is allocated. What it refers to outlives the loop.
 class TaskBody {
  public:
   TaskBody() = default;
-  template <auto method, class T>
-  static TaskBody of(const T& object) {
-    TaskBody body;
-    body.object_ = &object;
-    body.call_ = [](const void* o, int64_t item, int64_t task, int worker) {
-      (static_cast<const T*>(o)->*method)(item, task, worker);
-    };
-    return body;
+  template <class F>
+    requires(!std::is_same_v<F, TaskBody>)
+  TaskBody(const F& body)  // NOLINT(google-explicit-constructor): groups are made with lambdas
+      : call_([](const std::byte* f, int64_t task, int worker) {
+          (*std::launder(reinterpret_cast<const F*>(f)))(task, worker);
+        }) {
+    static_assert(sizeof(F) <= sizeof(body_) && std::is_trivially_copyable_v<F>);
+    ::new (static_cast<void*>(body_)) F(body);
   }
-  void operator()(int64_t item, int64_t task, int worker) const { call_(object_, item, task, worker); }
+  void operator()(int64_t task, int worker) const { call_(body_, task, worker); }
 
  private:
-  const void* object_ = nullptr;
-  void (*call_)(const void* object, int64_t item, int64_t task, int worker) = nullptr;
+  alignas(int64_t) std::byte body_[2 * sizeof(int64_t)];
+  void (*call_)(const std::byte* body, int64_t task, int worker) = nullptr;
 };
 
 // Tasks that may run at once, after all tasks of some groups before. A cache line of its own, and of one size
@@ -34,7 +37,6 @@ class TaskBody {
 struct alignas(64) TaskGroup {
   static constexpr int kMostBefore = 4;
   TaskBody body;
-  int64_t item = 0;
   int64_t tasks = 0;
   int32_t after[kMostBefore];
   std::atomic<int64_t> next{0};  // the first task that nobody has claimed
@@ -56,7 +58,7 @@ class TaskGroups {
   TaskGroups& operator=(const TaskGroups&) = delete;
 
   // kNone, as a group before, is done; and so is a group without tasks, of which nothing is added.
-  Id add(int64_t tasks, std::initializer_list<Id> after, TaskBody body, int64_t item = 0);
+  Id add(int64_t tasks, std::initializer_list<Id> after, TaskBody body);
 
   // Once. `workers` tasks of the pool, whose numbers, not the pool's own, are the workers of the bodies.
   void run(const ParallelFor& parallel_for, int workers);

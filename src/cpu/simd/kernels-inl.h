@@ -38,7 +38,7 @@ using VF = hn::Vec<DF>;
 consteval Kernels make_kernels(const KernelFacts& facts) {
   const bool agree = facts.mr == kMr && facts.nr == static_cast<int>(2 * hn::MaxLanes(DF())) &&
                      facts.pair == static_cast<int>(kPair);
-  if (!agree) throw "kernel_facts.h says otherwise";  // refused by the compiler
+  if (!agree) throw "KernelFacts say otherwise";  // refused by the compiler
   Kernels k{facts};
   k.gemm_rows = gemm_rows;
   k.gemm_columns = gemm_columns;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/thinning.h"
-#include "cpu/thinned/windows.h"
 
 namespace logitless::cpu {
 namespace {
@@ -59,11 +58,7 @@ ThinnedArena lay_out_thinned(const Problem& p, const Shape& s, int64_t token_chu
 
 ThinnedWorker lay_out_thinned_worker(const Problem& p, const Shape& s, Workspace& workspace) {
   ThinnedWorker w;
-  if (draws_elements(p)) {
-    w.q = workspace.take<float>(s.vocab_block);
-    w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
-    w.logits = workspace.take<float>(s.vocab_block + kVectorRoom);
-  }
+  if (draws_elements(p)) w.q = workspace.take<float>(s.vocab_block);
   if (!p.needs_backward()) return w;
   w.sums = workspace.take<float>(s.hidden_padded);
   if (p.has.d_classifier || p.has.d_bias) {

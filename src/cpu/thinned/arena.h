@@ -1,4 +1,6 @@
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,6 +12,27 @@
 #include "cpu/simd/kernels.h"
 
 namespace logitless::cpu {
+
+// Vocabulary blocks are drawn in windows 0, 1, 2-3, 4-7, ... of at most kLargestDrawWindow: after each, rows
+// know more of their lse, which is the guess of the next. A doubling of the columns seen costs a row no more
+// than 1 / threshold elements of the first draw, even where all columns are alike. Windows depend on nothing
+// but the number of blocks, as elements do on the guesses.
+inline constexpr int64_t kLargestDrawWindow = 64;
+inline constexpr int64_t kDoublings = 6;  // 2^kDoublings = kLargestDrawWindow
+
+inline int64_t draw_window_of(int64_t block) {
+  if (block < kLargestDrawWindow) return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(block)));
+  return kDoublings + block / kLargestDrawWindow;
+}
+
+inline int64_t draw_window_start(int64_t window) {
+  if (window <= kDoublings) return (int64_t{1} << window) / 2;
+  return (window - kDoublings) * kLargestDrawWindow;
+}
+
+inline int64_t draw_windows(int64_t blocks) {
+  return blocks == 0 ? 0 : draw_window_of(blocks - 1) + 1;
+}
 
 // Whether a thinned run draws elements itself: all but a backward pass that is given a forward pass' draws.
 inline bool draws_elements(const Problem& p) {
@@ -29,7 +52,7 @@ struct Draws {
 Draws lay_out_draws(const Problem& problem, const Shape& shape, Workspace& workspace);
 
 // Room of a row's list, its target included. A block's elements are added to a list that was thinned down to
-// what a row can have at most in the end (lists.h), and no column comes twice.
+// what a row can have at most in the end (thinned.h), and no column comes twice.
 int64_t row_capacity(const Problem& problem, const Shape& shape);
 
 // A row while its elements are drawn by several threads.
@@ -67,8 +90,6 @@ struct ThinnedArena {
 // Scratch of one worker.
 struct ThinnedWorker {
   std::span<float> q;                 // [vocab_block]
-  std::span<int32_t> columns;         // [vocab_block + a vector]
-  std::span<float> logits;            // [vocab_block + a vector]
   std::span<float> sums;              // [hidden_padded]
   std::span<SparseElement> elements;  // [the largest range's] row and gradient, column by column
   std::span<int32_t> end;             // [kRangeColumns] of each column's elements
@@ -80,7 +101,7 @@ ThinnedWorker lay_out_thinned_worker(const Problem& problem, const Shape& shape,
 
 // Elements of all rows in the largest range: one column may have every row.
 inline int64_t range_elements(const Problem& p) {
-  return p.tokens > kRangeElements ? p.tokens : kRangeElements;
+  return std::max(p.tokens, kRangeElements);
 }
 
 }  // namespace logitless::cpu

@@ -1,15 +1,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/thinned/sparse_gradients.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
-
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
 
 // Cuts the columns into ranges of about as many elements each; returns how many.
 int64_t cut_ranges(const Runner& run) {
@@ -35,16 +30,16 @@ int64_t cut_ranges(const Runner& run) {
 void sort_by_column(const Runner& run, const Range& range, const ThinnedWorker& w) {
   const ThinnedArena& t = run.arena.thinned;
   int32_t at = 0;
-  for (int64_t j = range.begin; j < range.end; ++j) {
-    w.end[static_cast<size_t>(j - range.begin)] = at;
+  for (int64_t j = range.start; j < range.end; ++j) {
+    w.end[static_cast<size_t>(j - range.start)] = at;
     at += t.column_count[static_cast<size_t>(j)];
   }
   for (int64_t i = 0; i < run.row_count; ++i) {
     const auto list = t.row(t.elements, i).first(static_cast<size_t>(t.count[static_cast<size_t>(i)]));
-    auto element = std::lower_bound(list.begin(), list.end(), range.begin,
+    auto element = std::lower_bound(list.begin(), list.end(), range.start,
                                     [](const SparseElement& e, int64_t column) { return e.index < column; });
     for (; element != list.end() && element->index < range.end; ++element) {
-      int32_t& end = w.end[static_cast<size_t>(element->index - range.begin)];
+      int32_t& end = w.end[static_cast<size_t>(element->index - range.start)];
       w.elements[static_cast<size_t>(end++)] = {static_cast<int32_t>(run.arena.rows[static_cast<size_t>(i)]),
                                                 element->value};
     }
@@ -54,8 +49,7 @@ void sort_by_column(const Runner& run, const Range& range, const ThinnedWorker& 
 void write_d_classifier(const Runner& run, int64_t column, std::span<const SparseElement> list,
                         std::span<float> sums) {
   const Problem& p = run.problem;
-  auto* out = static_cast<std::byte*>(run.buffers.d_classifier) +
-              column * run.buffers.d_classifier_stride * static_cast<int64_t>(size_of(p.dtype.d_classifier));
+  std::byte* out = run.d_classifier_row(column);
   if (list.empty() && p.label_smoothing == 0) {
     if (!p.accumulate.d_classifier)
       std::memset(out, 0, static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier));
@@ -63,7 +57,7 @@ void write_d_classifier(const Runner& run, int64_t column, std::span<const Spars
   }
   std::fill(sums.begin(), sums.end(), 0.0f);
   run.kernels.add_rows(
-      {hidden_matrix(run), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
+      {run.hidden_from(0), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
   if (p.label_smoothing > 0) add_row(run, run.arena.thinned.hidden_sum, class_weight(run, column), sums);
   run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_classifier, p.dtype.d_classifier, out);
 }
@@ -92,8 +86,8 @@ void finish_columns(const Runner& run) {
     const Range range{t.range_start[static_cast<size_t>(task)], t.range_start[static_cast<size_t>(task + 1)]};
     sort_by_column(run, range, w);
     int32_t begin = 0;
-    for (int64_t j = range.begin; j < range.end; ++j) {
-      const int32_t end = w.end[static_cast<size_t>(j - range.begin)];
+    for (int64_t j = range.start; j < range.end; ++j) {
+      const int32_t end = w.end[static_cast<size_t>(j - range.start)];
       const auto list = std::span<const SparseElement>(w.elements)
                             .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
       if (p.has.d_classifier) write_d_classifier(run, j, list, w.sums);

@@ -1,13 +1,10 @@
-#include "cpu/thinned/draw.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/targets.h"
 #include "core/thinning.h"
-#include "cpu/thinned/lists.h"
-#include "cpu/thinned/windows.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -27,13 +24,6 @@ float guess_below(const Problem& p, double known) {
   return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoGuess);
 }
 
-// The matrix from a row on.
-MatrixView row_of(MatrixView matrix, int64_t row) {
-  matrix.data = static_cast<const std::byte*>(matrix.data) +
-                row * matrix.stride * static_cast<int64_t>(size_of(matrix.dtype));
-  return matrix;
-}
-
 // The target's logit: a lower bound of lse, and after training not far below it.
 float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const Problem& p = run.problem;
@@ -41,9 +31,7 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
   if (target < 0) return kNoGuess;
-  const float dot = run.kernels.dot_rows(
-      row_of({b.hidden, p.dtype.hidden, b.hidden_stride, p.compute_dtype}, row),
-      row_of({b.classifier, p.dtype.classifier, b.classifier_stride, p.compute_dtype}, target), p.hidden);
+  const float dot = run.kernels.dot_rows(run.hidden_from(row), run.classifier_from(target), p.hidden);
   const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, target) : 0;
   const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
   if (!std::isfinite(z)) return kNoGuess;
@@ -52,11 +40,11 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
 
 }  // namespace
 
-void begin_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
+void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   const Draws& d = run.arena.thinned.draws;
-  for (int64_t i = row; i < row_end; ++i) {
-    begin_list(run, chunk.first + i);
+  for (int64_t i = rows.start; i < rows.end; ++i) {
     const auto at = static_cast<size_t>(chunk.first + i);
+    d.count[at] = 0;
     // A backward pass knows lse itself; of shards it is that of all.
     if (run.problem.pass == Pass::kBackward) {
       const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
@@ -67,12 +55,12 @@ void begin_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row
   }
 }
 
-void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, int64_t row, int64_t row_end) {
+void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, const Range& rows) {
   const Draws& d = run.arena.thinned.draws;
   const int64_t window = draw_window_of(start) * run.problem.tokens;
-  for (int64_t i = row; i < row_end; ++i) {
+  for (int64_t i = rows.start; i < rows.end; ++i) {
     const LogSumExp<double> known = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
-    restart_known(run, i, known);
+    run.arena.thinned.row_draws[static_cast<size_t>(i)] = {0, known};
     if (start == 0) continue;
     float guess = d.guess[static_cast<size_t>(chunk.first + i)];
     if (run.problem.needs_forward() && std::isfinite(known.value())) {
@@ -117,8 +105,8 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
     draw.threshold = threshold;
     draw.offset = offset;
     draw.q = w.thinned.q.data();
-    draw.columns = w.thinned.columns.data();
-    draw.logits = w.thinned.logits.data();
+    draw.columns = w.columns.data();
+    draw.logits = w.found.data();
     const int64_t count = (each ? run.kernels.draw_each_row : run.kernels.draw_row)(draw);
     if (count == 0) continue;
     const LogSumExp<double> lse{stats.max[i], std::log(stats.sum_exp[i])};
@@ -126,9 +114,9 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
   }
 }
 
-void settle_draws(const Runner& run, const Chunk& chunk, int64_t row, int64_t row_end) {
+void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   const Draws& d = run.arena.thinned.draws;
-  for (int64_t i = row; i < row_end; ++i) {
+  for (int64_t i = rows.start; i < rows.end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
     d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
     if (run.problem.has.draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));

@@ -1,12 +1,9 @@
-#include "cpu/thinned/lists.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "core/thinning.h"
-#include "cpu/run/row_lock.h"
-#include "cpu/thinned/windows.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -31,14 +28,6 @@ int32_t thin(const Runner& run, int64_t i, SparseElement* list, int32_t count, c
 }
 
 }  // namespace
-
-void begin_list(const Runner& run, int64_t i) {
-  run.arena.thinned.draws.count[static_cast<size_t>(i)] = 0;
-}
-
-void restart_known(const Runner& run, int64_t chunk_row, const LogSumExp<double>& known) {
-  run.arena.thinned.row_draws[static_cast<size_t>(chunk_row)] = {0, known};
-}
 
 void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const BlockDraw& drawn) {
   const ThinnedArena& t = run.arena.thinned;

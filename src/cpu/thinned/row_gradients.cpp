@@ -4,8 +4,7 @@
 
 #include "core/targets.h"
 #include "core/thinning.h"
-#include "cpu/thinned/lists.h"
-#include "cpu/thinned/sparse_gradients.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -100,13 +99,12 @@ void write_d_hidden(const Runner& run, const Row& row, std::span<const SparseEle
   const Problem& p = run.problem;
   std::fill(sums.begin(), sums.end(), 0.0f);
   run.kernels.add_rows(
-      {classifier_matrix(run), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
+      {run.classifier_from(0), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
   if (p.label_smoothing > 0) {
     add_row(run, run.arena.thinned.classifier_sum, static_cast<float>(row.k.c), sums);
   }
-  auto* out = static_cast<std::byte*>(run.buffers.d_hidden) +
-              row.source * run.buffers.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden));
-  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_hidden, p.dtype.d_hidden, out);
+  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_hidden, p.dtype.d_hidden,
+                        run.d_hidden_row(row.source));
 }
 
 void finish_row(const Runner& run, const Row& row, std::span<float> sums) {

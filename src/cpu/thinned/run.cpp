@@ -1,10 +1,7 @@
-#include "cpu/thinned/run.h"
-
 #include <algorithm>
 
 #include "cpu/run/stages.h"
-#include "cpu/thinned/draw.h"
-#include "cpu/thinned/sparse_gradients.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -13,15 +10,12 @@ void run_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, 
   const Problem& p = run.problem;
   if (draws_elements(p)) {
     TaskGroups groups(run.arena.groups);
-    const LoadStage load(run, chunk, groups);
-    const ForwardStage forward(run, chunk, groups, load.rows());
+    const ForwardStage forward(run, chunk, groups, load_chunk(run, chunk, groups).rows);
     groups.run(run.pool, run.schedule.threads);
   }
   if (run.joins_group()) {
     join_group(run, chunk);
-    run.loop(row_tasks(chunk.count), [&](int64_t task, int) {
-      settle_draws(run, chunk, task * kTaskRows, std::min(chunk.count, (task + 1) * kTaskRows));
-    });
+    run.loop(chunk.row_tasks(), [&](int64_t task, int) { settle_draws(run, chunk, chunk.rows(task)); });
   }
   if (p.needs_forward()) write_losses(run, chunk, writer);
   if (p.needs_backward()) finish_rows(run, loss, chunk);

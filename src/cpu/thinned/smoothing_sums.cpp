@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cpu/thinned/sparse_gradients.h"
+#include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
 namespace {
@@ -36,27 +36,16 @@ float class_weight(const Runner& run, int64_t column) {
   return static_cast<const float*>(run.buffers.class_weight)[run.problem.vocab_start + column];
 }
 
-MatrixView hidden_matrix(const Runner& run) {
-  return {run.buffers.hidden, run.problem.dtype.hidden, run.buffers.hidden_stride, run.problem.compute_dtype};
-}
-
-MatrixView classifier_matrix(const Runner& run) {
-  return {run.buffers.classifier, run.problem.dtype.classifier, run.buffers.classifier_stride,
-          run.problem.compute_dtype};
-}
-
 void add_row(const Runner& run, std::span<const float> row, float value, std::span<float> sums) {
   const SparseElement one{0, value};
   run.kernels.add_rows({{row.data(), DType::kF32, 0}, &one, 1, run.problem.hidden, sums.data()});
 }
 
 void sum_classifier(const Runner& run) {
-  weighted_sum(
-      run, classifier_matrix(run), run.problem.vocab,
-      [&](int64_t j) {
-        return SparseElement{static_cast<int32_t>(j), class_weight(run, j)};
-      },
-      run.arena.thinned.classifier_sum);
+  const auto element = [&](int64_t j) {
+    return SparseElement{static_cast<int32_t>(j), class_weight(run, j)};
+  };
+  weighted_sum(run, run.classifier_from(0), run.problem.vocab, element, run.arena.thinned.classifier_sum);
 }
 
 void sum_hidden(const Runner& run) {
@@ -64,7 +53,7 @@ void sum_hidden(const Runner& run) {
     const auto at = static_cast<size_t>(i);
     return SparseElement{static_cast<int32_t>(run.arena.rows[at]), run.arena.thinned.c[at]};
   };
-  weighted_sum(run, hidden_matrix(run), run.row_count, element, run.arena.thinned.hidden_sum);
+  weighted_sum(run, run.hidden_from(0), run.row_count, element, run.arena.thinned.hidden_sum);
 }
 
 }  // namespace logitless::cpu

@@ -1,7 +1,39 @@
+#include <algorithm>
+
+#include "core/targets.h"
 #include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 namespace {
+
+void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
+  const Problem& p = run.problem;
+  const Shape& s = run.shape;
+  const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
+  run.kernels.convert_row(run.hidden_from(row), p.hidden, s.hidden_units * run.kernels.pair,
+                          run.arena.hidden_rows.data() + i * s.hidden_stride);
+  for (int64_t k = 0; k < run.targets(); ++k) {
+    const int64_t target = target_of_row(p, run.buffers.targets, row, k);
+    run.arena.target[static_cast<size_t>(i * run.targets() + k)] =
+        is_here(p, target) ? target - p.vocab_start : -1;
+  }
+  if (p.has.temperature) {
+    run.arena.inverse_temperature[static_cast<size_t>(i)] =
+        static_cast<float>(inverse_temperature_of_row(p, run.buffers, row));
+  }
+}
+
+// Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
+void pack_token_block(const Runner& run, const Chunk& chunk, int64_t token_block) {
+  const Shape& s = run.shape;
+  const Kernels& k = run.kernels;
+  const int64_t first = token_block * s.token_block;
+  const int64_t rows = std::min(s.token_block, chunk.count - first);
+  const MatrixView source{run.arena.hidden_rows.data() + first * s.hidden_stride, element_dtype(k),
+                          s.hidden_stride * k.pair};
+  k.pack_interleaved(source, rows, run.problem.hidden, ceil_div(rows, k.pair), s.hidden_padded / k.nr, k.nr,
+                     run.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
+}
 
 // dz at the target from its own logit, in double: a p - g may cancel.
 double target_gradient(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t row,
@@ -31,14 +63,26 @@ void load_targets(const Runner& run, const HostLoss& loss, const RowCoefficients
 
 }  // namespace
 
-void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_t row_begin,
-                       int64_t row_end) {
+Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups) {
+  const Problem& p = run.problem;
+  const bool has_panels = p.needs_backward() && p.has.d_classifier && !p.is_thinned();
+  Loaded loaded;
+  loaded.rows = groups.add(chunk.row_tasks(), {}, [&run, &chunk](int64_t task, int) {
+    const Range rows = chunk.rows(task);
+    for (int64_t i = rows.start; i < rows.end; ++i) load_row(run, chunk, i);
+  });
+  loaded.panels = groups.add(has_panels ? ceil_div(chunk.count, run.shape.token_block) : 0, {loaded.rows},
+                             [&run, &chunk](int64_t task, int) { pack_token_block(run, chunk, task); });
+  return loaded;
+}
+
+void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Range& rows) {
   const Problem& p = run.problem;
   const Arena& arena = run.arena;
   const bool from_buffers = !p.needs_forward();
   // Gradients of the dot products carry the logit scale; that of the bias is divided by it again.
   const double fold = p.scale != 0 ? p.scale : 1;
-  for (int64_t i = row_begin; i < row_end; ++i) {
+  for (int64_t i = rows.start; i < rows.end; ++i) {
     const auto at = static_cast<size_t>(i);
     const int64_t row = arena.rows[static_cast<size_t>(chunk.first + i)];
     LogSumExp<double> lse;
