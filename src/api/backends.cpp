@@ -1,4 +1,4 @@
-#include "api/backends.h"
+#include "api/run.h"
 
 #include "core/status.h"
 #ifdef LOGITLESS_WITH_CPU
@@ -14,7 +14,7 @@ std::span<const Backend* const> all_backends() {
 #ifdef LOGITLESS_WITH_CPU
                                              &cpu_backend(),
 #endif
-                                             &reference_backend()};
+                                             &reference::backend()};
   return kBackends;
 }
 

@@ -1,4 +1,4 @@
-// The entry points of logitless.h.
+// The entry points of the C ABI: each catches everything and turns it into a status and the thread's message.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -6,21 +6,67 @@
 #include <string>
 #include <vector>
 
-#include "api/backends.h"
-#include "api/c_guard.h"
 #include "api/c_structs.h"
-#include "api/openmp_parallel_for.h"
 #include "api/run.h"
 #include "core/host_loss.h"
 #include "core/status.h"
 #include "core/targets.h"
 #include "core/validate.h"
+#include "distributed/nccl.h"
+#include "logitless/distributed.h"
 #include "logitless/divergence.h"
 #include "logitless/logitless.h"
 
 using namespace logitless;
 
+struct logitless_context {
+  Context context;
+};
+
+struct logitless_plan {
+  PlannedProblem planned;
+};
+
 namespace {
+
+// The calling thread's last failure.
+struct LastError {
+  Status status = Status::kOk;
+  std::string message;
+  ErrorInfo info;
+};
+LastError& last_error() {
+  static thread_local LastError error;
+  return error;
+}
+
+logitless_status fail(Status status, const char* message, const ErrorInfo* info = nullptr) noexcept {
+  LastError& last = last_error();
+  last.status = status;
+  try {
+    last.info = info != nullptr ? *info : ErrorInfo{};
+    last.message = message;
+  } catch (...) {
+    last.message.clear();
+  }
+  return static_cast<logitless_status>(status);
+}
+
+template <class F>
+logitless_status guarded(F&& body) noexcept {
+  try {
+    body();
+    return LOGITLESS_OK;
+  } catch (const Error& error) {
+    return fail(error.status(), error.what(), error.info());
+  } catch (const std::bad_alloc&) {
+    return fail(Status::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(Status::kInternal, error.what());
+  } catch (...) {
+    return fail(Status::kInternal, "an unknown exception");
+  }
+}
 
 // A caller in C may pass any int for an enum, which C++ must not even look at as one.
 template <class E>
@@ -241,6 +287,29 @@ logitless_status logitless_run(const logitless_plan* plan, const logitless_tenso
   return guarded([&] {
     const PlannedProblem& planned = required(plan, "plan")->planned;
     run(planned, to_buffers(tensors, tensor_count), workspace, workspace_bytes, stream);
+  });
+}
+
+logitless_status logitless_run_group(const logitless_plan* plan, const logitless_tensor* tensors,
+                                     size_t tensor_count, void* workspace, size_t workspace_bytes,
+                                     void* stream, const logitless_communicator* communicator) {
+  return guarded([&] {
+    const PlannedProblem& planned = required(plan, "plan")->planned;
+    const Communicator group = to_communicator(communicator);
+    run(planned, to_buffers(tensors, tensor_count), workspace, workspace_bytes, stream, &group);
+  });
+}
+
+logitless_status logitless_communicator_from_nccl(void* nccl_comm, logitless_communicator* communicator) {
+  return guarded([&] {
+    required(communicator, "communicator");
+    const Communicator made = distributed::nccl_communicator(required(nccl_comm, "nccl_comm"));
+    *communicator = {.rank = made.rank,
+                     .size = made.size,
+                     .host = made.host,
+                     .all_gather = made.all_gather,
+                     .all_reduce = made.all_reduce,
+                     .reduce_scatter = made.reduce_scatter};
   });
 }
 

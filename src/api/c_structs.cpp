@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "api/openmp_parallel_for.h"
 #include "core/number_text.h"
 #include "core/status.h"
 #include "core/validate.h"
@@ -52,7 +51,7 @@ const char* tensor_name(int32_t id) {
 class Given {
  public:
   Given(const char* array, size_t count, const void* data) : array_(array) {
-    if (count > 0 && data == nullptr) throw_invalid(array, "a pointer", "null");
+    if (count > 0) required(data, array);
   }
   int32_t id(int32_t value, int32_t count, const char* (*name)(int32_t)) {
     if (value < 0 || value >= count) {
@@ -229,8 +228,7 @@ void write_text(const char* text, char* buffer, size_t size) {
 }
 
 Communicator to_communicator(const logitless_communicator* given) {
-  if (given == nullptr) throw_invalid("communicator", "a pointer", "null");
-  const logitless_communicator& c = *given;
+  const logitless_communicator& c = *required(given, "communicator");
   if (c.size < 1) throw_invalid("communicator.size", "at least 1", std::to_string(c.size));
   if (c.rank < 0 || c.rank >= c.size) {
     throw_invalid("communicator.rank", "0 to " + std::to_string(c.size - 1), std::to_string(c.rank));
@@ -245,8 +243,7 @@ Communicator to_communicator(const logitless_communicator* given) {
 }
 
 Divergence to_divergence(const logitless_divergence* pointer) {
-  if (pointer == nullptr) throw_invalid("divergence", "a pointer", "null");
-  const logitless_divergence& given = *pointer;
+  const logitless_divergence& given = *required(pointer, "divergence");
   Divergence d;
   d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
   d.dtype = to_dtype(given.dtype, "dtype");
@@ -270,8 +267,7 @@ Divergence to_divergence(const logitless_divergence* pointer) {
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info) {
-  if (info == nullptr) throw_invalid("info", "a pointer", "null");
-  logitless_plan_info out{};
+  logitless_plan_info& out = *required(info, "info") = {};
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
   out.workspace_bytes = plan.workspace_bytes;
@@ -292,12 +288,10 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
     out.reduced_bytes =
         static_cast<uint64_t>(problem.tokens * problem.hidden) * size_of(problem.dtype.d_hidden);
   }
-  *info = out;
 }
 
 void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
-  if (info == nullptr) throw_invalid("info", "a pointer", "null");
-  logitless_device_info out{};
+  logitless_device_info& out = *required(info, "info") = {};
   out.compute_capability = device.compute_capability;
   out.multiprocessors = device.processors;
   out.memory_bytes = device.memory_bytes;
@@ -306,7 +300,6 @@ void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
   out.cublaslt_version = device.cublaslt_version;
   write_text(device.name.c_str(), out.name, sizeof out.name);
   write_text(device.why_unavailable.c_str(), out.why_unavailable, sizeof out.why_unavailable);
-  *info = out;
 }
 
 }  // namespace logitless

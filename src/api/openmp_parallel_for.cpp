@@ -1,4 +1,4 @@
-#include "api/openmp_parallel_for.h"
+#include "api/run.h"
 
 #ifdef _OPENMP
 #include <omp.h>

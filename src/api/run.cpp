@@ -5,8 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "api/backends.h"
-#include "core/group_agreement.h"
+#include "core/group_stats.h"
 #include "core/number_text.h"
 #include "core/status.h"
 #include "core/targets.h"
@@ -25,17 +24,6 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
   return plans;
 }
 
-}  // namespace
-
-std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend) {
-  const Problem valid = validated(problem);
-  *backend = &choose_backend(context.backend, valid, context.options);
-  return plans_of(**backend, valid, context.options,
-                  problem.max_workspace_bytes >= kFastest ? 0 : problem.max_workspace_bytes);
-}
-
-namespace {
-
 // LOGITLESS_VERBOSE=1: a line on stderr for every plan made.
 void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   const char* verbose = std::getenv("LOGITLESS_VERBOSE");
@@ -53,6 +41,13 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend) {
+  const Problem valid = validated(problem);
+  *backend = &choose_backend(context.backend, valid, context.options);
+  return plans_of(**backend, valid, context.options,
+                  problem.max_workspace_bytes >= kFastest ? 0 : problem.max_workspace_bytes);
+}
 
 PlannedProblem make_plan(const Context& context, const Problem& problem) {
   const Problem valid = validated(problem);
@@ -96,6 +91,11 @@ void check_group(const Problem& problem, const Buffers& buffers, const Communica
   }
 }
 
+void check_alignment(const void* pointer, const char* argument) {
+  const uint64_t off = reinterpret_cast<uintptr_t>(pointer) % kWorkspaceAlignment;
+  if (off != 0) throw_invalid(argument, "64-byte alignment", "a pointer off by " + std::to_string(off));
+}
+
 // What ranks have parts of. Of a log-probability one rank has all and the others 0: no sum rounds it.
 void add_up(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
   if (buffers.target_log_probs != nullptr) {
@@ -122,18 +122,9 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
                           .got = std::to_string(workspace_bytes),
                           .required_bytes = planned.plan.workspace_bytes});
   }
-  if (planned.plan.workspace_bytes > 0 && workspace == nullptr)
-    throw_invalid("workspace", "a pointer", "null");
-  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
-    throw_invalid(
-        "workspace", "64-byte alignment",
-        "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment));
-  }
-  if (planned.problem.has.draws && reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment != 0) {
-    throw_invalid(
-        "draws", "64-byte alignment",
-        "a pointer off by " + std::to_string(reinterpret_cast<uintptr_t>(valid.draws) % kWorkspaceAlignment));
-  }
+  if (planned.plan.workspace_bytes > 0) required(workspace, "workspace");
+  check_alignment(workspace, "workspace");
+  if (planned.problem.has.draws) check_alignment(valid.draws, "draws");
   if (!planned.backend->device_memory) {
     if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
     if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));

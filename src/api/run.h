@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,22 @@ struct Context {
   BackendOptions options;
 };
 
+// openmp_parallel_for.cpp. threads 0: as many as OpenMP gives now. Tasks are handed out in order, one at a
+// time. After a fork, which OpenMP's threads may not survive, a loop runs on threads of its own.
+ParallelFor openmp_parallel_for(int threads);
+
+// backends.cpp: all backends of this build, in order of preference.
+std::span<const Backend* const> all_backends();
+
+// All CUDA devices, usable or not; tells why there is none.
+std::vector<DeviceInfo> all_devices(std::string* why_none);
+
+// The first usable backend that can run the problem; `name` (may be empty) restricts the choice to one.
+const Backend& choose_backend(const std::string& name, const Problem& problem, const BackendOptions& options);
+
+// Throws kBackendUnavailable when the name is unknown or the backend is not usable here.
+const Backend& backend_by_name(const std::string& name, const BackendOptions& options);
+
 // A problem that knows how it will be run.
 struct PlannedProblem {
   Problem problem;
@@ -21,7 +38,7 @@ struct PlannedProblem {
   Plan plan;
 };
 
-// The spine: validate -> choose backend -> plan -> run.
+// run.cpp: the spine, validate -> choose backend -> plan -> run.
 std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend);
 PlannedProblem make_plan(const Context& context, const Problem& problem);
 // Throws for a context whose device is only a model.

@@ -12,10 +12,6 @@ void expect(bool ok, const std::string& argument, const char* expected, const st
   if (!ok) throw_invalid(argument, expected, got);
 }
 
-void expect_pointer(const void* pointer, const std::string& argument) {
-  expect(pointer != nullptr, argument, "a pointer", "null");
-}
-
 int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument) {
   if (stride == 0) return columns;
   expect(stride >= columns, argument, "0 or at least columns", std::to_string(stride));
@@ -44,18 +40,21 @@ HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, doubl
   expect(softcap == 0 || head.softcap >= least, name + "_softcap / temperature",
          "0, or a positive number that is not subnormal", number_text(head.softcap));
   head.stride = stride_of(head.stride, d.columns, name + "_stride");
-  if (d.rows > 0) expect_pointer(head.data, name);
+  if (d.rows > 0) required(head.data, name.c_str());
   return head;
 }
 
 void check_rows(const Divergence& d) {
   if (d.rows == 0) return;
-  expect_pointer(d.student_lse, "student_lse");
-  expect_pointer(d.teacher_lse, "teacher_lse");
-  expect_pointer(d.student_kl, "student_kl");
-  if (d.stage == DivergenceStage::kValues) return expect_pointer(d.divergence, "divergence");
-  expect_pointer(d.grad, "grad");
-  expect_pointer(d.d_logits, "d_logits");
+  required(d.student_lse, "student_lse");
+  required(d.teacher_lse, "teacher_lse");
+  required(d.student_kl, "student_kl");
+  if (d.stage == DivergenceStage::kValues) {
+    required(d.divergence, "divergence");
+  } else {
+    required(d.grad, "grad");
+    required(d.d_logits, "d_logits");
+  }
 }
 
 }  // namespace

@@ -1,69 +1,45 @@
 #include "core/dtype.h"
 
+#include <iterator>
+
 namespace logitless {
+namespace {
+
+template <class T>
+const T& element(const void* data, int64_t index) {
+  return static_cast<const T*>(data)[index];
+}
+template <class T>
+T& element(void* data, int64_t index) {
+  return static_cast<T*>(data)[index];
+}
+
+}  // namespace
 
 const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "float32";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kF16:
-      return "float16";
-    case DType::kF64:
-      return "float64";
-    case DType::kI32:
-      return "int32";
-    case DType::kI64:
-      return "int64";
-  }
-  return "unknown dtype";
+  static constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "float64", "int32", "int64"};
+  const auto number = static_cast<size_t>(dtype);
+  return number < std::size(kNames) ? kNames[number] : "unknown dtype";
 }
 
 double load_as_double(const void* data, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kF32:
-      return static_cast<const float*>(data)[index];
-    case DType::kBF16:
-      return bf16_to_float(static_cast<const uint16_t*>(data)[index]);
-    case DType::kF16:
-      return f16_to_float(static_cast<const uint16_t*>(data)[index]);
-    case DType::kF64:
-      return static_cast<const double*>(data)[index];
-    case DType::kI32:
-      return static_cast<const int32_t*>(data)[index];
-    case DType::kI64:
-      return static_cast<double>(static_cast<const int64_t*>(data)[index]);
-  }
-  return 0;
+  if (dtype == DType::kF32) return element<float>(data, index);
+  if (dtype == DType::kBF16) return bf16_to_float(element<uint16_t>(data, index));
+  if (dtype == DType::kF16) return f16_to_float(element<uint16_t>(data, index));
+  if (dtype == DType::kF64) return element<double>(data, index);
+  return static_cast<double>(load_as_int64(data, dtype, index));
 }
 
 void store_from_double(void* data, DType dtype, int64_t index, double value) {
-  switch (dtype) {
-    case DType::kF32:
-      static_cast<float*>(data)[index] = static_cast<float>(value);
-      break;
-    case DType::kBF16:
-      static_cast<uint16_t*>(data)[index] = float_to_bf16(static_cast<float>(value));
-      break;
-    case DType::kF16:
-      static_cast<uint16_t*>(data)[index] = float_to_f16(static_cast<float>(value));
-      break;
-    case DType::kF64:
-      static_cast<double*>(data)[index] = value;
-      break;
-    case DType::kI32:
-      static_cast<int32_t*>(data)[index] = static_cast<int32_t>(value);
-      break;
-    case DType::kI64:
-      static_cast<int64_t*>(data)[index] = static_cast<int64_t>(value);
-      break;
-  }
+  const auto single = static_cast<float>(value);
+  if (dtype == DType::kF32) element<float>(data, index) = single;
+  if (dtype == DType::kBF16) element<uint16_t>(data, index) = float_to_bf16(single);
+  if (dtype == DType::kF16) element<uint16_t>(data, index) = float_to_f16(single);
+  if (dtype == DType::kF64) element<double>(data, index) = value;
 }
 
 int64_t load_as_int64(const void* data, DType dtype, int64_t index) {
-  return dtype == DType::kI32 ? int64_t{static_cast<const int32_t*>(data)[index]}
-                              : static_cast<const int64_t*>(data)[index];
+  return dtype == DType::kI32 ? element<int32_t>(data, index) : element<int64_t>(data, index);
 }
 
 }  // namespace logitless

@@ -66,7 +66,7 @@ constexpr uint16_t float_to_f16(float value) {
 }
 
 double load_as_double(const void* data, DType dtype, int64_t index);
-void store_from_double(void* data, DType dtype, int64_t index, double value);
+void store_from_double(void* data, DType dtype, int64_t index, double value);  // a float dtype
 int64_t load_as_int64(const void* data, DType dtype, int64_t index);
 
 }  // namespace logitless

@@ -6,7 +6,7 @@
 namespace logitless {
 
 // A rank's message on CUDA, behind the numbers of its rows: a digest of where its columns lie, and one of
-// what all ranks have in common. On the host group_agreement.h has them before the first row.
+// what all ranks have in common. On the host check_agreement() (group_stats.h) has them before the first row.
 inline constexpr int64_t kCutNumbers = 4;
 
 // Sums of these tell other values, or another order of them, apart.

@@ -8,6 +8,7 @@
 #include "core/problem.h"
 #include "core/row_stats.h"
 #include "core/top_k.h"
+#include "core/workspace.h"
 
 namespace logitless {
 
@@ -22,7 +23,7 @@ int64_t group_numbers(const Problem& problem, DType dtype);
 int64_t numbers_of_rank(const Problem& problem, DType dtype, int64_t rows);
 
 // How many numbers of all ranks a workspace of the host has room for: those of a chunk of so many rows, or
-// what ranks tell each other before the first one (group_agreement.h).
+// what ranks tell each other before the first one.
 int64_t host_numbers(const Problem& problem, int64_t rows);
 
 // What a plan of a group with chunks of so many tokens exchanges, numbers of that dtype: Plan::gathers and
@@ -38,5 +39,20 @@ void join_over_group(const Problem& problem, const Communicator& group, const Pa
 void join_over_group(const Problem& problem, const Communicator& group, const ParallelFor& parallel_for,
                      std::span<RowStats<double>> rows, std::span<TopLogit<double>> top,
                      std::span<double> scratch);
+
+// A rank's message before a run on the host: where its columns lie, and digests of what decides which rows
+// all ranks tell each other of. Each number is exact in a float64.
+struct RankTold {
+  double start, vocab, total;
+  double targets;  // digest
+  double rows;     // digest of those that are not ignored
+};
+inline constexpr int64_t kToldNumbers = sizeof(RankTold) / sizeof(double);
+
+// Before anything else of a run, so that ranks that do not fit together never wait for each other: throws
+// the same error on every rank where their columns do not make the vocabulary, or their targets or ignored
+// rows differ. workspace: room for a RankTold of each rank. Only of a pass that makes the loss.
+void check_agreement(const Problem& problem, const Communicator& group, const void* targets,
+                     Workspace workspace);
 
 }  // namespace logitless

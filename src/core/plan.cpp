@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "core/number_text.h"
@@ -22,21 +23,10 @@ std::string bytes_text(uint64_t bytes) {
 }  // namespace
 
 const char* plan_kind_name(PlanKind kind) {
-  switch (kind) {
-    case PlanKind::kForward:
-      return "forward";
-    case PlanKind::kWhole:
-      return "whole";
-    case PlanKind::kTokenChunks:
-      return "token_chunks";
-    case PlanKind::kVocabChunks:
-      return "vocab_chunks";
-    case PlanKind::kBackward:
-      return "backward";
-    case PlanKind::kThinned:
-      return "thinned";
-  }
-  return "unknown plan";
+  static constexpr const char* kNames[] = {"forward",      "whole",    "token_chunks",
+                                           "vocab_chunks", "backward", "thinned"};
+  const auto number = static_cast<size_t>(kind);
+  return number < std::size(kNames) ? kNames[number] : "unknown plan";
 }
 
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes) {

@@ -1,29 +1,21 @@
 #include "core/status.h"
 
+#include <iterator>
+
 namespace logitless {
 
 const char* status_name(Status status) {
-  switch (status) {
-    case Status::kOk:
-      return "ok";
-    case Status::kInvalidArgument:
-      return "invalid argument";
-    case Status::kInvalidTarget:
-      return "invalid target";
-    case Status::kBudgetTooSmall:
-      return "workspace budget too small";
-    case Status::kUnsupported:
-      return "unsupported";
-    case Status::kBackendUnavailable:
-      return "backend unavailable";
-    case Status::kOutOfMemory:
-      return "out of memory";
-    case Status::kInternal:
-      return "internal error";
-    case Status::kCommunicationFailed:
-      return "communication failed";
-  }
-  return "unknown status";
+  static constexpr const char* kNames[] = {"ok",
+                                           "invalid argument",
+                                           "invalid target",
+                                           "workspace budget too small",
+                                           "unsupported",
+                                           "backend unavailable",
+                                           "out of memory",
+                                           "internal error",
+                                           "communication failed"};
+  const auto number = static_cast<size_t>(status);
+  return number < std::size(kNames) ? kNames[number] : "unknown status";
 }
 
 std::string message_of(const ErrorInfo& info) {

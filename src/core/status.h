@@ -53,4 +53,10 @@ class Error : public std::runtime_error {
 [[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,
                                 const std::string& got);
 
+template <class T>
+T* required(T* pointer, const char* argument) {
+  if (pointer == nullptr) throw_invalid(argument, "a pointer", "null");
+  return pointer;
+}
+
 }  // namespace logitless

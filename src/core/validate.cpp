@@ -247,22 +247,13 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
 
 // A shard's statistics are merged before anything of a whole vocabulary is made of them.
 void check_open_shard(const Problem& p, const Buffers& b) {
-#define LOGITLESS_STATISTIC(name)
-#define LOGITLESS_INPUT(name)
-#define LOGITLESS_UPSTREAM(name)
-#define LOGITLESS_GRADIENT(name)
-#define LOGITLESS_OUTPUT(name)                                                                     \
-  require(b.name == nullptr, #name,                                                                \
+  enum { INPUT, UPSTREAM, STATISTIC, OUTPUT, GRADIENT };
+#define LOGITLESS_TENSOR(name, NAME, element, dtype, role, ...)                                    \
+  require(role != OUTPUT || b.name == nullptr, #name,                                              \
           "null for a shard of the vocabulary without group_size (merge the row statistics, then " \
           "losses_from_row_stats)",                                                                \
           "a pointer");
-#define LOGITLESS_TENSOR(name, NAME, element, dtype, role, ...) LOGITLESS_##role(name)
 #include "logitless/tensors.def"
-#undef LOGITLESS_STATISTIC
-#undef LOGITLESS_INPUT
-#undef LOGITLESS_UPSTREAM
-#undef LOGITLESS_GRADIENT
-#undef LOGITLESS_OUTPUT
   const bool rows = p.tokens > 0;
   need(b.max, rows, "max", "a shard of the vocabulary");
   const WantedSums sums = wanted_sums(p);

@@ -1,10 +1,13 @@
 #pragma once
 #include "core/backend.h"
 
-namespace logitless {
+namespace logitless::reference {
 
 // Double precision, one scalar at a time: the oracle of the tests and of `logitless check`, and the backend
 // of float64 problems. Every logit is computed up to four times; the workspace is two rows.
-const Backend& reference_backend();
+const Backend& backend();
 
-}  // namespace logitless
+// Its Backend::divergence.
+void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
+
+}  // namespace logitless::reference

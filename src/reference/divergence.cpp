@@ -1,10 +1,9 @@
-#include "reference/divergence.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/divergence.h"
+#include "reference/backend.h"
 
 namespace logitless::reference {
 namespace {

@@ -1,5 +1,3 @@
-#include "reference/reference.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,9 +5,21 @@
 #include "core/host_loss.h"
 #include "core/targets.h"
 #include "core/thinning.h"
+#include "reference/backend.h"
 
 namespace logitless::reference {
 namespace {
+
+struct Scratch {
+  std::span<int64_t> rows;                          // [N] the rows that are not ignored
+  std::span<RowStats<double>> stats;                // [N] forward
+  std::span<double> gathered;                       // [ranks, numbers, N] the statistics of a group
+  std::span<RowCoefficients<double>> coefficients;  // [N] backward
+  std::span<LogSumExp<double>> lse;                 // [N] backward
+  std::span<double> accumulator;                    // [threads, D] backward
+  std::span<TopLogit<double>> top;                  // [N, top_k]
+  int64_t seed = 0;                                 // thinned
+};
 
 double load(const void* data, DType dtype, int64_t index) {
   return load_as_double(data, dtype, index);
@@ -277,8 +287,6 @@ void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64
   }
 }
 
-}  // namespace
-
 Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   Scratch s;
   s.rows = workspace.take<int64_t>(problem.tokens);
@@ -295,19 +303,78 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   return s;
 }
 
-void run(const Problem& problem, int threads, const Buffers& buffers, Workspace workspace,
-         const ParallelFor& parallel_for, const Communicator* group) {
-  Scratch scratch = lay_out(problem, threads, workspace);
-  scratch.seed = seed_of(problem, buffers);
-  if (problem.has.draws && problem.tokens > 0) {
-    auto* kept_seed = static_cast<int64_t*>(buffers.draws);
-    if (problem.pass == Pass::kForward) *kept_seed = scratch.seed;
-    scratch.seed = *kept_seed;
+std::string why_unavailable(const BackendOptions&) {
+  return "";
+}
+std::string describe(const BackendOptions&) {
+  return "portable C++, float64 arithmetic, one thread per row";
+}
+std::string why_unsupported(const Problem&, const BackendOptions& options) {
+  return options.on_host() ? "" : "the buffers are in the memory of a CUDA device";
+}
+
+PlanKind kind_of(const Problem& problem) {
+  if (problem.is_thinned()) return PlanKind::kThinned;
+  if (problem.pass == Pass::kForward) return PlanKind::kForward;
+  return problem.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
+}
+
+class ReferencePlan final : public BackendPlan {
+ public:
+  ReferencePlan(const Problem& problem, const ParallelFor& pool) : problem_(problem), pool_(pool) {}
+  void run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
+           const Communicator* group) const override {
+    Scratch scratch = lay_out(problem_, pool_.threads, workspace);
+    scratch.seed = seed_of(problem_, buffers);
+    if (problem_.has.draws && problem_.tokens > 0) {
+      auto* kept_seed = static_cast<int64_t*>(buffers.draws);
+      if (problem_.pass == Pass::kForward) *kept_seed = scratch.seed;
+      scratch.seed = *kept_seed;
+    }
+    const int64_t count = compact_rows(problem_, buffers.targets, scratch.rows.data());
+    const HostLoss context = make_host_loss(problem_, buffers, scratch.rows.data(), count);
+    if (problem_.needs_forward()) forward(problem_, context, scratch, count, pool_, group);
+    if (problem_.needs_backward()) backward(problem_, context, scratch, count, pool_);
   }
-  const int64_t count = compact_rows(problem, buffers.targets, scratch.rows.data());
-  const HostLoss context = make_host_loss(problem, buffers, scratch.rows.data(), count);
-  if (problem.needs_forward()) forward(problem, context, scratch, count, parallel_for, group);
-  if (problem.needs_backward()) backward(problem, context, scratch, count, parallel_for);
+
+ private:
+  const Problem problem_;
+  const ParallelFor pool_;
+};
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t) {
+  Plan plan;
+  plan.kind = kind_of(problem);
+  plan.threads = options.parallel_for.threads;
+  Workspace counter;
+  lay_out(problem, plan.threads, counter);
+  plan.workspace_bytes = counter.used();
+  if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
+  plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
+                (problem.has.d_classifier || problem.has.d_bias ? 2 : 0);
+  constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
+  plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
+  plan.implementation = "scalar";
+  plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "the reference was asked for";
+  plan.config = "float64";
+  count_gathers(problem, DType::kF64, std::max<int64_t>(problem.tokens, 1), &plan);
+  plan.backend_plan = std::make_shared<ReferencePlan>(problem, options.parallel_for);
+  return {plan};
+}
+
+}  // namespace
+
+const Backend& backend() {
+  static const Backend kBackend{.name = "reference",
+                                .device_memory = false,
+                                .why_unavailable = why_unavailable,
+                                .describe = describe,
+                                .why_unsupported = why_unsupported,
+                                .plans = plans,
+                                .scale = scale_on_host,
+                                .divergence = divergence,
+                                .devices = nullptr};
+  return kBackend;
 }
 
 }  // namespace logitless::reference

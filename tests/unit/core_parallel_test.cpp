@@ -7,7 +7,7 @@
 #include <atomic>
 #include <vector>
 
-#include "api/openmp_parallel_for.h"
+#include "api/run.h"
 
 namespace logitless {
 namespace {
