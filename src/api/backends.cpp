@@ -12,7 +12,7 @@ namespace logitless {
 std::span<const Backend* const> all_backends() {
   static const Backend* const kBackends[] = {&cuda_backend(),
 #ifdef LOGITLESS_WITH_CPU
-                                             &cpu_backend(),
+                                             &cpu::backend(),
 #endif
                                              &reference::backend()};
   return kBackends;

@@ -5,10 +5,8 @@
 
 #include "core/divergence.h"
 #include "core/status.h"
-#include "cpu/plan/plans.h"
-#include "cpu/simd/isa.h"
 
-namespace logitless {
+namespace logitless::cpu {
 namespace {
 
 std::string processor_name() {
@@ -22,17 +20,17 @@ std::string processor_name() {
 }
 
 std::string why_unavailable(const BackendOptions& options) {
-  return cpu::why_isa_unavailable(options.isa);
+  return why_isa_unavailable(options.isa);
 }
 
 std::string describe(const BackendOptions& options) {
   Problem bf16;
   bf16.dtype.hidden = DType::kBF16;
   bf16.dtype.classifier = DType::kBF16;
-  const std::string pairs = cpu::select_kernels(bf16, options.isa).name;
-  const std::string other = cpu::select_kernels(Problem{}, options.isa).name;
+  const std::string pairs = select_kernels(bf16, options.isa).name;
+  const std::string other = select_kernels(Problem{}, options.isa).name;
   return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
-         cpu::usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
+         usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
 }
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
@@ -50,7 +48,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 
 // Of float32.
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
-  const cpu::Kernels& kernels = cpu::select_kernels(Problem{}, options.isa);
+  const Kernels& kernels = select_kernels(Problem{}, options.isa);
   const auto stage =
       d.stage == DivergenceStage::kValues ? kernels.divergence_values : kernels.divergence_gradient;
   if (stage == nullptr) throw Error(Status::kUnsupported, "this build has no kernels");
@@ -59,17 +57,17 @@ void divergence(const Divergence& d, const BackendOptions& options, void* /*stre
 
 }  // namespace
 
-const Backend& cpu_backend() {
-  static const Backend backend{.name = "cpu",
-                               .device_memory = false,
-                               .why_unavailable = why_unavailable,
-                               .describe = describe,
-                               .why_unsupported = why_unsupported,
-                               .plans = cpu::plans,
-                               .scale = scale_on_host,
-                               .divergence = divergence,
-                               .devices = nullptr};
-  return backend;
+const Backend& backend() {
+  static const Backend kBackend{.name = "cpu",
+                                .device_memory = false,
+                                .why_unavailable = why_unavailable,
+                                .describe = describe,
+                                .why_unsupported = why_unsupported,
+                                .plans = plans,
+                                .scale = scale_on_host,
+                                .divergence = divergence,
+                                .devices = nullptr};
+  return kBackend;
 }
 
-}  // namespace logitless
+}  // namespace logitless::cpu

@@ -1,9 +1,32 @@
 #pragma once
-#include "core/backend.h"
+#include <vector>
 
-namespace logitless {
+#include "core/backend.h"
+#include "cpu/plan/shape.h"
+
+namespace logitless::cpu {
 
 // Vectorised kernels on the host's processor for fp32, bf16 and fp16.
-const Backend& cpu_backend();
+const Backend& backend();
 
-}  // namespace logitless
+// A problem with its kernels and its schedule. run/run.cpp runs it.
+class CpuPlan final : public BackendPlan {
+ public:
+  CpuPlan(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,
+          const ParallelFor& pool)
+      : problem_(problem), kernels_(kernels), shape_(shape), schedule_(schedule), pool_(pool) {}
+
+  void run(const Buffers& buffers, Workspace workspace, void* stream,
+           const Communicator* group) const override;
+
+ private:
+  const Problem problem_;
+  [[maybe_unused]] const Kernels& kernels_;  // not in a build without kernels
+  const Shape shape_;
+  const Schedule schedule_;
+  const ParallelFor pool_;
+};
+
+std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes);
+
+}  // namespace logitless::cpu

@@ -1,8 +1,7 @@
 // In place of the kernels and of what runs them: plans are made for every instruction set that has a name of
 // its own, and nothing runs.
 #include "core/status.h"
-#include "cpu/plan/plans.h"
-#include "cpu/simd/isa.h"
+#include "cpu/backend.h"
 
 namespace logitless::cpu {
 

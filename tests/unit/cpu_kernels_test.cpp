@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/simd/isa.h"
+#include "cpu/simd/kernels.h"
 #include "cpu/thinned/arena.h"
 
 namespace logitless::cpu {

@@ -1,11 +1,10 @@
-#include "cpu/plan/plans.h"
+#include "cpu/backend.h"
 
 #include <algorithm>
 #include <map>
 
 #include "core/group_stats.h"
 #include "cpu/run/arena.h"
-#include "cpu/simd/isa.h"
 
 namespace logitless::cpu {
 namespace {

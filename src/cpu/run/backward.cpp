@@ -1,13 +1,13 @@
 #include <algorithm>
 
-#include "cpu/run/stages.h"
+#include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 namespace {
 
 // Kept or recomputed exps of rows [row, row + rows) to gradients.
-void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& strip, const std::byte* exps,
-                 std::byte* dz, const float* anchor, int64_t row) {
+void finish_rows(const Runner& run, const LogitStrip& strip, const std::byte* exps, std::byte* dz,
+                 const float* anchor, int64_t row) {
   const Arena& arena = run.arena;
   float factor[kMaxStripRows];
   for (int i = 0; i < strip.rows; ++i) {
@@ -17,20 +17,8 @@ void finish_rows(const Runner& run, const WorkerArena& w, const LogitStrip& stri
   }
   run.kernels.exp_row(factor, strip.rows, factor);
   for (int i = 0; i < strip.rows; ++i) factor[i] *= arena.a[static_cast<size_t>(row + i)];
-  FinishStrip f;
-  f.exps = exps;
-  f.dz = dz;
-  f.stride = run.shape.vocab_block;
-  f.rows = strip.rows;
-  f.columns = strip.columns;
-  f.padded_columns = strip.padded_columns;
-  f.factor = factor;
-  f.c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
-  f.class_weight = run.problem.has.class_weight ? w.class_weight.data() : nullptr;
-  f.targets = strip.targets;
-  f.target = strip.target;
-  f.target_value = arena.target_gradient.data() + row * run.targets();
-  run.kernels.finish_strip(f);
+  const float* c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
+  run.kernels.finish_strip(strip, {exps, dz, factor, c, arena.target_gradient.data() + row * run.targets()});
 }
 
 // Gradients of one block's logits: from kept exps, or from the logits once more.
@@ -66,13 +54,10 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
     }
     // The same exps as the forward pass would have kept, so the result does not depend on the budget.
     if (!kept) {
-      BlockStats stats;
-      stats.max = anchor + row;
-      stats.sum_exp = unused;
-      stats.target_logit = unused_logits;
+      const BlockStats stats{.max = anchor + row, .sum_exp = unused, .target_logit = unused_logits};
       run.kernels.softmax_strip(strip, run.transform(w, row), stats, dz, stride);
     }
-    finish_rows(run, w, strip, exps + offset, dz, anchor + row, row);
+    finish_rows(run, strip, exps + offset, dz, anchor + row, row);
   }
 }
 

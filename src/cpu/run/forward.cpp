@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu/run/stages.h"
 #include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {

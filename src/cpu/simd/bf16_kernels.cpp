@@ -3,17 +3,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/simd/bf16_kernels.cpp"
 #include <hwy/foreach_target.h>
-// highway.h after foreach_target.h
-#include <hwy/cache_control.h>
-#include <hwy/highway.h>
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "core/divergence.h"
-#include "core/row_coefficients.h"
-#include "cpu/simd/isa.h"
+#include "cpu/simd/kernels.h"
 
 // clang 16 crashes when it optimizes these kernels; without them bf16 runs on the fp32 kernels.
 #if defined(__clang__) && __clang_major__ < 17
@@ -23,8 +14,6 @@
 #endif
 
 #if HWY_TARGET == HWY_AVX3 && LOGITLESS_COMPILES_BF16_PAIRS
-#include <immintrin.h>
-
 #define LOGITLESS_UNITS bf16_pairs
 #define LOGITLESS_BF16_PAIRS 1
 #define LOGITLESS_BEFORE_KERNELS HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")

@@ -7,17 +7,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/simd/fp32_kernels.cpp"
 #include <hwy/foreach_target.h>
-// highway.h after foreach_target.h
-#include <hwy/cache_control.h>
-#include <hwy/highway.h>
-
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "core/divergence.h"
-#include "core/row_coefficients.h"
-#include "cpu/simd/isa.h"
 
 #undef LOGITLESS_UNITS
 #undef LOGITLESS_BF16_PAIRS

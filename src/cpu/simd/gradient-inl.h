@@ -46,21 +46,21 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, con
   }
 }
 
-void finish_strip(const FinishStrip& strip) {
+void finish_strip(const LogitStrip& strip, const FinishStrip& f) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   for (int i = 0; i < strip.rows; ++i) {
-    const Element* exps = static_cast<const Element*>(strip.exps) + i * strip.stride;
-    Element* row = static_cast<Element*>(strip.dz) + i * strip.stride;
-    const VF factor = hn::Set(df, strip.factor[i]);
-    if (strip.c == nullptr) {
+    const Element* exps = static_cast<const Element*>(f.exps) + i * strip.stride;
+    Element* row = static_cast<Element*>(f.dz) + i * strip.stride;
+    const VF factor = hn::Set(df, f.factor[i]);
+    if (f.c == nullptr) {
       for (int64_t j = 0; j < strip.columns; j += 2 * lanes) {  // exps are padded to two vectors with zeros
         const VF v0 = hn::Mul(load_element(exps + j), factor);
         const VF v1 = hn::Mul(load_element(exps + j + lanes), factor);
         store_elements2(v0, v1, row + j);
       }
     } else {
-      const VF c = hn::Set(df, strip.c[i]);
+      const VF c = hn::Set(df, f.c[i]);
       for (int64_t j = 0; j < strip.columns; j += lanes) {
         const VF w =
             strip.class_weight == nullptr ? hn::Set(df, 1.0f) : hn::LoadU(df, strip.class_weight + j);
@@ -69,7 +69,7 @@ void finish_strip(const FinishStrip& strip) {
     }
     for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row[j] = 0;
     for (int at = i * strip.targets; at < (i + 1) * strip.targets; ++at) {
-      if (strip.target[at] >= 0) store_scalar(strip.target_value[at], row + strip.target[at]);
+      if (strip.target[at] >= 0) store_scalar(f.target_value[at], row + strip.target[at]);
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "cpu/simd/isa.h"
+#include "cpu/simd/kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -63,10 +63,15 @@ const Kernels* usable_bf16_pairs() {
   return k != nullptr && why_machine_lacks(k->name).empty() ? k : nullptr;
 }
 
-std::string compiled_isas() {
+// Those compiled in, or of them those that this machine runs.
+std::string isas(bool usable) {
   std::string names;
-  if (bf16_pair_kernels() != nullptr) names = bf16_pair_kernels()->name;
-  for (const Kernels& k : fp32_kernels()) names += (names.empty() ? "" : ", ") + std::string(k.name);
+  const auto add = [&](const Kernels& k) {
+    if (!usable || why_machine_lacks(k.name).empty())
+      names += (names.empty() ? "" : ", ") + std::string(k.name);
+  };
+  if (bf16_pair_kernels() != nullptr) add(*bf16_pair_kernels());
+  for (const Kernels& k : fp32_kernels()) add(k);
   return names;
 }
 
@@ -80,19 +85,13 @@ const Kernels& best_fp32(std::string* reason) {
     }
     lacking = why_not;
   }
-  throw Error(Status::kBackendUnavailable,
-              "this machine runs none of the instruction sets " + compiled_isas());
+  throw Error(Status::kBackendUnavailable, "this machine runs none of the instruction sets " + isas(false));
 }
 
 }  // namespace
 
 std::string usable_isas() {
-  std::string names;
-  if (usable_bf16_pairs() != nullptr) names = usable_bf16_pairs()->name;
-  for (const Kernels& k : fp32_kernels()) {
-    if (why_machine_lacks(k.name).empty()) names += (names.empty() ? "" : ", ") + std::string(k.name);
-  }
-  return names;
+  return isas(true);
 }
 
 std::string why_isa_unavailable(const std::string& isa) {
@@ -102,7 +101,7 @@ std::string why_isa_unavailable(const std::string& isa) {
   for (const Kernels& k : fp32_kernels()) {
     if (isa == k.name) return std::string(why_machine_lacks(isa));
   }
-  return "isa: expected one of " + compiled_isas() + ", got " + isa;
+  return "isa: expected one of " + isas(false) + ", got " + isa;
 }
 
 const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason) {

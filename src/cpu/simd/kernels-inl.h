@@ -1,7 +1,16 @@
 // All kernels of one target, with fp32 units or, with LOGITLESS_BF16_PAIRS, bf16 pairs. Included once per
 // target and unit. LOGITLESS_UNITS is the namespace of the unit; LOGITLESS_BEFORE_KERNELS and
 // LOGITLESS_AFTER_KERNELS set and restore the instruction set.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/divergence.h"
+#include "core/row_coefficients.h"
+#include "cpu/simd/kernels.h"
 
 #undef LOGITLESS_PORTABLE
 #define LOGITLESS_PORTABLE (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
@@ -27,7 +36,6 @@ using VF = hn::Vec<DF>;
 #include "cpu/simd/softmax-inl.h"
 #include "cpu/simd/gradient-inl.h"
 #include "cpu/simd/thinning-inl.h"
-#include "cpu/simd/top-inl.h"
 #include "cpu/simd/log-inl.h"
 #include "cpu/simd/divergence-inl.h"
 // clang-format on

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "core/dtype.h"
 #include "core/logit_transform.h"
@@ -93,20 +95,13 @@ struct StripCoefficients {
 };
 
 // Stored exps A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
-// target; dz may be in the exps' place.
+// target; dz may be in the exps' place. Both have the strip's stride.
 struct FinishStrip {
-  const void* exps = nullptr;  // elements
-  void* dz = nullptr;          // elements
-  int64_t stride = 0;          // elements, of both
-  int rows = 0;
-  int64_t columns = 0;
-  int64_t padded_columns = 0;     // the rest of the rows of dz is set to zero
-  const float* factor = nullptr;  // [rows]
-  const float* c = nullptr;       // [rows], null: zero
-  const float* class_weight = nullptr;
-  const int32_t* target = nullptr;      // [rows, targets]
+  const void* exps = nullptr;           // elements
+  void* dz = nullptr;                   // elements
+  const float* factor = nullptr;        // [rows]
+  const float* c = nullptr;             // [rows], null: zero
   const float* target_value = nullptr;  // [rows, targets]
-  int targets = 1;
 };
 
 // An element of a row or column of a sparse matrix.
@@ -171,7 +166,7 @@ struct Kernels : KernelFacts {
   // Logits to gradients of the dot products.
   void (*gradient_strip)(const LogitStrip&, const LogitTransform<float>&, const StripCoefficients&, void* dz,
                          int64_t dz_stride) = nullptr;
-  void (*finish_strip)(const FinishStrip&) = nullptr;
+  void (*finish_strip)(const LogitStrip&, const FinishStrip&) = nullptr;
   // sums[j] += sum_i dz[i, j]
   void (*add_column_sums)(const void* dz, int64_t stride, int64_t rows, int64_t columns,
                           float* sums) = nullptr;
@@ -200,5 +195,21 @@ inline int64_t element_bytes(const Kernels& k) {
 inline DType element_dtype(const Kernels& k) {
   return k.pair == 2 ? DType::kBF16 : DType::kF32;
 }
+
+// Kernels compiled in, best first: avx512, avx2, neon, portable.
+std::span<const Kernels> fp32_kernels();
+// The bf16 dot product's, null where not compiled in.
+const Kernels* bf16_pair_kernels();
+
+// Names of the instruction sets that this machine can run, best first: "avx512_bf16, avx512, avx2, portable".
+std::string usable_isas();
+
+// Empty when `isa` (empty: the best) can run here, else why not.
+std::string why_isa_unavailable(const std::string& isa);
+
+// The kernels for the problem's types. `isa` empty picks the best: bf16 pairs for bf16 inputs where their dot
+// product is faster than fp32 arithmetic. "avx512_bf16" means pairs for bf16 inputs and avx512 for all
+// others. Tells why these in `reason` when it is not null.
+const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason = nullptr);
 
 }  // namespace logitless::cpu

@@ -1,4 +1,29 @@
-// Kernels of thinned gradients. No include guard: kernels-inl.h includes this once per target.
+// Kernels that find elements of a row, drawn or large, and those of thinned gradients. No include guard:
+// kernels-inl.h includes this once per target.
+
+// Appends the columns from j on that are in the mask, with their logits z, to the `count` that the row has.
+// Returns how many.
+template <class Row, class Mask>
+HWY_INLINE int64_t store_found(const Row& row, int64_t count, int64_t j, VF z, Mask found) {
+  const DF df;
+  const hn::RebindToSigned<DF> di;
+  const auto columns = hn::Iota(di, static_cast<int32_t>(j));
+  hn::CompressStore(columns, hn::RebindMask(di, found), di, row.columns + count);
+  return static_cast<int64_t>(hn::CompressStore(z, found, df, row.logits + count));
+}
+
+int64_t select_row(const SelectRow& row) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF least = hn::Set(df, row.least);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF z = hn::LoadU(df, row.z + j);
+    const auto found = hn::Not(hn::Lt(z, least));
+    if (!hn::AllFalse(df, found)) count += store_found(row, count, j, z, found);
+  }
+  return count;
+}
 
 // One systematic draw over all columns of the row, taken lane by lane: elements of q < threshold lie end to
 // end in the order of lanes, and one is kept where its stretch reaches the next multiple of the threshold
@@ -7,7 +32,6 @@
 // probability depends on it.
 int64_t draw_row(const DrawRow& row) {
   const DF df;
-  const hn::RebindToSigned<DF> di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF guess = hn::Set(df, row.guess);
   const VF threshold = hn::Set(df, row.threshold);
@@ -36,9 +60,7 @@ int64_t draw_row(const DrawRow& row) {
     const auto kept = hn::Or(drawn, hn::Ge(q, threshold));
     if (hn::AllFalse(df, kept)) continue;
     reached = hn::Sub(reached, hn::IfThenElseZero(drawn, threshold));
-    const auto columns = hn::Iota(di, static_cast<int32_t>(j));
-    hn::CompressStore(columns, hn::RebindMask(di, kept), di, row.columns + count);
-    count += static_cast<int64_t>(hn::CompressStore(hn::LoadU(df, row.z + j), kept, df, row.logits + count));
+    count += store_found(row, count, j, hn::LoadU(df, row.z + j), kept);
   }
   return count;
 }
@@ -59,7 +81,6 @@ HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
 
 int64_t draw_each_row(const DrawRow& row) {
   const DF df;
-  const hn::RebindToSigned<DF> di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF guess = hn::Set(df, row.guess);
   const VF threshold = hn::Set(df, row.threshold);
@@ -69,18 +90,9 @@ int64_t draw_each_row(const DrawRow& row) {
     const VF q = exp_lanes(hn::Sub(z, guess));
     const auto kept = hn::Or(hn::Ge(q, threshold), hn::Lt(hn::Mul(uniform_lanes(row, j), threshold), q));
     if (hn::AllFalse(df, kept)) continue;
-    const auto columns = hn::Iota(di, static_cast<int32_t>(j));
-    hn::CompressStore(columns, hn::RebindMask(di, kept), di, row.columns + count);
-    count += static_cast<int64_t>(hn::CompressStore(z, kept, df, row.logits + count));
+    count += store_found(row, count, j, z, kept);
   }
   return count;
-}
-
-template <DType kType>
-HWY_INLINE VF load_lanes(const void* row, int64_t j) {
-  if constexpr (kType == DType::kF32) return hn::LoadU(DF(), static_cast<const float*>(row) + j);
-  if constexpr (kType == DType::kBF16) return bf16_to_lanes(static_cast<const uint16_t*>(row) + j);
-  if constexpr (kType == DType::kF16) return f16_to_lanes(static_cast<const uint16_t*>(row) + j);
 }
 
 // sums += rows[0..kRows) with their weights; the next group is fetched meanwhile, as rows lie anywhere.
@@ -103,7 +115,7 @@ HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const
     VF sum = hn::LoadU(df, g.sums + j);
     for (int r = 0; r < kRows; ++r) {
       hwy::Prefetch(ahead[r] + j * bytes);
-      VF row = load_lanes<kType>(from[r], j);
+      VF row = load_lanes_of(from[r], kType, j);
       if constexpr (kRounds) row = rounded_lanes(row, g.matrix.round_to);
       sum = hn::MulAdd(weight[r], row, sum);
     }

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "cpu/run/stages.h"
 #include "cpu/thinned/thinned.h"
 
 namespace logitless::cpu {
