@@ -6,26 +6,17 @@
 #include <vector>
 
 #include "core/status.h"
-#include "core/validate.h"
 #include "cuda/backend.h"
-#include "cuda/plan/plans.h"
-#include "cuda/run/bound_plan.h"
 #include "cuda/run/exact/arena.h"
-#include "plans_fixture.h"
+#include "head_plans.h"
 
 namespace logitless::cuda::float64_plans {
 namespace {
 
-Problem problem_of(int64_t tokens, int64_t vocab, int64_t hidden, Pass pass, DType dtype = DType::kF64) {
-  Problem p;
-  p.pass = pass;
-  p.tokens = tokens;
-  p.vocab = vocab;
-  p.hidden = hidden;
-  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
-  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = dtype;
+Problem problem_of(const Head& head, Pass pass, DType dtype = DType::kF64) {
+  Problem p = head_problem(head, pass, dtype);
   p.has.bias = true;
-  p.has.d_hidden = p.has.d_classifier = p.has.d_bias = pass != Pass::kForward;
+  p.has.d_bias = p.has.d_hidden;
   return validated(p);
 }
 
@@ -34,7 +25,7 @@ std::vector<Problem> problems() {
   for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kForwardBackward}) {
     for (const int64_t tokens : {0, 1, 100, 5000}) {
       for (const int64_t vocab : {1, 65, 32000}) {
-        for (const int64_t hidden : {300, 301}) out.push_back(problem_of(tokens, vocab, hidden, pass));
+        for (const int64_t hidden : {300, 301}) out.push_back(problem_of({tokens, vocab, hidden}, pass));
       }
     }
   }
@@ -84,7 +75,7 @@ TEST(CudaFloat64Plans, ABudgetGetsAPlanWithinIt) {
 // Nothing of N x V or V x D, in as few bytes as float32 takes, twice.
 TEST(CudaFloat64Plans, TheSmallestIsTwiceThatOfFloat32) {
   const auto least = [](DType dtype) {
-    const Problem p = problem_of(8192, 128256, 1024, Pass::kForwardBackward, dtype);
+    const Problem p = problem_of({8192, 128256, 1024}, Pass::kForwardBackward, dtype);
     return smallest(make_plans(p, h200(), "portable", 0)).workspace_bytes;
   };
   EXPECT_LE(least(DType::kF64), 2 * least(DType::kF32));
@@ -94,7 +85,7 @@ TEST(CudaFloat64Plans, TheSmallestIsTwiceThatOfFloat32) {
 TEST(CudaFloat64Plans, TheBackendTakesFloat64AndSaysWhatItDoesNot) {
   BackendOptions options;
   options.device_model = "h200";
-  Problem problem = problem_of(8, 9, 10, Pass::kForwardBackward);
+  Problem problem = problem_of({8, 9, 10}, Pass::kForwardBackward);
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options), "");
   EXPECT_EQ(cuda_backend().plans(problem, options, 0).front().implementation, "portable");
   options.isa = "sm90";

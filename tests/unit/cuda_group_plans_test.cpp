@@ -6,7 +6,6 @@
 #include <set>
 #include <vector>
 
-#include "cuda/run/bound_plan.h"
 #include "head_plans.h"
 
 namespace logitless::cuda {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "cuda/plan/device_models.h"
-#include "cuda/run/bound_plan.h"
 #include "head_plans.h"
 
 namespace logitless::cuda::mixed_plans {

@@ -9,7 +9,6 @@
 #include "core/status.h"
 #include "cuda/engines/engine.h"
 #include "cuda/plan/sizes.h"
-#include "cuda/run/bound_plan.h"
 #include "head_plans.h"
 
 namespace logitless::cuda::batch_invariant {

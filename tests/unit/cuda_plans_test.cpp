@@ -12,7 +12,6 @@
 
 #include "core/status.h"
 #include "cuda/engines/engine.h"
-#include "cuda/run/bound_plan.h"
 #include "cuda/run/thinned/sizes.h"
 #include "head_plans.h"
 
@@ -333,12 +332,12 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
 }
 
 TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
-  Problem problem = head_problem({1000, 5000, 99, "odd"}, Pass::kForward);
-  EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);
-  problem = head_problem({1000, 5000, 96, "even"}, Pass::kForward);
-  EXPECT_FALSE(detail_of(best(problem, 0)).copies_classifier);
-  problem.unaligned_rows = true;
-  EXPECT_TRUE(detail_of(best(problem, 0)).copies_classifier);
+  for (const auto& [hidden, unaligned, copied] :
+       {std::tuple{99, false, true}, std::tuple{96, false, false}, std::tuple{96, true, true}}) {
+    Problem problem = head_problem({1000, 5000, hidden}, Pass::kForward);
+    problem.unaligned_rows = unaligned;
+    EXPECT_EQ(detail_of(best(problem)).copies_classifier, copied) << hidden;
+  }
 }
 
 // d_classifier is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of

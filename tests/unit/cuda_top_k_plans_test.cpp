@@ -1,10 +1,9 @@
-// Plans of the CUDA backend that find the largest logits: no driver is called.
+// Plans of the CUDA backend that find the largest logits, or have several targets a row: no driver is called.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "cuda/engines/engine.h"
-#include "cuda/run/bound_plan.h"
 #include "cuda/run/top/sizes.h"
 #include "head_plans.h"
 
@@ -80,9 +79,37 @@ TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
   }
 }
 
-TEST(CudaTopKPlans, OfFloat64CountTheirEntries) {
+Problem with_targets(int64_t targets_per_row, DType dtype, Pass pass) {
+  Problem p = head_problem({8192, 128256, 4096}, pass, dtype);
+  p.targets_per_row = targets_per_row;
+  return validated(p);
+}
+
+TEST(CudaManyTargetsPlans, AreThoseOfOneTargetAndWhatTheTargetsTake) {
+  for (const Pass pass : {Pass::kForward, Pass::kForwardBackward, Pass::kBackward}) {
+    const Plan one = best(with_targets(0, DType::kBF16, pass));
+    for (const int64_t count : {1, 8, 64}) {
+      const Problem p = with_targets(count, DType::kBF16, pass);
+      const Plan many = best(p);
+      EXPECT_EQ(many.config, one.config);
+      EXPECT_EQ(many.implementation, one.implementation);
+      EXPECT_EQ(many.workspace_bytes, workspace_bytes(p, detail_of(many)));
+      const size_t rows = many.token_chunk > 0 ? static_cast<size_t>(many.token_chunk) : 8192;
+      const size_t logits = rows * static_cast<size_t>(count) * sizeof(float);
+      const size_t joined = 8192 * (sizeof(int64_t) + sizeof(double));
+      EXPECT_EQ(many.workspace_bytes - one.workspace_bytes, logits + joined) << many.config;
+    }
+  }
+}
+
+// Entries of the largest logits, and logits of targets.
+TEST(CudaTopKPlans, OfFloat64CountThem) {
   const auto bytes = [](int64_t k) { return best(problem_of(k, DType::kF64)).workspace_bytes; };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));
+  const auto with = [](int64_t count) {
+    return best(with_targets(count, DType::kF64, Pass::kForward)).workspace_bytes;
+  };
+  EXPECT_EQ(with(8) - with(0), size_t{8192} * (8 + 1 + 1) * sizeof(double));
 }
 
 }  // namespace

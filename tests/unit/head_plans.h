@@ -1,11 +1,26 @@
 #pragma once
-// Plans of one head on a made-up H200: no driver is called.
+// What the tests of CUDA's plans have in common: those of one head on a made-up H200. No driver is called.
 #include "core/plan.h"
 #include "core/validate.h"
+#include "cuda/plan/describe.h"
 #include "cuda/plan/plans.h"
-#include "plans_fixture.h"
+#include "cuda/run/bound_plan.h"
+#include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
+
+inline Device h200() {
+  Device device;
+  device.name = "H200";
+  device.capability = 90;
+  device.processors = 132;
+  device.memory_bytes = size_t{139} << 30;
+  return device;
+}
+
+inline const PlanDetail& detail_of(const Plan& plan) {
+  return dynamic_cast<const CudaPlan&>(*plan.backend_plan).detail();
+}
 
 inline constexpr size_t kMiB = size_t{1} << 20;
 

@@ -1,9 +1,12 @@
 // Every invalid option is refused by name, with what was expected and what was got; nothing is written.
 #include <gtest/gtest.h>
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "c_calls.h"
@@ -28,31 +31,57 @@ struct BadProblem {
 const double kNaN = std::numeric_limits<double>::quiet_NaN();
 const double kInfinity = std::numeric_limits<double>::infinity();
 
+// Each option beside both ends of its range of options.def.
+std::vector<BadProblem> out_of_range() {
+  using P = logitless::Problem;
+  std::vector<BadProblem> found;
+  const auto add_integer = [&]<class T>(const char* name, T P::*option, int64_t lowest, int64_t highest) {
+    if constexpr (std::is_signed_v<T>) {
+      if (lowest > std::numeric_limits<T>::min()) {
+        found.push_back({name, [=](P& p) { p.*option = static_cast<T>(lowest - 1); }});
+      }
+      if (highest < std::numeric_limits<T>::max()) {
+        found.push_back({name, [=](P& p) { p.*option = static_cast<T>(highest + 1); }});
+      }
+    }
+  };
+  const auto add_real = [&](const char* name, double P::*option, double lowest, double highest) {
+    for (const double bad : {kNaN, kInfinity, -kInfinity, std::nextafter(lowest, -kInfinity),
+                             std::nextafter(highest, kInfinity)}) {
+      found.push_back({name, [=](P& p) { p.*option = bad; }});
+    }
+  };
+#define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, lowest, highest, ...) \
+  add_integer(#name, &P::name, lowest, static_cast<int64_t>(highest));
+#define LOGITLESS_OPTION_REAL(name, NAME, default_value, lowest, highest, ...) \
+  add_real(#name, &P::name, lowest, highest);
+#define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, values, ...) \
+  add_integer(#name, &P::name, 0, std::ranges::count(std::string_view(values), '|'));
+#include <logitless/options.def>
+  return found;
+}
+
+// Options that are in their ranges and do not fit each other.
 std::vector<BadProblem> bad_problems() {
   using P = logitless::Problem;
-  return {
-      {"pass", [](P& p) { p.pass = -1; }},
-      {"pass", [](P& p) { p.pass = 3; }},
+  const auto forward = [](P& p) {
+    p.pass = LOGITLESS_FORWARD;
+    p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
+  };
+  const auto in_float64 = [](P& p) {
+    p.dtype.hidden = p.dtype.classifier = p.dtype.bias = LOGITLESS_F64;
+    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F64;
+  };
+  std::vector<BadProblem> bad = {
       {"pass", [](P& p) { p.pass = LOGITLESS_FORWARD; }},  // yet gradients are wanted
       {"pass", [](P& p) { p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0; }},
       {"pass", [](P& p) { p.vocab_total = 6; }},  // a shard goes forward, then backward
-      {"reduction", [](P& p) { p.reduction = 3; }},
-      {"reduction", [](P& p) { p.reduction = -1; }},
-      {"tokens", [](P& p) { p.tokens = -1; }},
-      {"tokens", [](P& p) { p.tokens = INT64_MAX; }},
       {"vocab", [](P& p) { p.vocab = 0; }},
-      {"vocab", [](P& p) { p.vocab = -5; }},
-      {"vocab", [](P& p) { p.vocab = INT64_MAX; }},
-      {"hidden", [](P& p) { p.hidden = 0; }},
-      {"hidden", [](P& p) { p.hidden = INT64_MIN; }},
       {"tokens x vocab", [](P& p) { p.tokens = p.vocab = int64_t{1} << 39; }},
       {"tokens x hidden", [](P& p) { p.tokens = p.hidden = int64_t{1} << 39; }},
       {"vocab x hidden", [](P& p) { p.vocab = p.hidden = int64_t{1} << 39; }},
       {"vocab_total", [](P& p) { p.vocab_total = 4; }},
-      {"vocab_total", [](P& p) { p.vocab_total = -1; }},
-      {"vocab_start", [](P& p) { p.vocab_start = -1; }},
       {"vocab_start", [](P& p) { p.vocab_start = 1; }},
-      {"vocab_start", [](P& p) { p.vocab_start = INT64_MAX; }},
       {"hidden.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_I32; }},
       {"hidden.dtype", [](P& p) { p.dtype.hidden = 6; }},
       {"hidden.dtype", [](P& p) { p.dtype.hidden = -1; }},
@@ -61,76 +90,27 @@ std::vector<BadProblem> bad_problems() {
       {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_F64; }},
       {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_I64; }},
       {"targets.dtype", [](P& p) { p.dtype.targets = LOGITLESS_F32; }},
-      {"compute_dtype", [](P& p) { p.compute_dtype = LOGITLESS_F64; }},
-      {"compute_dtype", [](P& p) { p.compute_dtype = LOGITLESS_I32; }},
-      {"compute_dtype", [](P& p) { p.compute_dtype = -1; }},
-      {"compute_dtype",
-       [](P& p) {
-         p.dtype.hidden = p.dtype.classifier = p.dtype.bias = LOGITLESS_F64;
-         p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F64;
-         p.compute_dtype = LOGITLESS_BF16;
-       }},
+      {"compute_dtype", [=](P& p) { in_float64(p), p.compute_dtype = LOGITLESS_BF16; }},
       {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = LOGITLESS_THINNED; }},
       {"d_hidden.dtype", [](P& p) { p.dtype.d_hidden = LOGITLESS_F64; }},
       {"d_classifier.dtype", [](P& p) { p.dtype.d_classifier = LOGITLESS_I64; }},
       {"d_bias.dtype", [](P& p) { p.dtype.d_bias = 99; }},
-      {"scale", [](P& p) { p.scale = kNaN; }},
-      {"scale", [](P& p) { p.scale = -kInfinity; }},
       {"scale", [](P& p) { p.scale = -1e38; }},
-      {"softcap", [](P& p) { p.softcap = -1; }},
-      {"softcap", [](P& p) { p.softcap = kInfinity; }},
       {"softcap", [](P& p) { p.softcap = 1e300; }},
       {"softcap", [](P& p) { p.softcap = 1e-300; }},
-      {"temperature", [](P& p) { p.temperature = 0; }},
-      {"temperature", [](P& p) { p.temperature = -1; }},
-      {"temperature", [](P& p) { p.temperature = kNaN; }},
-      {"temperature", [](P& p) { p.temperature = kInfinity; }},
       {"temperature", [](P& p) { p.temperature = 1e-38; }},
       {"temperature", [](P& p) { p.temperature = 1e38; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.scale = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.softcap = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 2, p.has.temperature = 1; }},
-      {"top_k", [](P& p) { p.top_k = -1; }},
       {"top_k", [](P& p) { p.top_k = 6; }},  // of 5
-      {"top_k", [](P& p) { p.vocab = 100, p.top_k = 65; }},
       {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
-      {"top_k",
-       [](P& p) {
-         p.pass = LOGITLESS_FORWARD;
-         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
-         p.vocab_total = 6;
-         p.top_k = 2;
-       }},
-      {"top_k",
-       [](P& p) {
-         p.pass = LOGITLESS_FORWARD;
-         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
-         p.gradient = LOGITLESS_THINNED;
-         p.has.draws = 1;
-         p.top_k = 2;
-       }},
-      {"targets_per_row", [](P& p) { p.targets_per_row = -1; }},
-      {"targets_per_row", [](P& p) { p.targets_per_row = 65; }},
+      {"top_k", [=](P& p) { forward(p), p.vocab_total = 6, p.top_k = 2; }},
+      {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_THINNED, p.has.draws = 1, p.top_k = 2; }},
       {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_THINNED; }},
-      {"targets_per_row",
-       [](P& p) {
-         p.pass = LOGITLESS_FORWARD;
-         p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
-         p.vocab_total = 6;
-         p.targets_per_row = 2;
-       }},
+      {"targets_per_row", [=](P& p) { forward(p), p.vocab_total = 6, p.targets_per_row = 2; }},
       {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},
-      {"label_smoothing", [](P& p) { p.label_smoothing = -0.01; }},
-      {"label_smoothing", [](P& p) { p.label_smoothing = 1.01; }},
-      {"label_smoothing", [](P& p) { p.label_smoothing = kNaN; }},
-      {"z_loss", [](P& p) { p.z_loss = -1e-4; }},
-      {"z_loss", [](P& p) { p.z_loss = kNaN; }},
-      {"num_items", [](P& p) { p.num_items = -1; }},
-      {"num_items", [](P& p) { p.num_items = kInfinity; }},
       {"num_items", [](P& p) { p.num_items = 2, p.reduction = LOGITLESS_REDUCTION_SUM; }},
-      {"shift", [](P& p) { p.shift = -1; }},
-      {"shift", [](P& p) { p.shift = INT64_MAX; }},
-      {"sequence_length", [](P& p) { p.sequence_length = -1; }},
       {"sequence_length", [](P& p) { p.sequence_length = 4; }},
       {"sequence_length", [](P& p) { p.sequence_length = 12; }},
       {"d_bias", [](P& p) { p.has.bias = 0; }},
@@ -140,6 +120,9 @@ std::vector<BadProblem> bad_problems() {
       {"d_classifier.accumulate",
        [](P& p) { p.accumulate.d_classifier = 1, p.dtype.d_classifier = LOGITLESS_F16; }},
   };
+  const std::vector<BadProblem> more = out_of_range();
+  bad.insert(bad.end(), more.begin(), more.end());
+  return bad;
 }
 
 void expect_refusal(logitless_status got, const std::string& argument) {

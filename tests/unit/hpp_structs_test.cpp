@@ -1,4 +1,4 @@
-// Defaults, devices and their models; a run that allocates nothing.
+// Devices and their models; a run that allocates nothing.
 #include <gtest/gtest.h>
 #include <atomic>
 #include <cstddef>
@@ -38,18 +38,6 @@ logitless::Problem small_problem() {
 }
 
 namespace {
-
-TEST(Structs, DefaultsOfInit) {
-  const logitless::Problem p = small_problem();
-  EXPECT_EQ(p.reduction, LOGITLESS_REDUCTION_MEAN);
-  EXPECT_EQ(p.dtype.targets, LOGITLESS_I64);
-  EXPECT_EQ(p.scale, 1);
-  EXPECT_EQ(p.temperature, 1);
-  EXPECT_EQ(p.top_k, 0);
-  EXPECT_EQ(p.targets_per_row, 0);
-  EXPECT_EQ(p.ignore_index, -100);
-  EXPECT_EQ(p.max_workspace_bytes, 0u);
-}
 
 TEST(Structs, DevicesAreCountedAndDescribedOrMissingForAReason) {
   int32_t count = -1;
@@ -114,17 +102,6 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
     EXPECT_EQ(error.status(), LOGITLESS_UNSUPPORTED);
     EXPECT_NE(std::string(error.what()).find("threshold must be at least 2^-12"), std::string::npos);
   }
-}
-
-TEST(Structs, SetGradientIsThreeOptions) {
-  logitless::Problem p = small_problem();
-  logitless::set_gradient(p, logitless::Gradient::thinned, 0.25, 5);
-  EXPECT_EQ(p.gradient, LOGITLESS_THINNED);
-  EXPECT_EQ(p.threshold, 0.25);
-  EXPECT_EQ(p.seed, 5);
-  logitless::set_gradient(p, logitless::Gradient::exact);
-  EXPECT_EQ(p.gradient, LOGITLESS_EXACT);
-  EXPECT_EQ(p.threshold, LOGITLESS_DEFAULT_THRESHOLD);
 }
 
 // Exact or thinned, a run of 300 x 300 x 5 on one backend.
