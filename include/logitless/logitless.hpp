@@ -4,7 +4,6 @@
 //   logitless::Context context;                                   // backend, instruction set, threads
 //   auto problem = logitless::make_problem(logitless::Pass::forward_backward, hidden, classifier);
 //   problem.has.d_hidden = problem.has.d_classifier = 1;
-//   logitless::Plan plan(context, problem);                       // throws when the budget is too small
 //   auto buffers = logitless::make_buffers(hidden, classifier, targets);
 //   buffers.loss = &loss; ...                                     // tensors.def
 //   logitless::Plan plan(context, problem, buffers);              // throws when the budget is too small

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/divergence.h"
+#include "core/logit_transform.h"
 #include "reference/backend.h"
 
 namespace logitless::reference {
@@ -11,23 +12,21 @@ namespace {
 // Row i of one head.
 class RowLogits {
  public:
-  RowLogits(const HeadProducts& head, DType dtype, int64_t row) : head_(head), dtype_(dtype), row_(row) {}
+  RowLogits(const HeadProducts& head, DType dtype, int64_t row)
+      : head_(head), transform_{head.scale, head.softcap}, dtype_(dtype), row_(row) {}
 
   double operator()(int64_t j) const {
     const double dot = load_as_double(head_.data, dtype_, row_ * head_.stride + j);
     const double bias = head_.bias == nullptr ? 0 : head_.bias_scale * load_as_double(head_.bias, dtype_, j);
-    const double z = head_.scale * dot + bias;
-    return head_.softcap == 0 ? z : head_.softcap * std::tanh(z / head_.softcap);
+    return transform_.logit(dot, bias, 1);
   }
 
   // dz / d(s x + b)
-  double slope(double z) const {
-    const double ratio = head_.softcap == 0 ? 0 : z / head_.softcap;
-    return head_.bias_scale * (1 - ratio * ratio);
-  }
+  double slope(double z) const { return head_.bias_scale * transform_.slope(z, 1); }
 
  private:
   const HeadProducts& head_;
+  LogitTransform<double> transform_;
   DType dtype_;
   int64_t row_;
 };

@@ -9,11 +9,19 @@
 namespace logitless::cpu {
 namespace {
 
-struct Windows {
-  int64_t forward;   // vocabulary blocks
-  int64_t backward;  // vocabulary blocks
-  int64_t alive;     // backward windows at once
-};
+// 448 = 14 * 32: no register tile of AVX-512 is left part empty, whichever side the block is on. A block's
+// panels (448 x D) stay near the second level cache; rows of more units get half the block, which is no
+// slower and leaves more of a small budget for exps.
+constexpr int64_t kVocabBlock = 448;
+constexpr int64_t kWideUnits = 1280;
+constexpr int64_t kPanelColumns = 32;  // of the widest register tile; the block is a multiple for all
+constexpr int64_t kTokenUnits = 256;   // K of one partial sum of d_classifier
+constexpr int64_t kMaxRange = 1024;
+
+// Rows a multiple of 1 KiB apart would share few sets of the first level cache.
+int64_t avoid_aliasing(int64_t words) {
+  return words % 256 == 0 ? words + 16 : words;
+}
 
 // Two backward windows, their gradients and panels, should stay in the last level cache, which grows with the
 // number of cores: larger ones read memory, smaller ones pay more barriers. The rest serves small budgets.
@@ -51,12 +59,7 @@ class Planner {
   std::vector<Plan> all() {
     if (problem_.is_thinned()) return thinned();
     for (int64_t chunk : token_chunks()) {
-      for (const Windows& windows : window_sizes(chunk)) {
-        Schedule schedule{.threads = threads_,
-                          .token_chunk = chunk,
-                          .forward_window = windows.forward,
-                          .backward_window = windows.backward,
-                          .backward_windows_alive = windows.alive};
+      for (Schedule schedule : schedules(chunk)) {
         consider(schedule);
         if (keeps_exps(problem_)) consider_kept(schedule);
         if (const int64_t kept = blocks_kept_in_gradient(problem_, shape_, chunk); kept > 0) {
@@ -161,18 +164,26 @@ class Planner {
     return chunks;
   }
 
-  std::vector<Windows> window_sizes(int64_t chunk) const {
+  // From the largest windows to those of a block.
+  std::vector<Schedule> schedules(int64_t chunk) const {
     const int64_t block_bytes = shape_.vocab_block * element_bytes(kernels_) *
                                 (chunk + (problem_.has.d_hidden ? shape_.hidden_padded : 0));
-    const int64_t most = std::min({shape_.blocks, kLargestWindow,
-                                   std::max<int64_t>(threads_ * kWindowBytesPerThread / block_bytes, 1)});
-    const int64_t forward = std::min(shape_.blocks, kForwardWindow);
-    std::vector<Windows> sizes{{forward, most, kMostWindowsAlive}, {forward, most, kMostWindowsAlive - 1}};
-    while (sizes.back().backward > 1 || sizes.back().forward > 1) {
-      const Windows& last = sizes.back();
-      sizes.push_back({ceil_div(last.forward, 4), ceil_div(last.backward, 2), last.alive});
+    Schedule s{
+        .threads = threads_,
+        .token_chunk = chunk,
+        .forward_window = std::min(shape_.blocks, kForwardWindow),
+        .backward_window = std::min({shape_.blocks, kLargestWindow,
+                                     std::max<int64_t>(threads_ * kWindowBytesPerThread / block_bytes, 1)}),
+        .backward_windows_alive = kMostWindowsAlive};
+    std::vector<Schedule> all{s};
+    --s.backward_windows_alive;
+    all.push_back(s);
+    while (s.backward_window > 1 || s.forward_window > 1) {
+      s.forward_window = ceil_div(s.forward_window, 4);
+      s.backward_window = ceil_div(s.backward_window, 2);
+      all.push_back(s);
     }
-    return sizes;
+    return all;
   }
 
   // Whether chunks need an fp32 sum of d_classifier beside the output.
@@ -327,6 +338,22 @@ class Planner {
 };
 
 }  // namespace
+
+Shape make_shape(const Problem& p, const Kernels& k) {
+  Shape s;
+  const int64_t block = ceil_div(p.hidden, k.pair) > kWideUnits ? kVocabBlock / 2 : kVocabBlock;
+  s.vocab_block = std::min(block, round_up(std::max<int64_t>(p.vocab, 1), kPanelColumns));
+  s.blocks = ceil_div(p.vocab, s.vocab_block);
+  s.token_block = kTokenUnits * k.pair;
+  s.hidden_units = ceil_div(p.hidden, k.pair);
+  s.hidden_stride = avoid_aliasing(round_up(s.hidden_units, 16));
+  s.hidden_padded = round_up(p.hidden, k.nr);
+  s.gradient_stride = avoid_aliasing(s.hidden_padded);
+  s.ranges = ceil_div(s.hidden_padded, kMaxRange);
+  s.range = round_up(ceil_div(s.hidden_padded, s.ranges), k.nr);
+  s.ranges = ceil_div(s.hidden_padded, s.range);
+  return s;
+}
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
   return Planner(problem, options, max_workspace_bytes).all();

@@ -12,6 +12,26 @@
 namespace logitless::cpu {
 namespace {
 
+// The losses of the chunk's rows, in order.
+void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)], run.arena.stats[static_cast<size_t>(i)]);
+  }
+}
+
+// The statistics of the chunk's rows become those of all ranks, which are told. In the thread that runs the
+// plan, between two loops.
+void join_group(const Runner& run, const Chunk& chunk) {
+  const auto rows = static_cast<size_t>(chunk.count);
+  for (size_t i = 0; i < rows && run.problem.top_k > 0; ++i) {  // the id -1 where there are fewer columns
+    const auto best = run.best_of_row(static_cast<int64_t>(i));
+    std::fill(best.begin() + run.arena.top_rows[i].count, best.end(), TopLogit<float>{0, -1});
+  }
+  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(rows), run.arena.top_best,
+                  run.arena.gathered);
+  run.loop(chunk.row_tasks(), [&](int64_t task, int) { tell_rows(run, chunk, chunk.rows(task)); });
+}
+
 // Losses, row coefficients and gradients. What they wait for, where they are in one loop with the first half:
 // `loaded` and `stats`.
 void finish_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk, TaskGroups& groups,
@@ -88,18 +108,40 @@ void run_exact(const Runner& run, const HostLoss& loss) {
   if (run.problem.has.d_bias) store_d_bias(run);
 }
 
-}  // namespace
-
-void join_group(const Runner& run, const Chunk& chunk) {
-  const auto rows = static_cast<size_t>(chunk.count);
-  for (size_t i = 0; i < rows && run.problem.top_k > 0; ++i) {  // the id -1 where there are fewer columns
-    const auto best = run.best_of_row(static_cast<int64_t>(i));
-    std::fill(best.begin() + run.arena.top_rows[i].count, best.end(), TopLogit<float>{0, -1});
+void run_thinned_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  if (draws_elements(p)) {
+    TaskGroups groups(run.arena.groups);
+    const ForwardStage forward(run, chunk, groups, load_chunk(run, chunk, groups).rows);
+    groups.run(run.pool, run.schedule.threads);
   }
-  join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(rows), run.arena.top_best,
-                  run.arena.gathered);
-  run.loop(chunk.row_tasks(), [&](int64_t task, int) { tell_rows(run, chunk, chunk.rows(task)); });
+  if (run.joins_group()) {
+    join_group(run, chunk);
+    run.loop(chunk.row_tasks(), [&](int64_t task, int) { settle_draws(run, chunk, chunk.rows(task)); });
+  }
+  if (p.needs_forward()) write_losses(run, chunk, writer);
+  if (p.needs_backward()) finish_rows(run, loss, chunk);
 }
+
+// From the rows on; the outputs of the forward pass begin as those of ignored rows.
+void run_thinned(const Runner& run, const HostLoss& loss) {
+  const Problem& p = run.problem;
+  const ThinnedArena& t = run.arena.thinned;
+  if (draws_elements(p) && p.tokens > 0) t.draws.seed[0] = seed_of(p, run.buffers);
+  std::fill(t.column_count.begin(), t.column_count.end(), 0);
+  if (p.needs_backward()) {
+    write_undrawn_defaults(p, run.buffers);
+    if (p.label_smoothing > 0 && p.has.d_hidden) sum_classifier(run);
+  }
+  HostLossWriter writer(loss);
+  for_chunks(run, [&](const Chunk& chunk) { run_thinned_chunk(run, loss, writer, chunk); });
+  if (p.needs_forward()) writer.finish();
+  if (!p.has.d_classifier && !p.has.d_bias) return;
+  if (p.label_smoothing > 0 && p.has.d_classifier) sum_hidden(run);
+  finish_columns(run);
+}
+
+}  // namespace
 
 void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
                   const Communicator* group) const {

@@ -155,22 +155,7 @@ Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups);
 // lse and row coefficients of rows of the chunk, from the statistics or from the buffers.
 void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Range& rows);
 
-// run.cpp: the statistics of the chunk's rows become those of all ranks, which are told. In the thread that
-// runs the plan, between two loops.
-void join_group(const Runner& run, const Chunk& chunk);
-
-// The losses of the chunk's rows, in order.
-inline void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {
-  for (int64_t i = 0; i < chunk.count; ++i) {
-    writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)], run.arena.stats[static_cast<size_t>(i)]);
-  }
-}
-
-// gradients.cpp
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      const Range& ranges);
-void add_d_hidden(const Runner& run, const Range& blocks, const Range& rows);
-void store_d_hidden(const Runner& run, const Chunk& chunk, const Range& rows);
+// backward.cpp
 void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
 void zero_d_classifier(const Runner& run);
