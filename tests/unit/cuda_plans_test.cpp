@@ -86,26 +86,6 @@ TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {
   EXPECT_LE(chosen_plan(gemma, within, 0).workspace_bytes, 2150 * kMiB);
 }
 
-// Every plan's bytes are those that its layout takes, whatever the options; a budget is kept, or the refusal
-// names one that works.
-void expect_exact_bytes(const Problem& problem, const std::string& what) {
-  for (const size_t budget : {size_t{0}, 2560 * kMiB, 1024 * kMiB, 512 * kMiB, 64 * kMiB, kMiB}) {
-    const std::vector<Plan> plans = make_plans(problem, h200(), "", budget);
-    size_t smallest = SIZE_MAX;
-    for (const Plan& plan : plans) {
-      EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes)
-          << what << ", " << plan.config;
-      smallest = std::min(smallest, plan.workspace_bytes);
-    }
-    if (budget == 0 || smallest <= budget) {
-      EXPECT_LE(choose_plan(plans, budget).workspace_bytes, budget == 0 ? SIZE_MAX : budget) << what;
-    } else {
-      EXPECT_THROW(choose_plan(plans, budget), Error) << what;
-      EXPECT_LE(best(problem, smallest).workspace_bytes, smallest) << what;
-    }
-  }
-}
-
 TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
   const std::pair<const char*, std::function<void(Problem&)>> options[] = {
       {"plain", [](Problem&) {}},

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <utility>
 #include <vector>
@@ -52,58 +53,55 @@ void check_schedule(const Raster& raster, Device device, int units, int column_t
   for (const int count : visits) ASSERT_EQ(count, 1);
 }
 
-TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
+// check(device, preferred, units) for every device, until one fails.
+template <class Check>
+void for_devices(std::initializer_list<int> preferred, std::initializer_list<int> units, const Check& check) {
   for (const Device device : kDevices) {
-    for (const int preferred : {2, 3, 4, 6, 8, 12, 17, 24}) {
-      const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
-      for (const int units :
-           {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131}) {
-        for (const int column_tiles : {1, 2, 3, 7, 29, 101}) {
-          check_schedule(raster, device, units, column_tiles, raster_slots(raster, units));
-          if (HasFatalFailure()) return;
-        }
+    for (const int most : preferred) {
+      for (const int count : units) {
+        check(device, most, count);
+        if (testing::Test::HasFatalFailure()) return;
       }
     }
   }
+}
+
+TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
+  for_devices({2, 3, 4, 6, 8, 12, 17, 24},
+              {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131},
+              [](Device device, int preferred, int units) {
+                const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
+                for (const int column_tiles : {1, 2, 3, 7, 29, 101}) {
+                  check_schedule(raster, device, units, column_tiles, raster_slots(raster, units));
+                }
+              });
 }
 
 // The device may find any smaller number of units; the slots provided for the largest must do.
 TEST(TileSchedule, SlotsSufficeForAnyFewerUnits) {
-  for (const Device device : kDevices) {
-    for (const int preferred : {2, 4, 12, 24}) {
-      for (const int units : {1, 2, 9, 13, 14, 40, 75}) {
-        const int slots = needed_slots(device.clusters, device.turns, preferred, units, true);
-        const Raster raster = make_raster(device.clusters, device.turns, preferred, slots);
-        for (int fewer = 0; fewer <= units; ++fewer) {
-          check_schedule(raster, device, fewer, 37, slots);
-          if (HasFatalFailure()) return;
-        }
-      }
-    }
-  }
+  for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
+    const int slots = needed_slots(device.clusters, device.turns, preferred, units, true);
+    const Raster raster = make_raster(device.clusters, device.turns, preferred, slots);
+    for (int fewer = 0; fewer <= units; ++fewer) check_schedule(raster, device, fewer, 37, slots);
+  });
 }
 
 // Where sums are not to depend on rows and clusters, slots are those of columns; the tiles are the same.
 TEST(TileSchedule, SlotsOfTheirOwnAreThoseOfColumns) {
-  for (const Device device : kDevices) {
-    for (const int preferred : {2, 4, 12, 24}) {
-      const Raster shared = make_raster(device.clusters, device.turns, preferred, kUnlimited);
-      Raster own = shared;
-      own.first_slot = 5;
-      for (const int units : {1, 2, 9, 13, 14, 40, 75}) {
-        for (const int column_tiles : {1, 2, 29, 101}) {
-          check_schedule(own, device, units, column_tiles, own.first_slot + column_tiles);
-          if (HasFatalFailure()) return;
-          const TileSchedule schedule(own, units, column_tiles), same(shared, units, column_tiles);
-          for (int tile = 0; tile < schedule.tiles(); ++tile) {
-            EXPECT_EQ(schedule.at(tile).slot, 5 + schedule.at(tile).column);
-            EXPECT_EQ(schedule.at(tile).column, same.at(tile).column);
-            EXPECT_EQ(schedule.at(tile).unit, same.at(tile).unit);
-          }
-        }
+  for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
+    const Raster shared = make_raster(device.clusters, device.turns, preferred, kUnlimited);
+    Raster own = shared;
+    own.first_slot = 5;
+    for (const int column_tiles : {1, 2, 29, 101}) {
+      check_schedule(own, device, units, column_tiles, own.first_slot + column_tiles);
+      const TileSchedule schedule(own, units, column_tiles), same(shared, units, column_tiles);
+      for (int tile = 0; tile < schedule.tiles(); ++tile) {
+        EXPECT_EQ(schedule.at(tile).slot, 5 + schedule.at(tile).column);
+        EXPECT_EQ(schedule.at(tile).column, same.at(tile).column);
+        EXPECT_EQ(schedule.at(tile).unit, same.at(tile).unit);
       }
     }
-  }
+  });
 }
 
 TEST(TileSchedule, AllClustersWorkOnManyUnits) {
@@ -118,10 +116,8 @@ TEST(TileSchedule, AllClustersWorkOnManyUnits) {
 // 132 SMs, ping-pong and cooperative: at most 33 slots.
 TEST(TileSchedule, SlotsAreFew) {
   for (int64_t units = 14; units < 5000; ++units) {
-    EXPECT_LE(needed_slots(66, 2, 24, units, true), 33) << units;
-    EXPECT_LE(needed_slots(66, 2, 16, units, true), 33) << units;
-    EXPECT_LE(needed_slots(66, 2, 9, units, true), 33) << units;
-    EXPECT_LE(needed_slots(66, 2, 4, units, true), 33) << units;
+    for (const int preferred : {24, 16, 9, 4})
+      EXPECT_LE(needed_slots(66, 2, preferred, units, true), 33) << units;
   }
   for (const int preferred : {2, 3, 4, 5, 8, 12}) {
     for (int64_t units = 2; units < 5000; ++units) {

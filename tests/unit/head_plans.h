@@ -1,6 +1,13 @@
 #pragma once
 // What the tests of CUDA's plans have in common: those of one head on a made-up H200. No driver is called.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "core/plan.h"
+#include "core/status.h"
 #include "core/validate.h"
 #include "cuda/plan/describe.h"
 #include "cuda/plan/plans.h"
@@ -46,6 +53,28 @@ inline Problem head_problem(const Head& head, Pass pass = Pass::kForwardBackward
 // The fastest plan within the budget; asked: for an engine.
 inline Plan best(const Problem& problem, size_t budget = 0, const char* asked = "") {
   return choose_plan(make_plans(problem, h200(), asked, budget), budget);
+}
+
+// Every plan's bytes are those that its layout takes, whatever the options; a budget is kept, or the refusal
+// names one that works.
+inline void expect_exact_bytes(const Problem& problem, const std::string& what) {
+  size_t least = SIZE_MAX;
+  for (const Plan& plan : make_plans(problem, h200(), "", 0)) least = std::min(least, plan.workspace_bytes);
+  for (const size_t budget : {size_t{0}, 2560 * kMiB, 1024 * kMiB, 512 * kMiB, 64 * kMiB, kMiB, least - 1}) {
+    const std::vector<Plan> plans = make_plans(problem, h200(), "", budget);
+    size_t smallest = SIZE_MAX;
+    for (const Plan& plan : plans) {
+      EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes)
+          << what << ", " << plan.config;
+      smallest = std::min(smallest, plan.workspace_bytes);
+    }
+    if (budget == 0 || smallest <= budget) {
+      EXPECT_LE(choose_plan(plans, budget).workspace_bytes, budget == 0 ? SIZE_MAX : budget) << what;
+    } else {
+      EXPECT_THROW(choose_plan(plans, budget), Error) << what;
+      EXPECT_LE(best(problem, smallest).workspace_bytes, smallest) << what;
+    }
+  }
 }
 
 }  // namespace logitless::cuda

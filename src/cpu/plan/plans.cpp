@@ -141,7 +141,7 @@ class Planner {
     return schedule;
   }
 
-  // Windows are those of the draws (thinned/windows.h), whatever the budget; and lists of kept elements have
+  // Windows are those of the draws (thinned/arena.h), whatever the budget; and lists of kept elements have
   // room for all rows. Chunks take turns with the packed rows of hidden.
   std::vector<Plan> thinned() {
     for (int64_t chunk : token_chunks()) {

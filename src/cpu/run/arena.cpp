@@ -8,7 +8,7 @@
 namespace logitless::cpu {
 namespace {
 
-// As many as stages.h adds at most.
+// As many as the stages add at most.
 int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) {
   const int64_t forward =
       p.is_thinned() ? draw_windows(s.blocks) : ceil_div(s.blocks, schedule.forward_window);

@@ -66,8 +66,9 @@ void run_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk) {
 
 // The run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
 Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
-  return Runner(problem, run.buffers, run.schedule, run.kernels, run.pool, run.shape,
-                with_rows_of(run.arena, problem, chunk.first, chunk.count), run.group, run.row_count);
+  const Arena arena = with_rows_of(run.arena, problem, chunk.first, chunk.count);
+  return {problem,   run.buffers, run.schedule, run.kernels,  run.pool,
+          run.shape, arena,       run.group,    run.row_count};
 }
 
 // d_classifier and d_bias window by window, once all rows' coefficients are known. The sums over tokens have
