@@ -5,6 +5,7 @@
 #include <cctype>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -90,8 +91,7 @@ const ModelHead& find_model(const std::string& name) {
   const std::string family = wanted.substr(0, wanted.find_first_of("-.0123456789"));
   for (const ModelHead& model : kModels) {
     if (family.empty() || !normalized(model.name).starts_with(family)) continue;
-    similar += similar.empty() ? "; similar: " : ", ";
-    similar += model.name;
+    similar += (similar.empty() ? "; similar: " : ", ") + std::string(model.name);
   }
   throw UsageError(
       "--model: no model '" + name + "' in the table, nor a folder with a config.json or such a file" +
@@ -108,80 +108,75 @@ std::string find_config(const std::string& model) {
   return fs::exists(file, error) ? file.string() : "";
 }
 
-void require_size(const std::string& file, const char* key, const std::string& size, const char* option,
-                  const std::string& given) {
-  if (size.empty() && given.empty()) {
-    throw FileError(file, std::string("has no '") + key + "'; give " + option);
-  }
-}
-
 void add_to(std::string& list, const std::string& text) {
-  if (!text.empty()) list += (list.empty() ? "" : ", ") + text;
+  list += (list.empty() ? "" : ", ") + text;
 }
 
-// What the config says in the place of --dtype.
-void take_dtype(const ModelConfig& config, PlanOptions& options, PlanModel& model) {
+// What the model's entries, `where` the reader finds them, bring in the place of an option: such as
+// "softcap 30 (final_logit_softcapping 30 in config.json)".
+void add_taken(PlanModel& model, const std::string& option, const std::string& value,
+               const std::string& where) {
+  add_to(model.taken, option + " " + value + " (" + where + ")");
+}
+
+void take_dtype(const ModelConfig& config, const std::string& file, PlanOptions& options, PlanModel& model) {
   if (config.dtype_key.empty()) return;
   try {
     options.dtype = dtype_text(parse_dtype("--dtype", config.dtype));
   } catch (const UsageError&) {
-    throw FileError(config.file, "'" + config.dtype_key +
-                                     "': expected float32, bfloat16, float16 or float64, got '" +
-                                     config.dtype + "'; --dtype, given, takes its place");
+    throw FileError(file, "'" + config.dtype_key +
+                              "': expected float32, bfloat16, float16 or float64, got '" + config.dtype +
+                              "'; --dtype, given, takes its place");
   }
-  add_to(model.taken, "dtype " + options.dtype + " (" + config.dtype_key + " " + config.dtype + " in " +
-                          config.file + ")");
+  add_taken(model, "dtype", options.dtype, config.dtype_key + " " + config.dtype + " in " + file);
   model.facts["applied"].push_back({{"option", "dtype"}, {"key", config.dtype_key}, {"value", config.dtype}});
 }
 
-// Such as "softcap 30 (final_logit_softcapping 30 in config.json)".
-void take_transform(const std::string& option, double value, const std::vector<LogitTransform>& from,
-                    const std::string& file, PlanModel& model) {
+// file: empty for a model of the table.
+void take_number(const char* option, const LogitNumber& number, const std::string& file, PlanModel& model,
+                 double& to) {
+  to = number.value;
   std::string keys;
-  for (const LogitTransform& transform : from) {
-    add_to(keys, transform.key + " " + format_number(transform.value));
-    model.facts["applied"].push_back(
-        {{"option", option}, {"key", transform.key}, {"value", transform.value}});
+  for (const auto& [key, value] : number.from) {
+    add_to(keys, key + " " + format_number(value));
+    model.facts["applied"].push_back({{"option", option}, {"key", key}, {"value", value}});
   }
-  if (!keys.empty())
-    add_to(model.taken, option + " " + format_number(value) + " (" + keys + " in " + file + ")");
+  if (keys.empty()) return;
+  add_taken(model, option, format_number(number.value),
+            file.empty() ? "of " + model.name : keys + " in " + file);
 }
 
-PlanModel read_config(const std::string& file, PlanOptions& options, const CLI::App& command,
-                      std::string& vocab, std::string& hidden) {
+void take_size(std::string& given, const std::optional<int64_t>& size, const std::string& file,
+               const char* key, const char* option) {
+  if (!given.empty()) return;
+  if (!size) throw FileError(file, std::string("has no '") + key + "'; give " + option);
+  given = std::to_string(*size);
+}
+
+PlanModel read_model(PlanOptions& options, const CLI::App& command) {
   const bool has_scale = command.count("--scale") != 0, has_softcap = command.count("--softcap") != 0;
-  const ModelConfig config = read_model_config(file, {.scale = has_scale, .softcap = has_softcap});
-  if (!has_scale) options.problem.scale = config.scale;
-  if (!has_softcap) options.problem.softcap = config.softcap;
-  if (config.vocab) vocab = std::to_string(*config.vocab);
-  if (config.hidden) hidden = std::to_string(*config.hidden);
-  require_size(file, "vocab_size", vocab, "--vocab", options.vocab);
-  require_size(file, "hidden_size", hidden, "--hidden", options.hidden);
-  PlanModel model{options.model, "", {{"file", config.file}, {"applied", ordered_json::array()}}};
-  if (options.dtype.empty()) take_dtype(config, options, model);
-  take_transform("scale", config.scale, config.scale_from, config.file, model);
-  take_transform("softcap", config.softcap, config.softcap_from, config.file, model);
-  return model;
-}
-
-PlanModel read_known(PlanOptions& options, const CLI::App& command, std::string& vocab, std::string& hidden) {
-  const ModelHead& known = find_model(options.model);
-  vocab = std::to_string(known.vocab);
-  hidden = std::to_string(known.hidden);
-  PlanModel model{std::string(known.name),
-                  "",
-                  {{"name", known.name}, {"weights", known.weights}, {"source", known.source}}};
-  ordered_json applied = ordered_json::array();
-  const auto take = [&](const char* option, double value, double neutral, double& to) {
-    if (command.count(std::string("--") + option) != 0) return;
-    to = value;
-    if (value == neutral) return;
-    add_to(model.taken, option + (" " + format_number(value)) + " (of " + model.name + ")");
-    applied.push_back({{"option", option}, {"key", option}, {"value", value}});
-  };
-  take("scale", known.scale, 1, options.problem.scale);
-  take("softcap", known.softcap, 0, options.problem.softcap);
-  model.facts["applied"] = applied;
+  const std::string file = find_config(options.model);
+  PlanModel model;
+  ModelConfig head;
+  if (file.empty()) {
+    const ModelHead& known = find_model(options.model);
+    model = {std::string(known.name),
+             "",
+             {{"name", known.name}, {"weights", known.weights}, {"source", known.source}}};
+    head.vocab = known.vocab;
+    head.hidden = known.hidden;
+    if (known.scale != 1) head.scale = {known.scale, {{"scale", known.scale}}};
+    if (known.softcap != 0) head.softcap = {known.softcap, {{"softcap", known.softcap}}};
+  } else {
+    model = {options.model, "", {{"file", file}}};
+    head = read_model_config(file, {.scale = has_scale, .softcap = has_softcap});
+  }
+  model.facts["applied"] = ordered_json::array();
+  take_size(options.vocab, head.vocab, file, "vocab_size", "--vocab");
+  take_size(options.hidden, head.hidden, file, "hidden_size", "--hidden");
+  if (options.dtype.empty()) take_dtype(head, file, options, model);
+  if (!has_scale) take_number("scale", head.scale, file, model, options.problem.scale);
+  if (!has_softcap) take_number("softcap", head.softcap, file, model, options.problem.softcap);
   return model;
 }
 
@@ -189,17 +184,10 @@ PlanModel read_known(PlanOptions& options, const CLI::App& command, std::string&
 
 PlanModel read_plan_model(PlanOptions& options, const CLI::App& command) {
   PlanModel model;
-  if (!options.model.empty()) {
-    std::string vocab, hidden;
-    const std::string file = find_config(options.model);
-    model = file.empty() ? read_known(options, command, vocab, hidden)
-                         : read_config(file, options, command, vocab, hidden);
-    if (options.vocab.empty()) options.vocab = vocab;
-    if (options.hidden.empty()) options.hidden = hidden;
-  }
+  if (!options.model.empty()) model = read_model(options, command);
   if (options.dtype.empty()) {
     options.dtype = kDefaultDtype;
-    add_to(model.taken, "dtype " + options.dtype + " (the default)");
+    add_taken(model, "dtype", options.dtype, "the default");
   }
   return model;
 }

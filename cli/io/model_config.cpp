@@ -100,23 +100,21 @@ std::string without_python_numbers(std::string_view text) {
 
 class Reader {
  public:
-  Reader(const std::string& file, const ModelConfigOverrides& overrides) : overrides_(overrides) {
+  Reader(const std::string& file, const ModelConfigOverrides& overrides)
+      : file_(file), overrides_(overrides) {
     const auto mapped = MappedFile::open(file);
     const auto bytes = mapped->bytes();
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     whole_ = parse_strict_json(without_python_numbers(text), file, kConfigDepth);
     if (!whole_.is_object()) throw FileError(file, "expected a JSON object");
-    config_.file = file;
     find_language_model();
   }
 
   ModelConfig read() {
     const json* type = find("model_type");
-    if (type != nullptr && type->is_string()) config_.model_type = type->get<std::string>();
+    if (type != nullptr && type->is_string()) model_type_ = type->get<std::string>();
     config_.vocab = size({"vocab_size"});
     config_.hidden = size({"hidden_size", "d_model", "n_embd", "embedding_dim"});
-    const json* tied = whole_.contains(kTied) ? &whole_.at(kTied) : find(kTied);
-    if (tied != nullptr && tied->is_boolean()) config_.tied = tied->get<bool>();
     read_dtype();
     std::set<std::string> keys;
     for (const Rule& rule : kRules) {
@@ -170,7 +168,7 @@ class Reader {
       const json* entry = find(key);
       if (entry == nullptr || entry->is_null()) continue;
       if (!entry->is_number_integer() || entry->get<double>() < 1 || entry->get<double>() > 0x1p53) {
-        throw FileError(config_.file,
+        throw FileError(file_,
                         in_quotes(key) + ": expected a whole number of at least 1, got " + shown(*entry));
       }
       return entry->get<int64_t>();
@@ -184,7 +182,7 @@ class Reader {
     for (const Rule& other : kRules) {
       if (key != other.key) continue;
       is_softcap = other.effect == Effect::kSoftcap;
-      if (config_.model_type.starts_with(other.family)) rule = &other;
+      if (model_type_.starts_with(other.family)) rule = &other;
     }
     if (is_softcap ? overrides_.softcap : overrides_.scale) return;
     const json* entry = find(key.c_str());
@@ -197,7 +195,7 @@ class Reader {
 
   void apply_default(const std::string& key, const Rule* rule) {
     for (const Default& known : kDefaults) {
-      if (key == known.key && config_.model_type == known.model_type) apply(*rule, known.value);
+      if (key == known.key && model_type_ == known.model_type) apply(*rule, known.value);
     }
   }
 
@@ -206,58 +204,63 @@ class Reader {
     if (is_softcap && value == 0) return;
     if (!(value > 0) || !std::isfinite(value)) refuse(rule.key, "a positive number", value);
     if (is_softcap) {
-      if (!config_.softcap_from.empty() && value != config_.softcap) {
-        refuse(rule.key,
-               "the " + json(config_.softcap).dump() + " of " + in_quotes(config_.softcap_from[0].key),
+      LogitNumber& softcap = config_.softcap;
+      if (!softcap.from.empty() && value != softcap.value) {
+        refuse(rule.key, "the " + json(softcap.value).dump() + " of " + in_quotes(softcap.from[0].first),
                value);
       }
-      config_.softcap = value;
-      config_.softcap_from.push_back({rule.key, value});
+      softcap.value = value;
+      softcap.from.emplace_back(rule.key, value);
       return;
     }
     double factor = rule.effect == Effect::kDivide ? 1 / value : value;
     if (rule.effect == Effect::kShareOfHidden) {
       if (!config_.hidden) {
-        throw FileError(config_.file,
-                        in_quotes(rule.key) + " is a share of 'hidden_size', which is not there");
+        throw FileError(file_, in_quotes(rule.key) + " is a share of 'hidden_size', which is not there");
       }
       factor = value / static_cast<double>(*config_.hidden);
     }
     if (factor == 1) return;
-    config_.scale *= factor;
-    config_.scale_from.push_back({rule.key, value});
+    multiply(factor, rule.key, value);
+  }
+
+  void multiply(double factor, const char* key, double value) {
+    config_.scale.value *= factor;
+    config_.scale.from.emplace_back(key, value);
   }
 
   void refuse_unless_neutral(const std::string& key, const json& entry) const {
     if (entry == 1 || (key == "dim_model_base" && config_.hidden && entry == *config_.hidden)) return;
-    throw FileError(config_.file, in_quotes(key) + " is " + shown(entry) + ", and what model type " +
-                                      in_quotes(config_.model_type) +
-                                      " does with it is not known here: give --scale (1: it does nothing)");
+    throw FileError(file_, in_quotes(key) + " is " + shown(entry) + ", and what model type " +
+                               in_quotes(model_type_) +
+                               " does with it is not known here: give --scale (1: it does nothing)");
   }
 
   void read_tied_scale() {
-    if (!kScaledWhereTied.contains(config_.model_type)) return;
+    if (!kScaledWhereTied.contains(model_type_)) return;
     const json* decides = find("scale_decoder_outputs");
     const bool decided = decides != nullptr && decides->is_boolean();
     if (decided && *decides == false) return;
-    if (!decided && config_.tied == false) {
-      if (config_.model_type != "umt5" && config_.model_type != "udop") return;
-      throw FileError(config_.file, in_quotes(kTied) + " is false, and whether model type " +
-                                        in_quotes(config_.model_type) +
-                                        " then scales its hidden states differs: give --scale");
+    const json* tied = whole_.contains(kTied) ? &whole_.at(kTied) : find(kTied);
+    if (!decided && tied != nullptr && *tied == false) {
+      if (model_type_ != "umt5" && model_type_ != "udop") return;
+      throw FileError(file_, in_quotes(kTied) + " is false, and whether model type " +
+                                 in_quotes(model_type_) +
+                                 " then scales its hidden states differs: give --scale");
     }
-    if (!config_.hidden) throw FileError(config_.file, "has no 'd_model', by which the logits are scaled");
-    config_.scale /= std::sqrt(static_cast<double>(*config_.hidden));
-    config_.scale_from.push_back({"d_model", static_cast<double>(*config_.hidden)});
+    if (!config_.hidden) throw FileError(file_, "has no 'd_model', by which the logits are scaled");
+    const auto width = static_cast<double>(*config_.hidden);
+    multiply(1 / std::sqrt(width), "d_model", width);
   }
 
   static std::string shown(const json& value) { return in_quotes(value.dump(-1, ' ', true)); }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected, const json& got) const {
-    throw FileError(config_.file, in_quotes(key) + ": expected " + expected + ", got " + shown(got) +
-                                      "; --scale or --softcap, given, takes its place");
+    throw FileError(file_, in_quotes(key) + ": expected " + expected + ", got " + shown(got) +
+                               "; --scale or --softcap, given, takes its place");
   }
 
+  std::string file_, model_type_;  // the type is the language model's; empty where it is not said
   ModelConfigOverrides overrides_;
   json whole_;
   std::vector<const json*> nested_;  // the objects around the language model's entries, outermost first

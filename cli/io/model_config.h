@@ -2,30 +2,26 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace logitless::cli {
 
-// A number of a config.json that is applied to the logits.
-struct LogitTransform {
-  std::string key;  // as the file spells it
+// A number that is applied to the logits.
+struct LogitNumber {
   double value = 0;
+  std::vector<std::pair<std::string, double>> from;  // entries that it is made of, as the file spells them
 };
 
 // What the config.json of a Hugging Face model says about its head. Where its language model has an object of
 // its own (text_config and the like), that one's entries come before the outer ones.
 struct ModelConfig {
-  std::string file;
-  std::string model_type;         // of the language model; empty where it is not said
   std::optional<int64_t> vocab;   // V
   std::optional<int64_t> hidden;  // D
-  std::optional<bool> tied;       // whether the head's weight is the embedding's
   std::string dtype_key;          // "dtype" or "torch_dtype", whichever says it; empty where neither does
   std::string dtype;              // its value, such as bfloat16, or JSON where it is no text
-  double scale = 1;               // factor of the logits
-  double softcap = 0;             // 0: none
-  std::vector<LogitTransform> scale_from;
-  std::vector<LogitTransform> softcap_from;
+  LogitNumber scale{1, {}};
+  LogitNumber softcap;  // 0: none
 };
 
 // What the caller decides in the config's place, which is then not looked at.
