@@ -1,8 +1,8 @@
+#include <csignal>
 #include <exception>
 #include <iostream>
 
 #include "application.h"
-#include "io/files.h"
 
 namespace {
 
@@ -28,7 +28,8 @@ constexpr logitless::cli::AddCommand kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  logitless::cli::report_unusable_files();
+  // A file that would pass the limit of the process (ulimit -f) is an error of the write, no signal.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return logitless::cli::run_application(argc, argv, kCommands);
   } catch (const std::exception& error) {

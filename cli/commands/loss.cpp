@@ -8,8 +8,6 @@
 #include <memory>
 
 #include "commands/run.h"
-#include "io/files.h"
-#include "io/tensor_files.h"
 #include "support/format.h"
 #include "support/progress.h"
 
@@ -48,16 +46,16 @@ void check_request(const LossRequest& request) {
   }
 }
 
-// Refuses combinations with several targets a token. The library refuses them too, but its words name no flags.
+// Refuses what is of one target a token. The library refuses it too, but its words name no flags.
 void check_several_targets(const LossRequest& request, const LossInputs& in) {
   if (in.targets_per_token == 0) return;
-  const std::string several = std::to_string(in.targets_per_token) + " targets a token";
+  const std::string count = std::to_string(in.targets_per_token);
   if (request.problem.gradient != LOGITLESS_EXACT) {
-    throw UsageError("--gradient: expected exact with " + several + ", got " +
+    throw UsageError("--gradient: expected exact with " + count + " targets a token, got " +
                      gradient_text(request.problem));
   }
   if (request.stats[kIsTop1]) {
-    throw UsageError("--is-top1: expected one target a token, got " + std::to_string(in.targets_per_token) +
+    throw UsageError("--is-top1: expected one target a token, got " + count +
                      ", of which none is the right one");
   }
 }
@@ -94,6 +92,9 @@ struct LossOutput {
   ElementType type;
   std::vector<int64_t> shape;
   Workspace values;
+
+  // Without what stands in for an empty output's memory.
+  std::span<std::byte> bytes() const { return values.bytes().first(bytes_of(shape, type).value()); }
 };
 
 struct LossResult {
@@ -106,8 +107,9 @@ struct LossResult {
   PlanInfo plan;             // of the first chunk
   int64_t chunk_tokens = 0;  // tokens that one run took
   size_t workspace_bytes = 0;
-  std::vector<LossOutput> rows;  // of each token; ignored tokens hold 0 (argmax and top_ids -1)
-  std::vector<LossOutput> gradients;
+  std::vector<LossOutput> rows;       // of each token; ignored tokens hold 0 (argmax and top_ids -1)
+  std::vector<LossOutput> gradients;  // of one run
+  std::vector<LossOutput> reduced;    // the loss of a run with gradients
 };
 
 constexpr double kChunkSeconds = 1;
@@ -115,14 +117,15 @@ constexpr double kChunkSeconds = 1;
 constexpr int64_t kMinChunkTokens = 1024;
 constexpr double kAnnouncedSeconds = 3;
 
-Problem make_problem(const LossInputs& in, const LossRequest& request, int64_t tokens) {
+Problem make_problem(const LossInputs& in, const LossRequest& request) {
   Problem problem = request.problem;
-  problem.tokens = tokens;
+  problem.tokens = in.tokens;
   problem.vocab = in.vocab;
   problem.hidden = in.dim;
-  problem.dtype.hidden = dtype_from_element(in.hidden.dtype);
-  problem.dtype.classifier = dtype_from_element(in.classifier.dtype);
-  if (in.bias.owner != nullptr) problem.dtype.bias = dtype_from_element(in.bias.dtype);
+  auto& dtype = problem.dtype;
+  dtype.hidden = dtype.d_hidden = dtype_from_element(in.hidden.dtype);
+  dtype.classifier = dtype.d_classifier = dtype_from_element(in.classifier.dtype);
+  if (in.bias.file) dtype.bias = dtype.d_bias = dtype_from_element(in.bias.dtype);
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;
   problem.shift = problem.sequence_length = 0;  // targets are where they belong
@@ -136,166 +139,134 @@ void add_output(std::vector<LossOutput>& outputs, logitless_tensor_id id, Elemen
   outputs.push_back({id, type, shape, Workspace(std::max<size_t>(bytes, 1))});
 }
 
-std::vector<LossOutput> make_row_outputs(const LossInputs& in, const LossRequest& request,
-                                         bool has_gradients) {
-  const ElementType stats = element_from_dtype(in.stats_dtype);
-  const auto with = [&](int64_t last) {
+void add_row_outputs(const LossInputs& in, const LossRequest& request, LossResult& out) {
+  const auto add = [&](logitless_tensor_id id, ElementType type, int64_t last = 0) {
     std::vector<int64_t> shape = in.batch_shape;
-    shape.push_back(last);
-    return shape;
+    if (last > 0) shape.push_back(last);
+    add_output(out.rows, id, type, shape);
   };
-  std::vector<LossOutput> rows;
-  add_output(rows, LOGITLESS_TENSOR_NLL, stats, in.batch_shape);
-  add_output(rows, LOGITLESS_TENSOR_ARGMAX, ElementType::kI64, in.batch_shape);
-  if (!has_gradients) add_output(rows, LOGITLESS_TENSOR_LOSS, stats, in.batch_shape);
-  if (in.targets_per_token > 0)
-    add_output(rows, LOGITLESS_TENSOR_TARGET_LOG_PROBS, stats, with(in.targets_per_token));
+  add(LOGITLESS_TENSOR_NLL, in.stats);
+  add(LOGITLESS_TENSOR_ARGMAX, ElementType::kI64);
+  if (out.gradients.empty()) add(LOGITLESS_TENSOR_LOSS, in.stats);
+  if (in.targets_per_token > 0) add(LOGITLESS_TENSOR_TARGET_LOG_PROBS, in.stats, in.targets_per_token);
   for (size_t i = 0; i < kStats; ++i) {
-    if (request.stats[i])
-      add_output(rows, kLossStats[i].id, i == kIsTop1 ? ElementType::kBool : stats, in.batch_shape);
+    if (request.stats[i]) add(kLossStats[i].id, i == kIsTop1 ? ElementType::kBool : in.stats);
   }
   if (request.problem.top_k > 0) {
-    add_output(rows, LOGITLESS_TENSOR_TOP_IDS, ElementType::kI64, with(request.problem.top_k));
-    add_output(rows, LOGITLESS_TENSOR_TOP_LOG_PROBS, stats, with(request.problem.top_k));
+    add(LOGITLESS_TENSOR_TOP_IDS, ElementType::kI64, request.problem.top_k);
+    add(LOGITLESS_TENSOR_TOP_LOG_PROBS, in.stats, request.problem.top_k);
   }
-  return rows;
 }
 
-// Inputs and outputs of the tokens from `first` to `last`.
+// Makes the problem one of a loss with gradients. wanted: of hidden, classifier and bias.
+void add_gradients(const LossInputs& in, const LossRequest& request, const std::array<bool, 3>& wanted,
+                   Problem& problem, LossResult& out) {
+  problem.pass = LOGITLESS_FORWARD_BACKWARD;
+  problem.reduction = request.reduction == "sum" ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
+  problem.num_items = request.problem.num_items;
+  const auto add = [&](bool is_wanted, logitless_tensor_id id, const StoredTensor& of, int32_t& dtype) {
+    if (!is_wanted) return;
+    if (request.gradients_dtype == "f32" && dtype != LOGITLESS_F64) dtype = LOGITLESS_F32;
+    add_output(out.gradients, id, element_from_dtype(dtype), of.shape);
+  };
+  add(wanted[0], LOGITLESS_TENSOR_D_HIDDEN, in.hidden, problem.dtype.d_hidden);
+  add(wanted[1], LOGITLESS_TENSOR_D_CLASSIFIER, in.classifier, problem.dtype.d_classifier);
+  add(wanted[2], LOGITLESS_TENSOR_D_BIAS, in.bias, problem.dtype.d_bias);
+  add_output(out.reduced, LOGITLESS_TENSOR_LOSS, in.stats, {});
+}
+
+// Inputs and outputs of the tokens from `first` to `last`, whose hidden states these are.
 RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t first, int64_t last,
-                        int64_t& correct) {
+                        const std::vector<std::byte>& hidden, int64_t& correct) {
   const auto part = [&](std::span<const std::byte> bytes) {  // of a tensor of all tokens
     const size_t row = in.tokens == 0 ? 0 : bytes.size() / static_cast<size_t>(in.tokens);
     return bytes.subspan(static_cast<size_t>(first) * row, static_cast<size_t>(last - first) * row);
   };
-  RunTensors tensors{{LOGITLESS_TENSOR_HIDDEN, part(in.hidden.data)},
-                     {LOGITLESS_TENSOR_CLASSIFIER, in.classifier.data},
-                     {LOGITLESS_TENSOR_BIAS, in.bias.data},
+  RunTensors tensors{{LOGITLESS_TENSOR_HIDDEN, hidden},
+                     {LOGITLESS_TENSOR_CLASSIFIER, in.classifier_data},
+                     {LOGITLESS_TENSOR_BIAS, in.bias_data},
                      {LOGITLESS_TENSOR_TARGETS, part(std::as_bytes(std::span(in.targets)))},
                      {LOGITLESS_TENSOR_TARGET_WEIGHT, part(in.target_weight)},
                      {LOGITLESS_TENSOR_CLASS_WEIGHT, in.class_weight},
                      {LOGITLESS_TENSOR_TOKEN_WEIGHT, part(in.token_weight)},
                      {LOGITLESS_TENSOR_TEMPERATURE, part(in.token_temperature)}};
   for (const LossOutput& output : out.rows) tensors.emplace_back(output.id, part(output.values.bytes()));
+  for (const auto* whole : {&out.gradients, &out.reduced}) {
+    for (const LossOutput& output : *whole) tensors.emplace_back(output.id, output.values.bytes());
+  }
   if (in.targets_per_token == 0)
     tensors.emplace_back(LOGITLESS_TENSOR_CORRECT_COUNT, std::as_bytes(std::span(&correct, 1)));
   return tensors;
 }
 
-// Tokens of one run: all, or as many as take about a second.
-int64_t chunk_size(const Context& context, const LossInputs& in, const LossRequest& request,
-                   LossResult& out) {
-  const Buffers all = buffers_of(make_tensors(in, out, 0, in.tokens, out.correct_tokens));
-  const double seconds = Plan(context, make_problem(in, request, in.tokens), all).info().predicted_seconds;
-  const double chunks = std::max(1.0, std::ceil(seconds / kChunkSeconds));
-  const auto tokens = static_cast<int64_t>(std::ceil(static_cast<double>(in.tokens) / chunks));
-  return std::clamp<int64_t>(tokens, std::min(kMinChunkTokens, in.tokens), in.tokens);
-}
-
-const std::byte* values_of(const LossResult& result, logitless_tensor_id id) {
-  for (const LossOutput& output : result.rows) {
-    if (output.id == id) return output.values.bytes().data();
-  }
-  return nullptr;
-}
-
-double sum_of(const LossInputs& in, const std::byte* values, int64_t begin, int64_t end) {
+// Of the elements from `first` to `last` of an output, if there is one.
+double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, int64_t first, int64_t last) {
   double sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += in.stats_at(values, i);
+  for (const LossOutput& output : outputs) {
+    const std::byte* data = output.values.bytes().data();
+    for (int64_t i = first; output.id == id && i < last; ++i) {
+      sum += is_real(output.type) ? real_element(data, output.type, i) : static_cast<double>(data[i]);
+    }
+  }
   return sum;
 }
 
-void run_chunks(const Context& context, Runner& runner, const GlobalOptions& globals, const LossInputs& in,
-                const LossRequest& request, LossResult& out) {
-  out.chunk_tokens = chunk_size(context, in, request, out);
+// Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
+// sums are joined in double precision. With gradients it is one run. wanted: of hidden, classifier and bias.
+LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
+                    const LossRequest& request, const std::array<bool, 3>& wanted) {
+  const Context context = make_context(globals, {}, device);
+  Runner runner(context, device.ordinal);
+  LossResult out;
+  Problem problem = make_problem(in, request);
+  const bool has_gradients = !request.gradients.empty();
+  if (has_gradients) add_gradients(in, request, wanted, problem, out);
+  add_row_outputs(in, request, out);
+
+  const auto start = std::chrono::steady_clock::now();
+  const Buffers all = buffers_of(make_tensors(in, out, 0, 0, {}, out.correct_tokens));
+  const double seconds = Plan(context, problem, all).info().predicted_seconds;
+  out.chunk_tokens = in.tokens;
+  if (!has_gradients) {
+    const double chunks = std::max(1.0, std::ceil(seconds / kChunkSeconds));
+    const auto tokens = static_cast<int64_t>(std::ceil(static_cast<double>(in.tokens) / chunks));
+    out.chunk_tokens = std::clamp<int64_t>(tokens, std::min(kMinChunkTokens, in.tokens), in.tokens);
+  } else if (!globals.quiet && seconds > kAnnouncedSeconds) {
+    std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
+                 format_duration(seconds).c_str());
+  }
   Progress progress(globals.quiet, "loss", in.tokens);
   double sum = 0;
   for (int64_t first = 0; first < in.tokens || first == 0; first += std::max<int64_t>(out.chunk_tokens, 1)) {
     const int64_t last = std::min(in.tokens, first + out.chunk_tokens);
+    const std::vector<std::byte> hidden = in.hidden.read(first * in.dim, last * in.dim);
     int64_t correct = 0;
-    const PlanInfo info =
-        runner.run(make_problem(in, request, last - first), make_tensors(in, out, first, last, correct));
+    problem.tokens = last - first;
+    const PlanInfo info = runner.run(problem, make_tensors(in, out, first, last, hidden, correct));
     if (first == 0) out.plan = info;
     out.workspace_bytes = std::max(out.workspace_bytes, static_cast<size_t>(info.workspace_bytes));
     out.correct_tokens += correct;
-    sum += sum_of(in, values_of(out, LOGITLESS_TENSOR_LOSS), first, last);
-    progress.update(last, "sum of the losses " + format_number(sum));
+    sum += has_gradients ? sum_of(out.reduced, LOGITLESS_TENSOR_LOSS, 0, 1)
+                         : sum_of(out.rows, LOGITLESS_TENSOR_LOSS, first, last);
+    if (last < in.tokens) progress.update(last, "sum of the losses " + format_number(sum));
   }
   const double items = request.problem.num_items;
-  out.loss = request.reduction == "sum" ? sum : sum / (items != 0 ? items : in.weight_sum);
-}
-
-void run_with_gradients(Runner& runner, const GlobalOptions& globals, const LossInputs& in,
-                        const LossRequest& request, const std::array<bool, 3>& wants, LossResult& out) {
-  Problem problem = make_problem(in, request, in.tokens);
-  problem.pass = LOGITLESS_FORWARD_BACKWARD;
-  problem.reduction = request.reduction == "sum" ? LOGITLESS_REDUCTION_SUM : LOGITLESS_REDUCTION_MEAN;
-  problem.num_items = request.problem.num_items;
-  const auto add = [&](bool wanted, logitless_tensor_id id, const TensorView& of, int32_t& dtype,
-                       int32_t own) {
-    const bool widens = request.gradients_dtype == "f32" && own != LOGITLESS_F64;
-    dtype = wanted && widens ? static_cast<int32_t>(LOGITLESS_F32) : own;
-    if (wanted) add_output(out.gradients, id, element_from_dtype(dtype), of.shape);
-  };
-  auto& dtype = problem.dtype;
-  add(wants[0], LOGITLESS_TENSOR_D_HIDDEN, in.hidden, dtype.d_hidden, dtype.hidden);
-  add(wants[1], LOGITLESS_TENSOR_D_CLASSIFIER, in.classifier, dtype.d_classifier, dtype.classifier);
-  add(wants[2], LOGITLESS_TENSOR_D_BIAS, in.bias, dtype.d_bias, dtype.bias);
-
-  std::vector<std::byte> loss(static_cast<size_t>(dtype_bytes(in.stats_dtype)));
-  RunTensors tensors = make_tensors(in, out, 0, in.tokens, out.correct_tokens);
-  tensors.emplace_back(LOGITLESS_TENSOR_LOSS, loss);
-  for (const LossOutput& output : out.gradients) tensors.emplace_back(output.id, output.values.bytes());
-  runner.place(std::move(tensors));
-  out.plan = runner.prepare(problem);
-  out.chunk_tokens = in.tokens;
-  out.workspace_bytes = static_cast<size_t>(out.plan.workspace_bytes);
-  if (!globals.quiet && out.plan.predicted_seconds > kAnnouncedSeconds) {
-    std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
-                 format_duration(out.plan.predicted_seconds).c_str());
-  }
-  runner.launch();
-  runner.fetch();
-  out.loss = in.stats_at(loss.data(), 0);
-}
-
-// Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
-// sums are joined in double precision. With gradients it is one run. wants_gradient: of hidden, classifier
-// and bias.
-LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
-                    const LossRequest& request, const std::array<bool, 3>& wants_gradient) {
-  const Context context = make_context(globals, {}, device);
-  Runner runner(context, device.ordinal);
-  const bool has_gradients =
-      std::find(wants_gradient.begin(), wants_gradient.end(), true) != wants_gradient.end();
-  LossResult out;
-  out.rows = make_row_outputs(in, request, has_gradients);
-
-  const auto start = std::chrono::steady_clock::now();
-  if (has_gradients) {
-    run_with_gradients(runner, globals, in, request, wants_gradient, out);
-  } else {
-    run_chunks(context, runner, globals, in, request, out);
-  }
+  out.loss = has_gradients || request.reduction == "sum" ? sum : sum / (items != 0 ? items : in.weight_sum);
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  const auto valid = static_cast<double>(in.valid_tokens);
-  out.mean_nll = sum_of(in, values_of(out, LOGITLESS_TENSOR_NLL), 0, in.tokens) / valid;
-  for (size_t i = 0; i < kStats; ++i) {
-    const std::byte* values = values_of(out, kLossStats[i].id);
-    if (values == nullptr) continue;
-    const double sum = i == kIsTop1
-                           ? static_cast<double>(std::count(values, values + in.tokens, std::byte{1}))
-                           : sum_of(in, values, 0, in.tokens);
-    out.stat_means[i] = sum / valid;
-  }
+  const auto mean_of = [&](logitless_tensor_id id) {
+    return sum_of(out.rows, id, 0, in.tokens) / static_cast<double>(in.valid_tokens);
+  };
+  out.mean_nll = mean_of(LOGITLESS_TENSOR_NLL);
+  for (size_t i = 0; i < kStats; ++i) out.stat_means[i] = mean_of(kLossStats[i].id);
   const int64_t k = request.problem.top_k;
-  const auto* top_ids = reinterpret_cast<const int64_t*>(values_of(out, LOGITLESS_TENSOR_TOP_IDS));
-  for (int64_t token = 0; token < in.tokens && top_ids != nullptr && in.targets_per_token == 0; ++token) {
-    const int64_t* first = top_ids + token * k;
-    const int64_t target = in.targets[static_cast<size_t>(token)];
-    const bool is_there = std::find(first, first + k, target) != first + k;
-    if (target != request.problem.ignore_index && is_there) ++out.top_correct_tokens;
+  for (const LossOutput& output : out.rows) {
+    if (output.id != LOGITLESS_TENSOR_TOP_IDS || in.targets_per_token > 0) continue;
+    const auto* ids = reinterpret_cast<const int64_t*>(output.values.bytes().data());
+    for (const int64_t target : in.targets) {
+      if (target != request.problem.ignore_index) out.top_correct_tokens += std::count(ids, ids + k, target);
+      ids += k;
+    }
   }
   return out;
 }
@@ -321,7 +292,7 @@ ordered_json make_report(const LossRequest& request, const LossInputs& in, const
   }
   report["vocab"] = in.vocab;
   report["hidden"] = in.dim;
-  const auto described = [](const TensorView& tensor) -> ordered_json {
+  const auto described = [](const StoredTensor& tensor) -> ordered_json {
     return {{"tensor", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}};
   };
   report["inputs"] = {{"hidden", described(in.hidden)}, {"classifier", described(in.classifier)}};
@@ -337,22 +308,17 @@ ordered_json make_report(const LossRequest& request, const LossInputs& in, const
   return report;
 }
 
-// Without what stands in for an empty output's memory.
-std::span<const std::byte> bytes_in(const LossOutput& output) {
-  return output.values.bytes().first(bytes_of(output.shape, output.type).value());
-}
-
 void write_outputs(const std::string& path, const std::vector<LossOutput>& outputs,
                    std::vector<TensorToWrite> others, const std::map<std::string, std::string>& metadata) {
   for (const LossOutput& output : outputs)
-    others.push_back({tensor_name(output.id), output.type, output.shape, bytes_in(output)});
+    others.push_back({tensor_name(output.id), output.type, output.shape, output.bytes()});
   write_safetensors(path, others, metadata);
 }
 
 void write_files(const LossRequest& request, const LossInputs& in, const LossResult& result) {
   if (request.per_token.ends_with(".npy")) {
     const LossOutput& nll = result.rows.front();
-    write_npy(request.per_token, {"nll", nll.type, nll.shape, bytes_in(nll)});
+    write_npy(request.per_token, {"nll", nll.type, nll.shape, nll.bytes()});
   } else if (!request.per_token.empty()) {
     std::vector<int64_t> shape = in.batch_shape;
     if (in.targets_per_token > 0) shape.push_back(in.targets_per_token);
@@ -374,7 +340,6 @@ void run(const LossRequest& request, const GlobalOptions& globals) {
   check_several_targets(request, inputs);
   check_outputs(request, inputs.files);
   const LossResult result = run_loss(globals, device, inputs, request, gradients);
-  require_whole_mapped_files();
   write_files(request, inputs, result);
   print_report(make_report(request, inputs, result), globals.json);
 }
@@ -441,9 +406,12 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       ->check(CLI::IsMember({"same", "f32"}))
       ->capture_default_str();
   command->footer(
-      "\nFiles are .safetensors (F32, BF16, F16, F64) or .npy (F32, F16, F64). They are mapped, not loaded.\n"
-      "TENSOR may be left out where the file has only one. Of a checkpoint in several files, name the one\n"
-      "that has the tensor. What a model does to its logits, give as --scale and --softcap.\n"
+      "\nFiles are .safetensors (F32, BF16, F16, F64) or .npy (F32, F16, F64). Without gradients hidden "
+      "states are\n"
+      "read a part at a time. TENSOR may be left out where the file has only one. Of a checkpoint in "
+      "several\n"
+      "files, name the one that has the tensor. What a model does to its logits, give as --scale and "
+      "--softcap.\n"
       "\n"
       "Examples:\n"
       "  logitless loss --hidden h.npy --classifier w.npy --targets y.npy\n"

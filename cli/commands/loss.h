@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "commands/options.h"
-#include "io/tensor.h"
+#include "io/tensor_files.h"
 
 namespace logitless::cli {
 
@@ -41,13 +41,14 @@ struct LossRequest {
 
 // Operands that fit together, ready for the library.
 struct LossInputs {
-  TensorView hidden;      // [..., D], mapped
-  TensorView classifier;  // [V, D], mapped
-  TensorView bias;        // [V], mapped; no data without one
+  StoredTensor hidden;      // [..., D], read as it is needed
+  StoredTensor classifier;  // [V, D]
+  StoredTensor bias;        // [V]; no file without one
+  std::vector<std::byte> classifier_data, bias_data;
   // [N], or [N, K] with targets_per_token; already shifted, ignore_index where a row has none.
   std::vector<int64_t> targets;
   int64_t targets_per_token = 0;  // K; 0: one, without a weight of its own
-  // Elements of stats_dtype; empty where not given.
+  // Elements of type `stats`; empty where not given.
   std::vector<std::byte> target_weight;      // [N, K], shifted as targets
   std::vector<std::byte> class_weight;       // [V]
   std::vector<std::byte> token_weight;       // [N]
@@ -58,11 +59,8 @@ struct LossInputs {
   int64_t dim = 0;                           // D
   int64_t valid_tokens = 0;                  // with a target that is not ignored
   double weight_sum = 0;                     // of the valid rows: token weight x class weight of the target
-  logitless_dtype stats_dtype = LOGITLESS_F32;  // of weights and of what is computed for each token
-  std::vector<std::string> files;               // all that the operands come from
-
-  int64_t target_count() const { return targets_per_token == 0 ? 1 : targets_per_token; }  // of a token
-  double stats_at(const std::byte* stats, int64_t index) const;  // an element of a vector of stats_dtype
+  ElementType stats = ElementType::kF32;     // of weights and of what is computed for each token
+  std::vector<std::string> files;            // all that the operands come from
 };
 
 // Opens and checks everything; throws FileError naming tensor, expected and got.

@@ -2,43 +2,49 @@
 #include <cmath>
 
 #include "commands/loss.h"
-#include "io/tensor_files.h"
 #include "support/format.h"
 
 namespace logitless::cli {
 namespace {
 
-[[noreturn]] void refuse(const TensorView& tensor, const std::string& expected, const std::string& got) {
+[[noreturn]] void refuse(const StoredTensor& tensor, const std::string& expected, const std::string& got) {
   throw FileError(tensor.name, "expected " + expected + ", got " + got);
 }
 
-void require_real(const TensorView& tensor) {
+void require_real(const StoredTensor& tensor) {
   if (!is_real(tensor.dtype))
     refuse(tensor, "dtype F32, BF16, F16 or F64", std::string(name_of(tensor.dtype)));
 }
 
-void require_shape(const TensorView& tensor, const std::vector<int64_t>& shape, const std::string& why) {
+void require_shape(const StoredTensor& tensor, const std::vector<int64_t>& shape, const std::string& why) {
   if (tensor.shape != shape)
     refuse(tensor, "shape " + shape_text(shape) + " (" + why + ")", shape_text(tensor.shape));
 }
 
-// A vector of `count` real numbers as stats; positive: that logits can be divided by.
-std::vector<std::byte> read_weights(const TensorView& tensor, int64_t count, logitless_dtype stats,
+// A vector of `count` real numbers as statistics; positive: that logits can be divided by.
+std::vector<std::byte> read_weights(const LossInputs& in, const StoredTensor& tensor, int64_t count,
                                     bool positive = false) {
   require_real(tensor);
   if (tensor.elements() != count) {
     refuse(tensor, std::to_string(count) + " elements", "shape " + shape_text(tensor.shape));
   }
-  std::vector<double> values;
-  for (int64_t i = 0; i < count; ++i) {
-    const double value = values.emplace_back(real_element(tensor, i));
-    const bool accepted = positive ? value >= 0x1p-126 && value <= 0x1p126 : std::isfinite(value);
-    if (!accepted) {
-      refuse(tensor, positive ? "temperatures > 0, from 2^-126 to 2^126" : "finite weights",
-             format_number(value, 9) + " at " + std::to_string(i));
-    }
+  const std::vector<double> values = decode(tensor.read(), dtype_from_element(tensor.dtype));
+  const auto bad = std::find_if_not(values.begin(), values.end(), [=](double value) {
+    return positive ? value >= 0x1p-126 && value <= 0x1p126 : std::isfinite(value);
+  });
+  if (bad != values.end()) {
+    refuse(tensor, positive ? "temperatures > 0, from 2^-126 to 2^126" : "finite weights",
+           format_number(*bad, 9) + " at " + std::to_string(bad - values.begin()));
   }
-  return encode(values, stats);
+  return encode(values, dtype_from_element(in.stats));
+}
+
+// Of classifier and bias.
+void require_f64_as_hidden(const LossInputs& in, const StoredTensor& tensor) {
+  require_real(tensor);
+  if ((tensor.dtype == ElementType::kF64) == (in.hidden.dtype == ElementType::kF64)) return;
+  refuse(tensor, "F64 exactly when hidden is (hidden is " + std::string(name_of(in.hidden.dtype)) + ")",
+         std::string(name_of(tensor.dtype)));
 }
 
 void check_operands(LossInputs& in) {
@@ -53,24 +59,12 @@ void check_operands(LossInputs& in) {
   if (in.vocab < 1) refuse(in.classifier, "at least one row", shape_text(in.classifier.shape));
   in.tokens = in.hidden.elements() / in.dim;
   require_shape(in.classifier, {in.vocab, in.dim}, "D = " + std::to_string(in.dim) + " of " + in.hidden.name);
-  in.stats_dtype = in.hidden.dtype == ElementType::kF64 ? LOGITLESS_F64 : LOGITLESS_F32;
-  if ((in.classifier.dtype == ElementType::kF64) != (in.stats_dtype == LOGITLESS_F64)) {
-    refuse(in.classifier,
-           "F64 exactly when hidden is (hidden is " + std::string(name_of(in.hidden.dtype)) + ")",
-           std::string(name_of(in.classifier.dtype)));
-  }
-}
-
-void check_bias(const LossInputs& in) {
-  require_real(in.bias);
-  require_shape(in.bias, {in.vocab}, "V = " + std::to_string(in.vocab));
-  if ((in.bias.dtype == ElementType::kF64) != (in.stats_dtype == LOGITLESS_F64)) {
-    refuse(in.bias, "F64 exactly when hidden is", std::string(name_of(in.bias.dtype)));
-  }
+  require_f64_as_hidden(in, in.classifier);
+  if (in.hidden.dtype == ElementType::kF64) in.stats = ElementType::kF64;
 }
 
 // K of targets [..., tokens, K], with the leading dimensions of hidden or flat; 0: a token has one.
-int64_t targets_per_token(const LossInputs& in, const TensorView& targets) {
+int64_t targets_per_token(const LossInputs& in, const StoredTensor& targets) {
   constexpr int64_t kMost = 64;
   const std::vector<int64_t> flat{in.tokens};
   if (targets.shape == in.batch_shape || targets.shape == flat) return 0;
@@ -89,22 +83,12 @@ int64_t targets_per_token(const LossInputs& in, const TensorView& targets) {
   return count;
 }
 
-// Target k of a row of the file.
-int64_t checked_target(const LossInputs& in, const TensorView& targets, int64_t row, int64_t k,
-                       int64_t ignore_index) {
-  const int64_t target = integer_element(targets, row * in.target_count() + k);
-  if (target == ignore_index || (target >= 0 && target < in.vocab)) return target;
-  refuse(targets, "targets in [0, " + std::to_string(in.vocab) + ") or " + std::to_string(ignore_index),
-         std::to_string(target) + " at " +
-             (in.targets_per_token == 0 ? std::to_string(row) : shape_text({row, k})));
-}
-
 // Fills targets, shifted inside their sequences, and what depends on them.
-void read_targets(LossInputs& in, const TensorView& targets, const LossRequest& request) {
+void read_targets(LossInputs& in, const StoredTensor& targets, const LossRequest& request) {
   if (!is_integer(targets.dtype))
     refuse(targets, "an integer dtype such as I32 or I64", std::string(name_of(targets.dtype)));
   in.targets_per_token = targets_per_token(in, targets);
-  const int64_t count = in.target_count();
+  const int64_t count = std::max<int64_t>(in.targets_per_token, 1), ignored = request.problem.ignore_index;
 
   int64_t length = request.problem.sequence_length;
   if (length == 0) length = in.batch_shape.size() > 1 ? in.batch_shape.back() : in.tokens;
@@ -112,37 +96,42 @@ void read_targets(LossInputs& in, const TensorView& targets, const LossRequest& 
     throw UsageError("--sequence-length: expected a divisor of " + std::to_string(in.tokens) +
                      " tokens, got " + std::to_string(length));
   }
-  in.targets.assign(static_cast<size_t>(in.tokens * count), request.problem.ignore_index);
+  const std::vector<std::byte> stored = targets.read();
+  in.targets.assign(static_cast<size_t>(in.tokens * count), ignored);
   for (int64_t row = 0; row < in.tokens; ++row) {
     if (row % length >= length - std::min(request.problem.shift, length))
       continue;  // no target that far ahead
-    // One of the token's.
-    int64_t target = request.problem.ignore_index;
+    const int64_t from = row + request.problem.shift;
+    int64_t last = ignored;  // of the token's targets
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t one =
-          checked_target(in, targets, row + request.problem.shift, k, request.problem.ignore_index);
-      in.targets[static_cast<size_t>(row * count + k)] = one;
-      if (one != request.problem.ignore_index) target = one;
+      const int64_t target = integer_element(stored.data(), targets.dtype, from * count + k);
+      in.targets[static_cast<size_t>(row * count + k)] = target;
+      if (target == ignored) continue;
+      last = target;
+      if (target >= 0 && target < in.vocab) continue;
+      refuse(targets, "targets in [0, " + std::to_string(in.vocab) + ") or " + std::to_string(ignored),
+             std::to_string(target) + " at " +
+                 (in.targets_per_token == 0 ? std::to_string(from) : shape_text({from, k})));
     }
-    if (target == request.problem.ignore_index) continue;
+    if (last == ignored) continue;
     ++in.valid_tokens;
-    const double token = in.token_weight.empty() ? 1 : in.stats_at(in.token_weight.data(), row);
-    const double of_class = in.class_weight.empty() ? 1 : in.stats_at(in.class_weight.data(), target);
-    in.weight_sum += token * of_class;
+    const auto weight = [&](const std::vector<std::byte>& weights, int64_t i) {
+      return weights.empty() ? 1 : real_element(weights.data(), in.stats, i);
+    };
+    in.weight_sum += weight(in.token_weight, row) * weight(in.class_weight, last);
   }
 }
 
 // Fills the weights of several targets, which move with them.
-void read_target_weights(LossInputs& in, const TensorView& weights, const TensorView& targets,
+void read_target_weights(LossInputs& in, const StoredTensor& weights, const StoredTensor& targets,
                          int64_t shift) {
   if (in.targets_per_token == 0) {
     throw UsageError("--target-weight: expected targets of shape [..., tokens, K] with it, got " +
                      shape_text(targets.shape));
   }
   require_shape(weights, targets.shape, "as " + targets.name);
-  in.target_weight = read_weights(weights, targets.elements(), in.stats_dtype);
-  const auto row_bytes = in.targets_per_token * dtype_bytes(in.stats_dtype);
-  const auto moved = std::min(shift, in.tokens) * row_bytes;
+  in.target_weight = read_weights(in, weights, targets.elements());
+  const int64_t moved = std::min(shift, in.tokens) * in.targets_per_token * bits_of(in.stats) / 8;
   // Rows of which a sequence has no target that far ahead have none at all: what stays there does not count.
   std::shift_left(in.target_weight.begin(), in.target_weight.end(), moved);
 }
@@ -152,38 +141,33 @@ void read_target_weights(LossInputs& in, const TensorView& weights, const Tensor
 LossInputs open_loss_inputs(const LossRequest& request) {
   LossInputs in;
   const auto open = [&](const char* role, const std::string& reference) {
-    TensorView tensor = open_tensor(role, reference);
-    in.files.push_back(tensor.file);
+    StoredTensor tensor = open_tensor(role, reference);
+    in.files.push_back(tensor.file->path());
     return tensor;
+  };
+  const auto weights = [&](const char* role, const std::string& reference, int64_t count, bool positive) {
+    if (reference.empty()) return std::vector<std::byte>{};
+    return read_weights(in, open(role, reference), count, positive);
   };
   in.hidden = open("hidden states", request.hidden);
   in.classifier = open("classifier", request.classifier);
   check_operands(in);
   if (!request.bias.empty()) {
     in.bias = open("bias", request.bias);
-    check_bias(in);
+    require_f64_as_hidden(in, in.bias);
+    require_shape(in.bias, {in.vocab}, "V = " + std::to_string(in.vocab));
+    in.bias_data = in.bias.read();
   }
-  if (!request.class_weight.empty()) {
-    in.class_weight = read_weights(open("class weights", request.class_weight), in.vocab, in.stats_dtype);
-  }
-  if (!request.token_weight.empty()) {
-    in.token_weight = read_weights(open("token weights", request.token_weight), in.tokens, in.stats_dtype);
-  }
-  if (!request.token_temperature.empty()) {
-    const TensorView temperatures = open("token temperatures", request.token_temperature);
-    in.token_temperature = read_weights(temperatures, in.tokens, in.stats_dtype, true);
-  }
-  const TensorView targets = open("targets", request.targets);
+  in.class_weight = weights("class weights", request.class_weight, in.vocab, false);
+  in.token_weight = weights("token weights", request.token_weight, in.tokens, false);
+  in.token_temperature = weights("token temperatures", request.token_temperature, in.tokens, true);
+  const StoredTensor targets = open("targets", request.targets);
   read_targets(in, targets, request);
   if (!request.target_weight.empty()) {
     read_target_weights(in, open("target weights", request.target_weight), targets, request.problem.shift);
   }
+  in.classifier_data = in.classifier.read();
   return in;
-}
-
-double LossInputs::stats_at(const std::byte* stats, int64_t index) const {
-  if (stats_dtype == LOGITLESS_F64) return reinterpret_cast<const double*>(stats)[index];
-  return static_cast<double>(reinterpret_cast<const float*>(stats)[index]);
 }
 
 }  // namespace logitless::cli

@@ -294,11 +294,9 @@ std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype) 
 }
 
 std::vector<double> decode(const std::vector<std::byte>& bytes, int32_t dtype) {
-  TensorView view;
-  view.dtype = element_from_dtype(dtype);
-  view.data = bytes;
+  const ElementType type = element_from_dtype(dtype);
   std::vector<double> out(bytes.size() / static_cast<size_t>(dtype_bytes(dtype)));
-  for (size_t i = 0; i < out.size(); ++i) out[i] = real_element(view, static_cast<int64_t>(i));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = real_element(bytes.data(), type, static_cast<int64_t>(i));
   return out;
 }
 

@@ -102,8 +102,8 @@ class Reader {
  public:
   Reader(const std::string& file, const ModelConfigOverrides& overrides)
       : file_(file), overrides_(overrides) {
-    const auto mapped = MappedFile::open(file);
-    const auto bytes = mapped->bytes();
+    const InputFile input(file);
+    const std::vector<std::byte> bytes = input.read(0, input.size());
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     whole_ = parse_strict_json(without_python_numbers(text), file, kConfigDepth);
     if (!whole_.is_object()) throw FileError(file, "expected a JSON object");

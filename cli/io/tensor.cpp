@@ -30,9 +30,9 @@ To cast_bits(From from) {
 }
 
 template <class T>
-T load(const TensorView& tensor, int64_t index) {
+T load(const std::byte* data, int64_t index) {
   T value;
-  std::memcpy(&value, tensor.data.data() + static_cast<size_t>(index) * sizeof(T), sizeof(T));
+  std::memcpy(&value, data + static_cast<size_t>(index) * sizeof(T), sizeof(T));
   return value;
 }
 
@@ -85,42 +85,32 @@ std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, ElementType 
   return bits / 8;
 }
 
-TensorView aligned(TensorView tensor) {
-  const auto size = static_cast<uintptr_t>(std::max(1, bits_of(tensor.dtype) / 8));
-  if (tensor.data.empty() || reinterpret_cast<uintptr_t>(tensor.data.data()) % size == 0) return tensor;
-  const std::shared_ptr<std::byte[]> copy(new std::byte[tensor.data.size()]);  // aligned for any type
-  std::memcpy(copy.get(), tensor.data.data(), tensor.data.size());
-  tensor.data = {copy.get(), tensor.data.size()};
-  tensor.owner = copy;
-  return tensor;
-}
-
 uint64_t read_le(const std::byte* data, int count) {
   uint64_t value = 0;
   for (int i = 0; i < count; ++i) value |= std::to_integer<uint64_t>(data[i]) << (8 * i);
   return value;
 }
 
-double real_element(const TensorView& tensor, int64_t index) {
-  switch (tensor.dtype) {
+double real_element(const std::byte* data, ElementType type, int64_t index) {
+  switch (type) {
     case ElementType::kF64:
-      return load<double>(tensor, index);
+      return load<double>(data, index);
     case ElementType::kF32:
-      return load<float>(tensor, index);
+      return load<float>(data, index);
     case ElementType::kBF16:
-      return bf16_to_float(load<uint16_t>(tensor, index));
+      return bf16_to_float(load<uint16_t>(data, index));
     case ElementType::kF16:
-      return f16_to_float(load<uint16_t>(tensor, index));
+      return f16_to_float(load<uint16_t>(data, index));
     default:
-      throw std::logic_error(tensor.name + " has no real elements");
+      throw std::logic_error("no real elements: " + std::string(name_of(type)));
   }
 }
 
-int64_t integer_element(const TensorView& tensor, int64_t index) {
-  if (!is_integer(tensor.dtype)) throw std::logic_error(tensor.name + " has no integer elements");
-  const int bits = bits_of(tensor.dtype);
-  const uint64_t value = read_le(tensor.data.data() + index * (bits / 8), bits / 8);
-  if (tensor.dtype >= ElementType::kU64) return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
+int64_t integer_element(const std::byte* data, ElementType type, int64_t index) {
+  if (!is_integer(type)) throw std::logic_error("no integer elements: " + std::string(name_of(type)));
+  const int bits = bits_of(type);
+  const uint64_t value = read_le(data + index * (bits / 8), bits / 8);
+  if (type >= ElementType::kU64) return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
   return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);  // with its sign
 }
 

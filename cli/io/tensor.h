@@ -1,9 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -53,22 +51,6 @@ inline bool is_integer(ElementType type) {
   return type >= ElementType::kI64 && type <= ElementType::kU8;
 }
 
-// A tensor inside a mapped file: C order, little-endian. It keeps alive what its data lies in.
-struct TensorView {
-  std::string name;  // "file:tensor" or "file", for messages
-  std::string file;
-  ElementType dtype = ElementType::kF32;
-  std::vector<int64_t> shape;
-  std::span<const std::byte> data;
-  std::shared_ptr<const void> owner;
-
-  int64_t elements() const {
-    int64_t product = 1;
-    for (const int64_t extent : shape) product *= extent;
-    return product;
-  }
-};
-
 // "[2, 3]"
 std::string shape_text(const std::vector<int64_t>& shape);
 
@@ -76,17 +58,13 @@ std::string shape_text(const std::vector<int64_t>& shape);
 // not fill bytes.
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, ElementType dtype);
 
-// Copies a tensor into aligned memory if its data does not start at a multiple of the element size
-// (files written before headers were padded). Every other tensor is returned as it is.
-TensorView aligned(TensorView tensor);
-
 // Little-endian unsigned integer of `count` bytes.
 uint64_t read_le(const std::byte* data, int count);
 
-// One element of a tensor of real numbers (is_real), exactly. For small tensors: weights, not matrices.
-double real_element(const TensorView& tensor, int64_t index);
-// One element of an integer tensor (is_integer). A U64 beyond 2^63 - 1 becomes 2^63 - 1.
-int64_t integer_element(const TensorView& tensor, int64_t index);
+// An element of real numbers (is_real), exactly. For small tensors: weights, not matrices.
+double real_element(const std::byte* data, ElementType type, int64_t index);
+// An element of integers (is_integer). A U64 beyond 2^63 - 1 becomes 2^63 - 1.
+int64_t integer_element(const std::byte* data, ElementType type, int64_t index);
 
 // The 16-bit formats. Widening is exact; narrowing rounds to nearest even.
 float bf16_to_float(uint16_t bits);

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <string_view>
 
-#include "io/files.h"
 #include "io/json.h"
 
 namespace logitless::cli {
@@ -20,8 +21,9 @@ constexpr size_t kDataAlignment = 8;  // of the data's beginning; the format ask
 constexpr int kHeaderDepth = 3;       // { tensor: { "shape": [ ... ] } }
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr size_t kPreambleBytes = 8;  // magic and version
-constexpr size_t kNpyAlignment = 64;  // of the data's beginning, as numpy writes it
+constexpr size_t kPreambleBytes = 8;               // magic and version
+constexpr uint64_t kNpyStart = uint64_t{1} << 20;  // headers of plain numbers are much shorter
+constexpr size_t kNpyAlignment = 64;               // of the data's beginning, as numpy writes it
 constexpr int kNpyDepth = 4;
 
 struct NumpyType {
@@ -165,15 +167,19 @@ ElementType read_descr(const json& descr, const std::string& file) {
 }
 
 // The tensor of this name, or the only one where that is empty.
-TensorView open_safetensors(const std::string& path, const std::string& tensor, const std::string& role) {
-  const auto file = MappedFile::open(path);
-  const SafetensorsHeader header = parse_safetensors(file->bytes(), path);
+StoredTensor open_safetensors(const std::string& path, const std::string& tensor, const std::string& role) {
+  const auto file = std::make_shared<const InputFile>(path);
+  std::vector<std::byte> start = file->read(0, std::min(file->size(), kLengthBytes));
+  if (start.size() == kLengthBytes) {
+    const uint64_t length = std::min(read_le(start.data(), kLengthBytes), kMaxHeaderBytes);
+    start = file->read(0, std::min(file->size(), kLengthBytes + length));
+  }
+  const SafetensorsHeader header = parse_safetensors(start, file->size(), path);
   const auto found =
       tensor.empty() && header.tensors.size() == 1 ? header.tensors.begin() : header.tensors.find(tensor);
   if (found != header.tensors.end()) {
     const auto& [name, entry] = *found;
-    return aligned({path + ":" + name, path, entry.dtype, entry.shape,
-                    file->bytes().subspan(header.data_offset + entry.begin, entry.end - entry.begin), file});
+    return {path + ":" + name, entry.dtype, entry.shape, file, header.data_offset + entry.begin};
   }
   std::string known;
   size_t shown = 0;
@@ -202,21 +208,22 @@ void append(std::string& text, uint64_t value, int count) {
 
 }  // namespace
 
-SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file) {
-  if (bytes.size() < kLengthBytes) {
-    throw FileError(
-        file, "is not a safetensors file: expected at least 8 bytes, got " + std::to_string(bytes.size()));
+SafetensorsHeader parse_safetensors(std::span<const std::byte> start, uint64_t size,
+                                    const std::string& file) {
+  if (size < kLengthBytes) {
+    throw FileError(file,
+                    "is not a safetensors file: expected at least 8 bytes, got " + std::to_string(size));
   }
-  const uint64_t length = read_le(bytes.data(), kLengthBytes);
+  const uint64_t length = read_le(start.data(), kLengthBytes);
   if (length > kMaxHeaderBytes) {
     throw FileError(file, "is not a safetensors file: its header would have " + std::to_string(length) +
                               " bytes, the format allows " + std::to_string(kMaxHeaderBytes));
   }
-  if (length > bytes.size() - kLengthBytes) {
+  if (length > size - kLengthBytes) {
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +
-                              std::to_string(bytes.size()));
+                              std::to_string(size));
   }
-  const std::string_view text = text_of(bytes.subspan(kLengthBytes, length));
+  const std::string_view text = text_of(start.subspan(kLengthBytes, length));
   if (!text.starts_with('{'))
     throw FileError(file, "is not a safetensors file: its header does not start with '{'");
   const json parsed = parse_strict_json(text, file, kHeaderDepth);
@@ -225,12 +232,12 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   for (const auto& [name, value] : parsed.items()) {
     if (name != "__metadata__") header.tensors[name] = read_entry(value, file, "tensor " + in_quotes(name));
   }
-  check_layout(header.tensors, bytes.size() - header.data_offset, file);
+  check_layout(header.tensors, size - header.data_offset, file);
   return header;
 }
 
-TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file) {
-  const std::string_view all = text_of(bytes);
+TensorEntry parse_npy(std::span<const std::byte> start, uint64_t size, const std::string& file) {
+  const std::string_view all = text_of(start);
   if (!all.starts_with(kMagic))
     throw FileError(file, "is not an npy file: it does not start with \\x93NUMPY");
   const int major = all.size() < kPreambleBytes ? 1 : static_cast<unsigned char>(all[6]);
@@ -239,12 +246,13 @@ TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file)
   }
   const size_t length_bytes = major == 1 ? 2 : 4;
   const size_t text_begin = kPreambleBytes + length_bytes;
-  if (bytes.size() < text_begin) throw FileError(file, "is truncated inside the npy header");
-  const uint64_t length = read_le(bytes.data() + kPreambleBytes, static_cast<int>(length_bytes));
-  if (length > bytes.size() - text_begin) {
+  if (size < text_begin) throw FileError(file, "is truncated inside the npy header");
+  const uint64_t length = read_le(start.data() + kPreambleBytes, static_cast<int>(length_bytes));
+  if (length > size - text_begin) {
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +
-                              std::to_string(bytes.size()));
+                              std::to_string(size));
   }
+  if (length > start.size() - text_begin) throw FileError(file, "has an npy header of more than 1 MiB");
   const json parsed = parse_dictionary(all.substr(text_begin, length), file);
   if (!parsed.is_object() || parsed.size() != 3 || !parsed.contains("descr") || !parsed.contains("shape") ||
       !parsed.contains("fortran_order") || !parsed["fortran_order"].is_boolean()) {
@@ -252,7 +260,7 @@ TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file)
   }
   TensorEntry entry{read_descr(parsed["descr"], file),
                     read_shape(parsed["shape"], file, "has a malformed npy header"), text_begin + length,
-                    bytes.size()};
+                    size};
   if (parsed["fortran_order"] == true && entry.shape.size() > 1) {
     throw FileError(file, "is in Fortran order: expected C order (numpy.ascontiguousarray before saving)");
   }
@@ -339,15 +347,24 @@ TensorReference parse_tensor_reference(const std::string& text) {
   return {text, ""};
 }
 
-TensorView open_tensor(const std::string& role, const std::string& reference) {
+int64_t StoredTensor::elements() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::vector<std::byte> StoredTensor::read(int64_t first, int64_t last) const {
+  const auto size = static_cast<uint64_t>(bits_of(dtype) / 8);
+  return file->read(begin + static_cast<uint64_t>(first) * size, static_cast<uint64_t>(last - first) * size);
+}
+
+StoredTensor open_tensor(const std::string& role, const std::string& reference) {
   const auto [path, tensor] = parse_tensor_reference(reference);
   std::error_code error;
   if (path.ends_with(".npy")) {
     if (!tensor.empty())
       throw FileError(path, "an npy file has no named tensors, so ':" + tensor + "' cannot be in it");
-    const auto file = MappedFile::open(path);
-    const TensorEntry entry = parse_npy(file->bytes(), path);
-    return aligned({path, path, entry.dtype, entry.shape, file->bytes().subspan(entry.begin), file});
+    const auto file = std::make_shared<const InputFile>(path);
+    const TensorEntry entry = parse_npy(file->read(0, std::min(file->size(), kNpyStart)), file->size(), path);
+    return {path, entry.dtype, entry.shape, file, entry.begin};
   }
   if (!path.ends_with(".safetensors") && std::filesystem::exists(path, error))
     throw FileError(path, "expected a .safetensors or .npy file");

@@ -2,10 +2,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "io/files.h"
 #include "io/tensor.h"
 
 namespace logitless::cli {
@@ -24,14 +26,14 @@ struct SafetensorsHeader {
   std::map<std::string, TensorEntry> tensors;
 };
 
-// Reads and checks the header of a file given as its bytes: the header lies inside the file and within the
-// format's limit of 100 MB; names are unique; every size follows from dtype and shape; the tensors fill the
-// rest of the file without holes or overlaps. `file` is its name in messages. Throws FileError.
-SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
+// Reads and checks the header of a file of `size` bytes that begins so: the header lies inside the file and
+// within the format's limit of 100 MB; names are unique; every size follows from dtype and shape; the tensors
+// fill the rest of the file without holes or overlaps. `file` is its name in messages. Throws FileError.
+SafetensorsHeader parse_safetensors(std::span<const std::byte> start, uint64_t size, const std::string& file);
 
 // Reads and checks the header of an .npy file (format versions 1 to 3), as parse_safetensors() does. It takes
 // little-endian plain numbers in C order and refuses everything else by name.
-TensorEntry parse_npy(std::span<const std::byte> bytes, const std::string& file);
+TensorEntry parse_npy(std::span<const std::byte> start, uint64_t size, const std::string& file);
 
 // A tensor to be written: C order, little-endian, in the caller's memory.
 struct TensorToWrite {
@@ -55,8 +57,22 @@ struct TensorReference {
 };
 TensorReference parse_tensor_reference(const std::string& text);
 
-// Opens a tensor of a .safetensors or .npy file, mapped; without a name the only one. FileError names those
-// there are. `role` names the argument in messages.
-TensorView open_tensor(const std::string& role, const std::string& reference);
+// A tensor that lies in a file: C order, little-endian.
+struct StoredTensor {
+  std::string name;  // "file:tensor" or "file", for messages
+  ElementType dtype = ElementType::kF32;
+  std::vector<int64_t> shape;
+  std::shared_ptr<const InputFile> file;
+  uint64_t begin = 0;  // in the file
+
+  int64_t elements() const;
+  // Elements from `first` to `last`, in memory that is aligned for them.
+  std::vector<std::byte> read(int64_t first, int64_t last) const;
+  std::vector<std::byte> read() const { return read(0, elements()); }
+};
+
+// Opens a tensor of a .safetensors or .npy file; without a name the only one. FileError names those there
+// are. `role` names the argument in messages.
+StoredTensor open_tensor(const std::string& role, const std::string& reference);
 
 }  // namespace logitless::cli

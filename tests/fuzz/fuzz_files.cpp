@@ -35,7 +35,7 @@ void accept_or_refuse(const Read& read) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
   accept_or_refuse([&] {
-    const SafetensorsHeader header = parse_safetensors(bytes, "file");
+    const SafetensorsHeader header = parse_safetensors(bytes, size, "file");
     uint64_t total = 0;
     for (const auto& [name, entry] : header.tensors) {
       require(bytes_of(entry.shape, entry.dtype) == entry.end - entry.begin);
@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(header.data_offset + total == size);
   });
   accept_or_refuse([&] {
-    const TensorEntry entry = parse_npy(bytes, "file");
+    const TensorEntry entry = parse_npy(bytes, size, "file");
     require(bytes_of(entry.shape, entry.dtype) == size - entry.begin && entry.end == size);
     touch(bytes.subspan(entry.begin));
   });

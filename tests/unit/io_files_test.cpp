@@ -32,16 +32,22 @@ class Files : public testing::Test {
   fs::path folder_;
 };
 
-TEST_F(Files, MappedFileHandlesEmptyMissingFolderAndPipe) {
+TEST_F(Files, InputFileHandlesEmptyMissingFolderAndPipe) {
   std::ofstream(path("empty")).flush();
-  EXPECT_TRUE(MappedFile::open(path("empty"))->bytes().empty());
-  EXPECT_THROW(MappedFile::open(path("missing")), FileError);
-  EXPECT_THROW(MappedFile::open(folder_.string()), FileError);
+  EXPECT_EQ(InputFile(path("empty")).size(), 0u);
+  EXPECT_THROW(InputFile(path("missing")), FileError);
+  EXPECT_THROW(InputFile(folder_.string()), FileError);
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
-  EXPECT_THROW(MappedFile::open(path("pipe")), FileError);
-  EXPECT_THROW(MappedFile::open("/dev/zero"), FileError);
+  EXPECT_THROW(InputFile(path("pipe")), FileError);
+  EXPECT_THROW(InputFile("/dev/zero"), FileError);
+}
+
+TEST_F(Files, WhatWasCutSinceIsAnError) {
   std::ofstream(path("full")) << "abc";
-  EXPECT_EQ(MappedFile::open(path("full"))->bytes().size(), 3u);
+  const InputFile file(path("full"));
+  fs::resize_file(path("full"), 2);
+  EXPECT_EQ(file.read(1, 1), std::vector<std::byte>{std::byte{'b'}});
+  EXPECT_THROW(file.read(1, 2), FileError);
 }
 
 TEST_F(Files, ReferencesSplitAtTheFileThatExists) {
@@ -59,7 +65,7 @@ TEST_F(Files, TheOnlyTensorNeedsNoNameAndNoneIsGuessed) {
   write("one.safetensors", {"x"});
   write("two.safetensors", {"x", "lm_head.weight"});
   EXPECT_EQ(open_tensor("classifier", path("one.safetensors")).name, path("one.safetensors") + ":x");
-  EXPECT_EQ(open_tensor("classifier", path("two.safetensors:x")).file, path("two.safetensors"));
+  EXPECT_EQ(open_tensor("classifier", path("two.safetensors:x")).file->path(), path("two.safetensors"));
   std::ofstream(path("text.txt")) << "abc";
   const float value = 2;
   write_npy(path("v.npy"), {"v", ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1))});

@@ -50,12 +50,8 @@ TEST(RealElement, NarrowingRoundsToNearestEven) {
 
 TEST(RealElement, ReadsEveryIntegerType) {
   const int64_t minus_one = -1;
-  TensorView view;
-  view.shape = {1};
-  view.data = std::as_bytes(std::span(&minus_one, 1));
   const auto read = [&](ElementType type) {
-    view.dtype = type;
-    return integer_element(view, 0);
+    return integer_element(reinterpret_cast<const std::byte*>(&minus_one), type, 0);
   };
   EXPECT_EQ(read(ElementType::kI8), -1);
   EXPECT_EQ(read(ElementType::kI16), -1);
