@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from oracle import assert_close, both, forward
+from oracle import assert_close, both, check_report, forward, write_npy
 from safetensors.numpy import load_file
 
 N, V, D = 60, 300, 24
@@ -13,27 +13,6 @@ def problem(random):
         "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
         "targets": random.integers(0, V, N),
     }
-
-
-def write_npy(folder, arrays):
-    arguments = []
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-        arguments += ["--" + name.replace("_", "-"), f"{name}.npy"]
-    return arguments
-
-
-def check_report(report, exact, naive):
-    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
-    row_error = np.abs(naive["row_loss"] - exact["row_loss"]).sum() / exact["divisor"]
-    bound = 2 * row_error + 2.0**-24 * (np.abs(exact["row_loss"]).sum() / exact["divisor"] + rows.max())
-    assert abs(report["loss"] - exact["loss"]) <= bound
-    mean_nll = exact["nll"].sum() / exact["valid"]
-    assert report["nll"] == pytest.approx(mean_nll, abs=2.0**-23 * rows.max() * 4)
-    assert report["perplexity"] == pytest.approx(np.exp(report["nll"]), rel=1e-12)
-    assert report["correct_tokens"] == exact["correct"]
-    assert report["token_accuracy"] == pytest.approx(exact["correct"] / exact["valid"])
-    assert report["valid_tokens"] == exact["valid"]
 
 
 STATISTICS = ("lse", "entropy", "target_logit", "mean_logit", "log_sum_sq_probs", "max_logit")
@@ -230,31 +209,30 @@ def test_no_valid_token_and_no_token(ok, tmp_path, problem):
     assert report["loss"] is None and report["tokens"] == 0
 
 
-def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random):
+@pytest.mark.parametrize("several", [False, True])
+def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random, several):
     """More tokens than one run takes."""
     arrays = {
         "hidden": random.standard_normal((6000, 64)).astype(np.float32),
         "classifier": random.standard_normal((3000, 64)).astype(np.float32) / 8,
-        "targets": random.integers(0, 3000, 6000),
+        "targets": random.integers(0, 3000, (6000, 3) if several else 6000),
     }
+    if several:
+        arrays["target_weight"] = random.dirichlet(np.ones(3), 6000).astype(np.float32)
     files = write_npy(tmp_path, arrays)
-    report = ok("--json", "--backend", "reference", "loss", *files).json
+    report = ok("--json", "--backend", "reference", "loss", *files, "--per-token", "t.safetensors").json
     assert report["tokens_per_run"] < 6000
-    check_report(report, *both(*arrays.values()))
+    exact, naive = both(*arrays.values(), several=several)
+    check_report(report, exact, naive)
+    if several:
+        got, scale = load_file(tmp_path / "t.safetensors")["target_log_probs"], np.abs(exact["lse"])[:, None]
+        assert_close(got, exact["target_log_probs"], naive["target_log_probs"], scale=scale + np.abs(got))
 
 
 def test_text_report(ok, tmp_path, problem):
     text = ok("loss", *write_npy(tmp_path, problem), "--lse", "--entropy").out
-    for part in (
-        "loss: ",
-        "reduction: mean",
-        "perplexity: ",
-        "token accuracy: ",
-        "lse: ",
-        "entropy: ",
-        "hidden: tensor hidden.npy",
-    ):
-        assert part in text
+    facts = ("loss: ", "reduction: mean", "perplexity: ", "token accuracy: ", "lse: ", "entropy: ")
+    assert all(part in text for part in (*facts, "hidden: tensor hidden.npy"))
 
 
 @pytest.mark.gpu
