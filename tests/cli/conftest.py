@@ -68,6 +68,31 @@ def refused(run):
 
 
 @pytest.fixture
+def with_environment(binary):
+    """with_environment(arguments, VARIABLE=value) -> the process, which must succeed."""
+
+    def call(arguments, **variables):
+        return subprocess.run(
+            [binary, *arguments], env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True
+        )
+
+    return call
+
+
+@pytest.fixture
+def zero_head(tmp_path):
+    """zero_head(tokens, vocab, dim) -> arguments of loss for files of zeros, of which the file system stores none."""
+
+    def call(tokens, vocab, dim):
+        np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
+        np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
+        np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))
+        return ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
+
+    return call
+
+
+@pytest.fixture
 def cuda_device(ok):
     """The first CUDA device that is usable, as --device takes it."""
     facts = ok("--json", "info").json

@@ -6,21 +6,7 @@ import resource
 import subprocess
 import time
 
-import numpy as np
 import pytest
-
-
-@pytest.fixture
-def head(tmp_path):
-    """Files of a head, sparse; the arguments that name them."""
-
-    def call(tokens, vocab, dim):
-        np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
-        np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
-        np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))
-        return ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
-
-    return call
 
 
 def limited(binary, folder, limit, *arguments, stdout=subprocess.PIPE):
@@ -35,9 +21,9 @@ def limited(binary, folder, limit, *arguments, stdout=subprocess.PIPE):
 
 @pytest.mark.parametrize("option, file", [("--gradients", "g.safetensors"), ("--per-token", "t.safetensors"),
                                           ("--per-token", "t.npy")])  # fmt: skip
-def test_a_file_beyond_the_limit(binary, tmp_path, head, option, file):
+def test_a_file_beyond_the_limit(binary, tmp_path, zero_head, option, file):
     before = {path.name for path in tmp_path.iterdir()}
-    arguments = head(300, 50, 8)
+    arguments = zero_head(300, 50, 8)
     done = limited(binary, tmp_path, 1000, *arguments, option, file)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == f"logitless: error: {file}: cannot be written: File too large\n"
@@ -50,8 +36,15 @@ def test_a_result_beyond_the_limit(binary, tmp_path):
     assert done.returncode == 1 and "stdout: cannot be written" in done.stderr
 
 
-def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, head):
-    arguments = [*head(4096, 65536, 512), "--threads", "1", "--quiet", "--per-token", "t.npy"]  # some seconds of work
+def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, zero_head):
+    arguments = [
+        *zero_head(4096, 65536, 512),
+        "--threads",
+        "1",
+        "--quiet",
+        "--per-token",
+        "t.npy",
+    ]  # some seconds of work
     process = subprocess.Popen([binary, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)  # fmt: skip
     end = time.monotonic() + 60

@@ -38,14 +38,9 @@ def test_info_shows_every_cuda_device_or_why_there_is_none(ok):
             assert choice["reason"] and device["usable"] == (choice["backend"] == "cuda")
 
 
-def test_info_of_a_machine_without_a_cuda_device(binary):
-    import os
-    import subprocess
-
-    process = subprocess.run(
-        [binary, "info"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=60
-    )
-    assert process.returncode == 0 and process.stderr == ""
+def test_info_of_a_machine_without_a_cuda_device(with_environment):
+    process = with_environment(["info"], CUDA_VISIBLE_DEVICES="")
+    assert process.stderr == ""
     assert "\nwhy no cuda devices: " in process.stdout and "\ncuda devices" not in process.stdout
 
 
@@ -128,21 +123,20 @@ def test_plans_say_which_kernels_and_why(ok, run):
     assert "kernels: " in run(*problem, "--budget", "1B").out
 
 
-def test_verbose_shows_every_plan_made_and_why(binary):
-    import os
-    import subprocess
-
-    command = [binary, "plan", "-N", "64", "-V", "512", "-D", "32"]
+def test_verbose_shows_every_plan_made_and_why(with_environment):
     for value, shown in (("1", True), ("0", False)):
-        environment = os.environ | {"LOGITLESS_VERBOSE": value}
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-        assert ("because: " in process.stderr and "N 64, V 512, D 32" in process.stderr) == shown
+        said = with_environment(["plan", "-N", "64", "-V", "512", "-D", "32"], LOGITLESS_VERBOSE=value).stderr
+        assert ("because: " in said and "N 64, V 512, D 32" in said) == shown
 
 
-def test_a_device_that_is_not_here_is_refused_by_name(refused):
-    message = "--device: expected a usable CUDA device, got cuda:999: th"
-    refused(1, message, "plan", "--model", "gpt2", "--device", "cuda:999")
-    refused(2, "--device: expected cpu, cuda:N or a model, got 'gpu'", "plan", "--model", "gpt2", "--device", "gpu")
+LOSS = ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
+
+
+@pytest.mark.parametrize("command", [["plan", "--model", "gpt2"], ["bench"], ["check"], LOSS], ids=lambda x: x[0])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, command):
+    refused(1, "--device: expected a usable CUDA device, got cuda:999: th", *command, "--device", "cuda:999")
+    known = "cpu, cuda:N or a model" if command[0] == "plan" else "cpu or cuda:N"
+    refused(2, f"--device: expected {known}, got 'gpu'", *command, "--device", "gpu")
 
 
 def test_plans_for_a_model_of_device(ok, refused):
@@ -159,15 +153,7 @@ def test_plans_for_a_model_of_device(ok, refused):
         asked = ok(*problem, device, "--backend", "cuda:mma").json["chosen"]
         assert (asked["implementation"], asked["reason"]) == ("mma", "asked for")
     refused(1, "mma needs both operands in bf16", *problem[1:], "a10", "--dtype", "f32", "--backend", "cuda:mma")
-    refused(
-        2,
-        "rtx-4090, rtx-5090, h100, h200, b200, got h9000",
-        "plan",
-        "--model",
-        "gpt2",
-        "--device",
-        "h9000",
-    )
+    refused(2, "rtx-4090, rtx-5090, h100, h200, b200, got h9000", *problem[1:], "h9000")
 
 
 @pytest.mark.gpu
@@ -213,19 +199,11 @@ def test_options_win_over_the_model(ok):
     assert (problem["vocab"], problem["softcap"]) == (1024, 0)
 
 
-@pytest.mark.parametrize(
-    "text, size",
-    [
-        ("256MiB", 2**28),
-        ("1GB", 10**9),
-        ("1.5GiB", 3 * 2**29),
-        ("64m", 64 * 10**6),
-        (".5GiB", 2**29),
-        ("64 kib", 2**16),
-        ("1048576", 2**20),
-        ("2097152B", 2**21),
-    ],
-)
+SIZES = [("256MiB", 2**28), ("1GB", 10**9), ("1.5GiB", 3 * 2**29), ("64m", 64 * 10**6)]
+SIZES += [(".5GiB", 2**29), ("64 kib", 2**16), ("1048576", 2**20), ("2097152B", 2**21)]
+
+
+@pytest.mark.parametrize("text, size", SIZES)
 def test_sizes(run, text, size):
     # Whether the budget is enough depends on the backend; the plans are shown in either case.
     result = run("--json", "plan", "--model", "gpt2", "-N", 1, "--no-grad", "--budget", text)
@@ -354,16 +332,8 @@ def test_words_of_the_legend_have_no_stray_blanks(ok):
     assert "mma 256x192" in words
 
 
-def test_lists_of_thinned_plans_explain_exact_ones(ok):
-    problem = ["--json", "plan", "--model", "gemma-2-2b", "--device", "h200"]
-    notes = ok(*problem, "--gradient", "thinned").json["notes"]
-    assert any("make exact gradients" in note for note in notes)
-    for gradient in ("exact", "always-thinned"):
-        assert not any("make exact" in note for note in ok(*problem, "--gradient", gradient).json["notes"])
-
-
-def test_thinned_plans_say_when_not_to_use_them(ok):
-    problem = ["--json", "plan", "--model", "gemma-2-2b", "--device", "h200"]
+def test_thinned_plans_explain_exact_ones_and_say_when_not_to_use_them(ok):
     for gradient in ("exact", "thinned", "always-thinned"):
-        notes = ok(*problem, "--gradient", gradient).json["notes"]
+        notes = ok("--json", "plan", "--model", "gemma-2-2b", "--device", "h200", "--gradient", gradient).json["notes"]
+        assert any("make exact gradients" in note for note in notes) == (gradient == "thinned")
         assert any("fine-tuning" in note for note in notes) == (gradient != "exact")

@@ -8,22 +8,17 @@ import struct
 import subprocess
 import termios
 
-import numpy as np
 import pytest
 
 
 @pytest.fixture
-def drawn(binary, tmp_path):
+def drawn(binary, zero_head, tmp_path):
     """drawn(columns) -> what a run of some seconds writes on a terminal of so many columns."""
-    tokens, vocab, dim = 2048, 196608, 512
-    np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
-    np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
-    np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))
 
     def call(columns):
         terminal, end = pty.openpty()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        command = ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy", "--threads", "1"]
+        command = [*zero_head(2048, 196608, 512), "--threads", "1"]
         process = subprocess.Popen([binary, *command], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end)
         os.close(end)
         text = b""
