@@ -67,10 +67,12 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
 // Under the name that the user typed. A value that no plan has is wrong usage.
 int fail_library(const CLI::App& app, const Error& error) {
   const std::string flag = error.argument == "max_workspace_bytes" ? "--budget" : flag_of(error.argument);
-  for (const CLI::App* chosen : app.get_subcommands()) {
-    if (chosen->get_option_no_throw(flag) == nullptr) continue;
-    return fail(flag + ": expected " + error.expected + ", got " + error.got,
-                error.status() == LOGITLESS_INVALID_ARGUMENT ? kUsage : kFailure);
+  std::vector<const CLI::App*> typed{&app};
+  for (const CLI::App* chosen : app.get_subcommands()) typed.push_back(chosen);
+  for (const CLI::App* part : typed) {
+    if (part->get_option_no_throw(flag) == nullptr) continue;
+    const bool is_usage = error.status() == LOGITLESS_INVALID_ARGUMENT || flag == "--backend";
+    return fail(flag + ": expected " + error.expected + ", got " + error.got, is_usage ? kUsage : kFailure);
   }
   return fail(error.what(), kFailure);
 }

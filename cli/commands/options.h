@@ -86,14 +86,14 @@ struct DeviceChoice {
 DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model = false);
 
 // The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`
-// overrides --backend when not empty. Throws UsageError for a backend that this build does not have.
+// overrides --backend when not empty.
 Context make_context(const GlobalOptions& globals, const std::string& backend = {},
                      const DeviceChoice& device = {});
 
 // Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);
-// Prints the document as JSON, or as text: a fact a line, with units. Lists of plain facts take one line; empty
-// facts are left out.
+// Prints the document as JSON, or as text: a fact a line, with units. Lists of plain facts take one line;
+// empty facts are left out.
 void print_report(const nlohmann::ordered_json& document, bool as_json);
 
 // Objects as a table with a column for each key.

@@ -91,12 +91,9 @@ void print_table(const ordered_json& plans, bool verbose) {
   }
   std::istringstream rows(table.text());
   std::string row;
-  std::getline(rows, row);
-  std::cout << row << "\n";
-  for (const auto& plan : plans) {
-    std::getline(rows, row);
+  for (size_t i = 0; std::getline(rows, row); ++i) {
     std::cout << row << "\n";
-    if (verbose) std::cout << "    " << text_of(plan, "config") << "\n";
+    if (verbose && i > 0) std::cout << "    " << text_of(plans[i - 1], "config") << "\n";
   }
 }
 
@@ -184,14 +181,13 @@ std::string choice_text(const ordered_json& chosen, const ordered_json& fastest,
 }  // namespace
 
 void add_notes(ordered_json& plans, const Problem& problem) {
-  for (auto plan = plans.begin(); plan != plans.end(); ++plan) {
-    const bool is_twin =
-        std::any_of(plans.begin(), plan, [&](const auto& o) { return look_alike(*plan, o); });
-    if (is_twin) (*plan)["less_scratch"] = true;
+  for (auto plan = plans.end(); plan != plans.begin();) {  // from the last, so that those before are as given
+    --plan;
+    if (std::any_of(plans.begin(), plan, [&](const auto& other) { return look_alike(*plan, other); }))
+      (*plan)["config"] = text_of(*plan, "config") + ", less scratch";
   }
   const auto chosen = chosen_of(plans);
   for (ordered_json& plan : plans) {
-    if (plan.erase("less_scratch") != 0) plan["config"] = text_of(plan, "config") + ", less scratch";
     plan["slow"] = seconds_of(plan) > kSlow * seconds_of(plans.front());
     plan["why_not"] = chosen == plans.end() ? "" : why_not(plan, *chosen, problem);
   }

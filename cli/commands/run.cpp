@@ -110,20 +110,16 @@ CudaDevice::~CudaDevice() {
   call("cuDevicePrimaryCtxRelease_v2", device_);
 }
 
-void CudaDevice::wait() const {
-  must("cuStreamSynchronize", stream_);
-}
-
 void CudaDevice::upload(void* to, std::span<const std::byte> from) const {
   if (from.empty()) return;
   must("cuMemcpyHtoDAsync_v2", address_of(to), static_cast<const void*>(from.data()), from.size(), stream_);
-  wait();
+  must("cuStreamSynchronize", stream_);
 }
 
 void CudaDevice::download(std::span<std::byte> to, const void* from) const {
   if (to.empty()) return;
   must("cuMemcpyDtoHAsync_v2", static_cast<void*>(to.data()), address_of(from), to.size(), stream_);
-  wait();
+  must("cuStreamSynchronize", stream_);
 }
 
 void CudaDevice::fill(void* to, size_t bytes, unsigned char value) const {

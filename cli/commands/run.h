@@ -19,7 +19,6 @@ class CudaDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   void* stream() const { return stream_; }  // a cudaStream_t
-  void wait() const;                        // until the stream is empty
 
   // All in the order of the stream; the host's memory may be used again when these return.
   void upload(void* to, std::span<const std::byte> from) const;
