@@ -321,9 +321,9 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
   shapes.reserve(options.shapes.size());
   for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
 
-  Progress progress(globals.quiet, "bench",
-                    static_cast<int64_t>(methods.size() * shapes.size()) * options.repeats);
   int64_t done = 0;
+  const int64_t runs = static_cast<int64_t>(methods.size() * shapes.size()) * options.repeats;
+  auto progress = std::make_unique<Progress>(globals.quiet, "bench", runs);
   ordered_json all = ordered_json::array();
   for (const BenchShape& shape : shapes) {
     Bench bench(globals, shape, dtype, device);
@@ -331,12 +331,12 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
     for (int repeat = 0; repeat < options.repeats; ++repeat) {
       for (BenchResult& result : results) {
         if (result.refusal.empty()) bench.measure(result);
-        progress.update(++done, text_of(shape) + ", " + result.method);
+        progress->update(++done, text_of(shape) + ", " + result.method);
       }
     }
     all.push_back(shape_json(shape, results));
   }
-  progress.finish();
+  progress.reset();
   if (globals.json) {
     return print_json(
         {{"device", options.device},

@@ -5,19 +5,17 @@
 
 namespace logitless::cli {
 
-// Progress of long work on stderr: a bar redrawn in place on a terminal, else a line every few seconds.
+// Progress of long work on stderr: a line redrawn in place on a terminal, else one every few seconds.
 // Nothing is shown for work that ends within a second, nor where it is to be quiet.
 class Progress {
  public:
   Progress(bool quiet, std::string label, int64_t total);
-  ~Progress() { finish(); }
+  ~Progress();  // takes the line off the terminal
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` is short text behind the bar, such as the loss so far.
+  // `note` is short text at the end, such as the loss so far.
   void update(int64_t done, const std::string& note = {});
-  // Takes the bar off its line; the destructor does, too.
-  void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -26,7 +24,7 @@ class Progress {
   int64_t total_;
   bool enabled_;
   bool terminal_;
-  size_t drawn_ = 0;  // width of the bar on the terminal; 0: there is none
+  bool is_drawn_ = false;  // on the terminal
   Clock::time_point start_ = Clock::now();
   Clock::time_point next_draw_;
 };

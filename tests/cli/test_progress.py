@@ -37,9 +37,8 @@ def drawn(binary, zero_head, tmp_path):
 @pytest.mark.parametrize("columns", [0, 200, 45, 30, 1])
 def test_progress_fits_the_terminal(drawn, columns):
     text = drawn(columns)
-    lines = text.split("\r")
-    assert "\n" not in text and len(lines) > 1
+    lines = text.replace("\033[K", "").split("\r")
+    assert "\n" not in text and len(lines) > 1 and lines[-1] == ""
     room = (columns or 80) - 1
     assert max(map(len, lines)) <= room
-    assert all(re.match(r"loss (\[#*\.*\] +|) *\d+%", line) for line in lines if line.strip() and room > 20)
-    assert ("[" in text) == (room > 40)
+    assert all(re.match(r"loss \d+%", line) for line in lines if line and room > 20)
