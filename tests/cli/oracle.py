@@ -3,6 +3,25 @@
 import numpy as np
 import pytest
 
+N, V, D, K = 60, 300, 24, 5
+
+
+def random_head(random):
+    return {
+        "hidden": random.standard_normal((N, D), np.float32),
+        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
+    }
+
+
+def several_targets(random, weighted):
+    """K a token, some of them alike, some ignored, and a token without any."""
+    targets = random.integers(0, V, (N, K))
+    targets[:, 1] = np.where(random.random(N) < 0.3, targets[:, 0], targets[:, 1])
+    targets = np.where(random.random((N, K)) < 0.2, -100, targets)
+    targets[7] = -100
+    weight = {"target_weight": random.normal(0.2, 0.5, (N, K)).astype(np.float32)}
+    return {"targets": targets} | (weight if weighted else {})
+
 
 def write_npy(folder, arrays):
     """A file for each array; the arguments of `loss` that name them."""

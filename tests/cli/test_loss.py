@@ -1,18 +1,12 @@
 import numpy as np
 import pytest
-from oracle import assert_close, both, check_report, forward, write_npy
+from oracle import D, N, V, assert_close, both, check_report, forward, random_head, several_targets, write_npy
 from safetensors.numpy import load_file
-
-N, V, D = 60, 300, 24
 
 
 @pytest.fixture
 def problem(random):
-    return {
-        "hidden": random.standard_normal((N, D), np.float32),
-        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
-        "targets": random.integers(0, V, N),
-    }
+    return random_head(random) | {"targets": random.integers(0, V, N)}
 
 
 STATISTICS = ("lse", "entropy", "target_logit", "mean_logit", "log_sum_sq_probs", "max_logit")
@@ -32,10 +26,17 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("operands", ["none", "bias", "weights"])
+@pytest.mark.parametrize(
+    "operands", ["none", "bias", "weights", "several", "several, weighted", "several, all weighted"]
+)
 def test_against_float64(ok, tmp_path, problem, random, name, operands):
     options, arguments = OPTIONS[name]
     arrays, extra = dict(problem), {}
+    several = operands.startswith("several")
+    if several:
+        arrays |= several_targets(random, weighted="weighted" in operands)
+    if operands == "several, all weighted":
+        extra["token_weight"] = random.uniform(0, 2, N).astype(np.float32)
     if operands == "bias":
         extra["bias"] = random.standard_normal(V).astype(np.float32)
     if operands == "weights":
@@ -46,20 +47,28 @@ def test_against_float64(ok, tmp_path, problem, random, name, operands):
         arrays["targets"] = np.where(random.random(N) < 0.2, -100, arrays["targets"])
     files = write_npy(tmp_path, {**arrays, **extra})
     rows = {"temperature": extra.pop("token_temperature")} if "token_temperature" in extra else {}
-    exact, naive = both(*arrays.values(), **extra, **options, **rows)
+    exact, naive = both(*arrays.values(), several=several, **extra, **options, **rows)
 
-    outputs = ["--" + name.replace("_", "-") for name in (*STATISTICS, "is_top1")]
+    statistics = ("lse", "target_logit") if several else STATISTICS
+    outputs = ["--" + name.replace("_", "-") for name in (*statistics, *(() if several else ["is_top1"]))]
     report = ok("--json", "loss", *files, *arguments, *outputs, "--per-token", "t.safetensors").json
     check_report(report, exact, naive)
-    assert report["is_top1"] == pytest.approx(exact["is_top1"].sum() / exact["valid"])
-    rows = np.abs(exact["lse"]) + np.abs(exact["nll"]) + np.abs(exact["entropy"])
-    rows = rows + np.abs(exact["max_logit"]) + np.abs(exact["log_sum_sq_probs"])
-    for key in STATISTICS:
+    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
+    if not several:
+        rows = rows + np.abs(exact["entropy"]) + np.abs(exact["max_logit"]) + np.abs(exact["log_sum_sq_probs"])
+    for key in statistics:
         mean = exact[key].sum() / exact["valid"]
         assert report[key] == pytest.approx(mean, abs=2.0**-23 * rows.max() * 4), key
     tokens = load_file(tmp_path / "t.safetensors")
-    assert tokens["is_top1"].dtype == bool and (tokens["is_top1"] == exact["is_top1"]).all()
-    for key, mine in [("nll", "nll"), *((name, name) for name in STATISTICS), ("row_loss", "loss")]:
+    if several:
+        log_probs, scale = exact["target_log_probs"], np.abs(exact["lse"])[:, None]
+        assert report["targets_per_token"] == log_probs.shape[1]
+        assert (tokens["target_log_probs"][arrays["targets"] == -100] == 0).all()
+        assert_close(tokens["target_log_probs"], log_probs, naive["target_log_probs"], scale=np.abs(log_probs) + scale)
+    else:
+        assert report["is_top1"] == pytest.approx(exact["is_top1"].sum() / exact["valid"])
+        assert tokens["is_top1"].dtype == bool and (tokens["is_top1"] == exact["is_top1"]).all()
+    for key, mine in [("nll", "nll"), *((name, name) for name in statistics), ("row_loss", "loss")]:
         assert tokens[mine].dtype == np.float32 and tokens[mine].shape == (N,)
         assert_close(tokens[mine], exact[key], naive[key], scale=np.maximum(rows, np.abs(exact[key])))
     assert (tokens["argmax"] == exact["argmax"]).all()

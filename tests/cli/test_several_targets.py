@@ -5,71 +5,16 @@ import functools
 import numpy as np
 import oracle
 import pytest
-from oracle import assert_close, check_report, forward, write_npy
+from oracle import D, K, N, V, assert_close, check_report, forward, random_head, several_targets, write_npy
 from safetensors.numpy import load_file
-
-N, V, D, K = 60, 300, 24, 5
 
 
 @pytest.fixture
 def problem(random):
-    targets = random.integers(0, V, (N, K))
-    targets[:, 1] = np.where(random.random(N) < 0.3, targets[:, 0], targets[:, 1])  # the same again
-    targets = np.where(random.random((N, K)) < 0.2, -100, targets)
-    targets[7] = -100  # a token without any
-    return {
-        "hidden": random.standard_normal((N, D), np.float32),
-        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
-        "targets": targets,
-        "target_weight": random.normal(0.2, 0.5, (N, K)).astype(np.float32),
-    }
+    return random_head(random) | several_targets(random, weighted=True)
 
 
 both = functools.partial(oracle.both, several=True)
-
-OPTIONS = {
-    "plain": ({}, []),
-    "all": (
-        {"softcap": 4.0, "label_smoothing": 0.2, "z_loss": 0.001},
-        ["--softcap", 4, "--label-smoothing", 0.2, "--z-loss", 0.001],
-    ),
-}
-
-
-@pytest.mark.parametrize("weights", ["of targets", "of tokens, too", "none"])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_against_float64(ok, tmp_path, problem, random, name, weights):
-    options, arguments = OPTIONS[name]
-    arrays, extra = dict(problem), {}
-    if weights == "none":
-        del arrays["target_weight"]
-    if weights == "of tokens, too":
-        extra["token_weight"] = random.uniform(0, 2, N).astype(np.float32)
-    files = write_npy(tmp_path, {**arrays, **extra})
-    exact, naive = both(*arrays.values(), **extra, **options)
-
-    outputs = ["--lse", "--target-logit", "--per-token", "t.safetensors"]
-    report = ok("--json", "loss", *files, *arguments, *outputs).json
-    check_report(report, exact, naive)
-    assert report["targets_per_token"] == K
-    tokens = load_file(tmp_path / "t.safetensors")
-    rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
-    for key, mine in [("row_loss", "loss"), *((same, same) for same in ("nll", "lse", "target_logit"))]:
-        assert tokens[mine].dtype == np.float32 and tokens[mine].shape == (N,)
-        assert_close(tokens[mine], exact[key], naive[key], scale=np.maximum(rows, np.abs(exact[key])))
-    log_probs = exact["target_log_probs"]
-    assert tokens["target_log_probs"].shape == (N, K)
-    assert (tokens["target_log_probs"][problem["targets"] == -100] == 0).all()
-    scale = np.abs(log_probs) + np.abs(exact["lse"])[:, None]
-    assert_close(tokens["target_log_probs"], log_probs, naive["target_log_probs"], scale=scale)
-    assert (tokens["argmax"] == exact["argmax"]).all()
-    assert (tokens["targets"] == problem["targets"]).all()
-
-    report = ok("--json", "loss", *files, *arguments, "--gradients", "g.safetensors").json
-    check_report(report, exact, naive)
-    gradients = load_file(tmp_path / "g.safetensors")
-    for key, gradient in gradients.items():
-        assert_close(gradient, exact[key], naive[key])
 
 
 def test_weights_move_with_the_shift(ok, tmp_path, problem):
