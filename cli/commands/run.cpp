@@ -78,15 +78,6 @@ void set(Buffers& buffers, logitless_tensor_id id, void* data) {
   }
 }
 
-// Memory of at least so many bytes; what is too small is freed before.
-const DeviceMemory& reserve(std::unique_ptr<DeviceMemory>& memory, const CudaDevice& device, size_t bytes) {
-  if (!memory || memory->size() < bytes) {
-    memory.reset();
-    memory = std::make_unique<DeviceMemory>(device, bytes);
-  }
-  return *memory;
-}
-
 }  // namespace
 
 // The library's runtime works in the device's primary context, too.
@@ -108,6 +99,16 @@ CudaDevice::~CudaDevice() {
   call("cuStreamSynchronize", stream_);
   call("cuStreamDestroy_v2", stream_);
   call("cuDevicePrimaryCtxRelease_v2", device_);
+}
+
+std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) const {
+  if (bytes == 0) return nullptr;
+  Address address = 0;
+  must("cuMemAlloc_v2", &address, bytes);
+  return {std::bit_cast<std::byte*>(address), [stream = stream_](std::byte* data) {
+            call("cuStreamSynchronize", stream);
+            call("cuMemFree_v2", address_of(data));
+          }};
 }
 
 void CudaDevice::upload(void* to, std::span<const std::byte> from) const {
@@ -141,19 +142,6 @@ double CudaDevice::seconds_of(const std::function<void()>& launch) const {
   return static_cast<double>(milliseconds) * 1e-3;
 }
 
-DeviceMemory::DeviceMemory(const CudaDevice& device, size_t bytes) : device_(device), size_(bytes) {
-  if (bytes == 0) return;
-  Address address = 0;
-  must("cuMemAlloc_v2", &address, bytes);
-  data_ = std::bit_cast<std::byte*>(address);
-}
-
-DeviceMemory::~DeviceMemory() {
-  if (data_ == nullptr) return;
-  call("cuStreamSynchronize", device_.stream());
-  call("cuMemFree_v2", address_of(data_));
-}
-
 const char* tensor_name(logitless_tensor_id id) {
   return kTensors[id].name;
 }
@@ -176,13 +164,27 @@ PlanInfo Runner::run(const Problem& problem, RunTensors tensors) {
   return info;
 }
 
+// At least so many bytes; what is too small is freed before.
+void Runner::reserve(Memory& memory, size_t bytes) const {
+  if (memory.bytes >= bytes) return;
+  memory = {};
+  if (device_) {
+    memory.data = device_->allocate(bytes);
+  } else {
+    const auto host = std::make_shared<Workspace>(bytes);
+    memory.data = {host, host->bytes().data()};
+  }
+  memory.bytes = bytes;
+}
+
 Buffers& Runner::place(RunTensors tensors) {
   tensors_ = std::move(tensors);
   buffers_ = buffers_of(tensors_);
   if (!device_) return buffers_;
   size_t bytes = 0;
   for (const RunTensor& tensor : tensors_) bytes += round_up(tensor.data.size());
-  std::byte* at = reserve(copies_, *device_, bytes).data();
+  reserve(copies_, bytes);
+  std::byte* at = copies_.data.get();
   for (const RunTensor& tensor : tensors_) {
     if (tensor.data.data() == nullptr) continue;
     set(buffers_, tensor.id, at);
@@ -199,27 +201,17 @@ Buffers& Runner::place(RunTensors tensors) {
 PlanInfo Runner::prepare(const Problem& problem) {
   plan_ = std::make_unique<Plan>(context_, problem, buffers_);
   PlanInfo info = plan_->info();
-  const auto bytes = static_cast<size_t>(info.workspace_bytes);
-  if (device_) {
-    reserve(device_workspace_, *device_, bytes);
-  } else if (!workspace_ || workspace_->bytes().size() < bytes) {
-    workspace_.reset();
-    workspace_ = std::make_unique<Workspace>(bytes);
-  }
+  reserve(workspace_, static_cast<size_t>(info.workspace_bytes));
   return info;
 }
 
 void Runner::launch() {
-  if (device_) {
-    plan_->run(buffers_, {device_workspace_->data(), device_workspace_->size()}, device_->stream());
-  } else {
-    plan_->run(buffers_, workspace_->bytes());
-  }
+  plan_->run(buffers_, {workspace_.data.get(), workspace_.bytes}, device_ ? device_->stream() : nullptr);
 }
 
 void Runner::fetch() {
   if (!device_) return;
-  const std::byte* at = copies_->data();
+  const std::byte* at = copies_.data.get();
   for (const RunTensor& tensor : tensors_) {
     if (tensor.data.data() == nullptr) continue;
     if (!is_input(tensor.id)) device_->download(tensor.data, at);

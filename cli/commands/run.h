@@ -20,6 +20,9 @@ class CudaDevice {
 
   void* stream() const { return stream_; }  // a cudaStream_t
 
+  // Memory aligned to 256 bytes, uninitialised, which is freed when the stream is empty and lives no longer
+  // than the device.
+  std::shared_ptr<std::byte> allocate(size_t bytes) const;
   // All in the order of the stream; the host's memory may be used again when these return.
   void upload(void* to, std::span<const std::byte> from) const;
   void download(std::span<std::byte> to, const void* from) const;
@@ -30,23 +33,6 @@ class CudaDevice {
  private:
   int device_ = 0;
   void* stream_ = nullptr;
-};
-
-// Memory of a device, aligned to 256 bytes, uninitialised.
-class DeviceMemory {
- public:
-  DeviceMemory(const CudaDevice& device, size_t bytes);
-  ~DeviceMemory();
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  const CudaDevice& device_;
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 // A tensor of a run in host memory; inputs are not written to. No data: there is no such tensor.
@@ -81,12 +67,17 @@ class Runner {
   const CudaDevice* device() const { return device_.get(); }  // null: on the host
 
  private:
+  struct Memory {
+    std::shared_ptr<std::byte> data;
+    size_t bytes = 0;
+  };
+  void reserve(Memory& memory, size_t bytes) const;
+
   const Context& context_;
   RunTensors tensors_;
   Buffers buffers_;
   std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<DeviceMemory> copies_, device_workspace_;
-  std::unique_ptr<Workspace> workspace_;
+  Memory copies_, workspace_;  // where the run is
   std::unique_ptr<Plan> plan_;
 };
 
