@@ -33,13 +33,11 @@ Problem make_problem(const PlanOptions& options) {
                                    ? static_cast<int32_t>(LOGITLESS_F32)
                                    : problem.dtype.classifier;
   problem.dtype.bias = problem.dtype.d_bias = problem.dtype.classifier;
-  problem.has.bias = options.bias;
-  problem.has.entropy = options.entropy;
   if (!options.no_grad) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.has.d_hidden = !options.freeze_hidden;
     problem.has.d_classifier = !options.freeze_classifier;
-    problem.has.d_bias = options.bias && !options.freeze_classifier;
+    problem.has.d_bias = problem.has.bias && !options.freeze_classifier;
     problem.accumulate.d_classifier = options.accumulate && !options.freeze_classifier;
     if (options.freeze_hidden && options.freeze_classifier) {
       throw UsageError("plan: --freeze-hidden and --freeze-classifier leave no gradient; use --no-grad");
@@ -187,8 +185,8 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");
   command->add_flag("--accumulate", options->accumulate,
                     "Add the classifier's gradient to the caller's float32 buffer");
-  command->add_flag("--bias", options->bias, "The head has a bias");
-  command->add_flag("--entropy", options->entropy, "Each token's entropy too");
+  command->add_flag("--bias", options->problem.has.bias, "The head has a bias");
+  command->add_flag("--entropy", options->problem.has.entropy, "Each token's entropy too");
   add_problem_options(*command, options->problem, false);
   command->footer(
       "\nExamples:\n"

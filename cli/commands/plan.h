@@ -20,10 +20,8 @@ struct PlanOptions {
   bool no_grad = false;
   bool freeze_hidden = false;
   bool freeze_classifier = false;
-  bool bias = false;
-  bool entropy = false;
   bool accumulate = false;
-  Problem problem;  // options of the head
+  Problem problem;  // options of the head, and whether it has a bias and entropies
 };
 
 // The head that the options name: a published model's, or that of a config.json, or neither.
