@@ -84,6 +84,7 @@ ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtyp
     const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
     return {{"backend", info.backend}, {"implementation", info.implementation}, {"reason", info.reason}};
   } catch (const Error& error) {
+    if (error.argument == "backend") throw;  // there is none of the name that --backend gives
     return {{"backend", nullptr}, {"implementation", nullptr}, {"reason", error.what()}};
   }
 }

@@ -29,6 +29,7 @@ def test_version(ok):
         ["--threads", "-1", "info"],
         ["--threads", "many", "info"],
         ["--backend", "nonsense", "plan", "--model", "gpt2"],
+        ["--backend", "nonsense", "info"],
         ["plan"],
         ["plan", "--vocab", "10"],
         ["plan", "--model", "no-such-model"],
