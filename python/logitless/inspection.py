@@ -94,8 +94,7 @@ _MORE: dict[str, Any] = {
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
     """Returns what native.plan_of and native.list_plans take."""
-    _options.check_names(function, given, _options.names_of(PlanOptions))
-    o = {**_options.DEFAULTS, **_MORE, **given}
+    o = _options.filled(function, PlanOptions, given, _MORE)
     gradients = o["gradients"]
     tokens, vocab, hidden = sizes
     method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}

@@ -15,21 +15,8 @@ from . import native
 from . import options as _options
 from .errors import InvalidTargetError
 from .inspection import default_threads
-from .options import (
-    BACKWARD,
-    DEFAULTS,
-    FORWARD,
-    FORWARD_BACKWARD,
-    SAVED,
-    Flags,
-    ReductionOptions,
-    ScaleOptions,
-    Wants,
-    read_by_backward,
-    shape_text,
-    takes,
-)
-from .passes import Pass, Result, results, spec_of, stats_of
+from .options import FORWARD, FORWARD_BACKWARD, Flags, ReductionOptions, ScaleOptions, Wants, shape_text, takes
+from .passes import Pass, results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,11 +57,6 @@ class LossOptions(TopKOptions, ReductionOptions, total=False):
 
 
 _MORE: dict[str, Any] = {"gradients": False, "grad_loss": None, "threads": 0, "backend": None}
-
-
-def _resolved(function: str, kind: type, given: Any) -> dict[str, Any]:
-    _options.check_names(function, given, _options.names_of(kind))
-    return {**DEFAULTS, **_MORE, **given}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +123,12 @@ def linear_cross_entropy(
         TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
         LogitlessError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
-    o = _resolved("linear_cross_entropy", LossOptions, options)
+    o = _options.filled("linear_cross_entropy", LossOptions, options, _MORE)
     x, c, y = _operand(input), _operand(linear_weight), _operand(target)
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
     several = o["target_weight"] is not None and y.ndim == x.ndim
-    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
-    _options.check_targets_shape("target", y.shape, x.shape[:-1], several)
+    call = _Call("linear_cross_entropy", x, c, y, o, several)
     if several:
         _options.check_several_targets(o["weight"], o["gradient"])
     elif o["target_weight"] is not None:
@@ -160,26 +141,25 @@ def linear_cross_entropy(
     draw_stats = [name for name in _options.DRAW_STATS if name in names]
     if draw_stats and not wanted:
         raise ValueError(f"return_stats: expected {draw_stats[0]} only with gradients, got it without any")
-    call = _Call("linear_cross_entropy", x, c, y, o, several)
     shape, of_rows = x.shape[:-1], "one for each row" if several else "that of target"
     call.add("weight", o["weight"], c.shape[:1], "V", "class_weight")
     call.add("token_weight", o["token_weight"], shape, of_rows)
     call.add("target_weight", o["target_weight"], y.shape, "that of target")
     if several:
         call.read["target_weight"] = call.read["target_weight"].reshape(-1, y.shape[-1])
-    upstream = {}
-    if o["grad_loss"] is not None:
-        loss_shape = shape if o["reduction"] == "none" else ()
-        upstream = {"grad_loss": _vector("grad_loss", o["grad_loss"], loss_shape, call.stats, "that of the loss")}
+    call.add("grad_loss", o["grad_loss"], shape if o["reduction"] == "none" else (), "that of the loss")
+    if wanted and o["gradient"] != "exact":
+        call.read["seed"] = _seed(o["seed"])
     stats = _options.stats_of_rows((*names, *(["argmax"] if "correct_count" in names else [])))
-    flags = Flags(want_counts=any(name in names for name in _options.COUNTS), stats=stats)
+    want_counts = any(name in names for name in _options.COUNTS)
+    flags = Flags(want_draw_stats=bool(draw_stats), want_counts=want_counts, stats=stats)
     flags = flags.with_gradients(Wants(*(name in wanted for name in GRADIENTS)))
-    found = call.gradients(flags, upstream, o["seed"], bool(draw_stats)) if wanted else call.run(FORWARD, {}, flags)
+    found = call.run(FORWARD_BACKWARD if wanted else FORWARD, flags)
 
     asked: dict[str, Any] = {
         name: found[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
     }
-    counts = dict(zip(_options.COUNTS, found["counts"].tolist())) if flags.want_counts else {}
+    counts = dict(zip(_options.COUNTS, found["counts"].tolist())) if want_counts else {}
     return LinearCrossEntropyResult(
         loss=found["loss"].reshape(shape) if o["reduction"] == "none" else found["loss"][()],
         **asked,
@@ -200,12 +180,10 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
     """
-    o = _resolved("linear_top_k", TopKOptions, options)
+    o = _options.filled("linear_top_k", TopKOptions, options, _MORE)
     x, c = _operand(input), _operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
-    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
-    call = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, c.shape[0]))
-    found = call.run(FORWARD, {}, Flags())
+    found = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
     return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
 
 
@@ -224,16 +202,13 @@ def linear_log_probs(
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
     """
-    o = _resolved("linear_log_probs", IdOptions, options)
+    o = _options.filled("linear_log_probs", IdOptions, options, _MORE)
     x, c, y = _operand(input), _operand(linear_weight), _operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
-    _options.check_targets_shape("ids", y.shape, x.shape[:-1], True)
-    _options.target_code(y.dtype, "ids")
-    _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
     call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
     call.read["target_weight"] = np.ones((len(call.read["hidden"]), y.shape[-1]), call.stats)
-    return call.run(FORWARD, {}, Flags())["target_log_probs"].reshape(y.shape)
+    return call.run()["target_log_probs"].reshape(y.shape)
 
 
 # ---- preparation
@@ -263,11 +238,8 @@ def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, me
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
-_planned: native.Cache[Any, tuple[native.Plan, dict[str, Result]]] = native.Cache(256)
-
-
 class _Call:
-    """The passes of one call: its arrays by the library's names, and its options. several: targets a row."""
+    """A call: its arrays by the library's names, and its options. several: targets a row."""
 
     def __init__(
         self,
@@ -280,10 +252,13 @@ class _Call:
         k: int = 0,
     ) -> None:
         shape, bias, temperature = x.shape[:-1], o["linear_bias"], o["temperature"]
+        targets = _options.FUNCTIONS[function].targets
+        _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
+        _options.check_targets_shape(targets, y.shape, shape, several)
         of_rows = np.ndim(temperature) > 0
         given = o | {"temperature": 1.0} if of_rows else o
         self.options = _options.make_options(given, shape[-1] if shape else 1) | {"top_k": k}
-        self.function, self.place = function, (o["threads"] or default_threads(), o["backend"])
+        self.function, self.targets, self.place = function, targets, (o["threads"] or default_threads(), o["backend"])
         self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "classifier": _row_major(c)}
         self.read["targets"] = np.require(y, None, ["C", "A"])
         self.stats = stats_of(x)
@@ -291,7 +266,7 @@ class _Call:
             self.read["num_items"] = np.zeros((), self.stats)
         _options.float_code("input", x.dtype)
         _options.float_code("linear_weight", c.dtype)
-        _options.target_code(y.dtype)
+        _options.target_code(y.dtype, targets)
         bias = None if bias is None else _operand(bias)
         _options.check_float64(np.float64, {"input": x, "linear_weight": c, "linear_bias": bias})
         if bias is not None:
@@ -306,42 +281,11 @@ class _Call:
         if values is not None:
             self.read[tensor or name] = _vector(name, values, shape, self.stats, meaning)
 
-    def gradients(self, flags: Flags, upstream: dict[str, NDArray[Any]], seed: Any, draw_stats: bool) -> dict[str, Any]:
-        """Gradients with the loss in one pass, or after it with reduction "none"."""
-        thins = self.options["gradient"] != "exact"
-        drawn = {"seed": _seed(seed)} if thins else {}
-        if self.options["reduction"] != "none":
-            return self.run(FORWARD_BACKWARD, upstream | drawn, flags._replace(want_draw_stats=draw_stats))
-        backward = Flags(*flags.wants(), keeps_draws=thins, want_draw_stats=draw_stats)
-        forward = flags.with_gradients(Wants())._replace(keeps_draws=thins)
-        forward = forward._replace(stats=_options.stats_of_rows((*flags.stats, "lse")))
-        upstream = upstream or {"grad_loss": np.ones(len(self.read["hidden"]), self.stats)}
-        later = upstream | drawn
-        native.enough(lambda: self._planned(FORWARD, drawn, forward), lambda: self._planned(BACKWARD, later, backward))
-        found = self.run(FORWARD, drawn, forward)
-        saved = read_by_backward({name: found[name] for name in SAVED if name in found} | upstream)
-        return found | self.run(BACKWARD, saved | drawn, backward)
-
-    def _planned(
-        self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags
-    ) -> tuple[native.Plan, dict[str, Result]]:
-        """The plan of a pass over more than the call's own arrays, and what it returns; found again by layouts."""
-        asked, read = Pass(pass_, flags, self.function), self.read | more
-        key = (asked, self.place, *self.options.values(), *((name, a.shape, a.dtype) for name, a in read.items()))
-        found = _planned.get(key)
-        if found is None:
-            plan = native.plan_of(spec_of(asked, read, self.options), *self.place)
-            found = plan, results(asked, read, self.options, plan.info.draws_bytes)
-            _planned.put(key, found)
-        return found
-
-    def run(self, pass_: int, more: dict[str, NDArray[Any]], flags: Flags) -> dict[str, NDArray[Any]]:
-        """One pass, over more than the call's own arrays."""
-        read, (plan, returned) = self.read | more, self._planned(pass_, more, flags)
-        found = {
-            name: _aligned(*shape) if name == "draws" else np.empty(shape, dtype)
-            for name, (shape, dtype, _) in returned.items()
-        }
+    def run(self, pass_: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
+        asked, read = Pass(pass_, flags, self.function), self.read
+        plan = native.plan_of(spec_of(asked, read, self.options), *self.place)
+        returned = results(asked, read, self.options)
+        found = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in returned.items()}
         buffers: Any = native.schema().buffers()
         for name, array in (read | found).items():
             if name != "counts":
@@ -357,17 +301,8 @@ class _Call:
         try:
             native.run_on_host(plan, buffers)
         except InvalidTargetError as error:
-            raise _options.named_target(
-                error, read["targets"].shape, _options.FUNCTIONS[self.function].targets
-            ) from None
+            raise _options.named_target(error, read["targets"].shape, self.targets) from None
         return found
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """64-byte aligned memory for what a forward pass keeps of its draws."""
-    raw = np.empty(size + 63, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]
 
 
 def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:

@@ -174,6 +174,12 @@ def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> N
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
+def filled(function: str, options: type, given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, checked to be of these, where none is given with their defaults. others: as in takes()."""
+    check_names(function, given, names_of(options))
+    return {**DEFAULTS, **others, **given}
+
+
 # ---- dtypes
 
 F32, BF16, F16, F64, I32, I64 = range(6)  # logitless_dtype
