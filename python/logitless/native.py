@@ -35,125 +35,90 @@ ABI_VERSION = 1
 LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
 
 
+# Functions of logitless/distributed.h take data (and what is received), count, dtype, stream, host.
+ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+
+_TYPES: dict[str, Any] = {
+    "int32": c_int32,
+    "int64": c_int64,
+    "size": c_size_t,
+    "double": c_double,
+    "char": c_char,
+    "text": c_char_p,
+    "pointer": c_void_p,
+    "none": None,
+    "all_gather": ALL_GATHER,
+    "all_reduce": ALL_REDUCE,
+}
+
+
+def _fields(declarations: str) -> list[tuple[str, Any]]:
+    """Of a struct as C declares it, ``"int32 rank, size; char name[32]"``, by the names of _TYPES."""
+    found = []
+    for declaration in declarations.split(";"):
+        kind, names = declaration.split(maxsplit=1)
+        for name in names.split(","):
+            name, _, size = name.strip(" \n]").partition("[")
+            found.append((name, _TYPES[kind] * int(size) if size else _TYPES[kind]))
+    return found
+
+
 class ContextOptions(ctypes.Structure):
     """logitless_context_options"""
 
-    _fields_ = [
-        ("backend", c_char_p),
-        ("isa", c_char_p),
-        ("threads", c_int32),
-        ("parallel_for", c_void_p),
-        ("pool", c_void_p),
-        ("device", c_int32),
-        ("device_model", c_char_p),
-    ]
+    _fields_ = _fields("text backend, isa; int32 threads; pointer parallel_for, pool; int32 device; text device_model")
 
 
 class Option(ctypes.Structure):
     """logitless_option"""
 
-    _fields_ = [("id", c_int32), ("integer", c_int64), ("real", c_double)]
+    _fields_ = _fields("int32 id; int64 integer; double real")
 
 
 class TensorDesc(ctypes.Structure):
     """logitless_tensor_desc"""
 
-    _fields_ = [("id", c_int32), ("dtype", c_int32), ("accumulate", c_int32)]
+    _fields_ = _fields("int32 id, dtype, accumulate")
 
 
 class ErrorInfo(ctypes.Structure):
     """logitless_error_info"""
 
-    _fields_ = [
-        ("status", c_int32),
-        ("argument", c_char_p),
-        ("expected", c_char_p),
-        ("got", c_char_p),
-        ("required_bytes", c_size_t),
-        ("row", c_int64),
-    ]
+    _fields_ = _fields("int32 status; text argument, expected, got; size required_bytes; int64 row")
 
 
 class PlanInfoStruct(ctypes.Structure):
     """logitless_plan_info"""
 
-    _fields_ = [
-        ("kind", c_int32),
-        ("threads", c_int32),
-        ("workspace_bytes", c_size_t),
-        ("cost_f", c_double),
-        ("predicted_seconds", c_double),
-        ("token_chunk", c_int64),
-        ("backend", c_char * 32),
-        ("config", c_char * 128),
-        ("draws_bytes", c_size_t),
-        ("implementation", c_char * 32),
-        ("reason", c_char * 128),
-        ("kept_columns", c_int64),
-        ("vocab_window", c_int64),
-        ("gathers", c_int64),
-        ("gathered_bytes", c_size_t),
-        ("reduced_bytes", c_size_t),
-        ("choice", c_char * 96),
-    ]
-
-
-# Functions of logitless/distributed.h take data (and what is received), count, dtype, stream, host.
-ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
-ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+    _fields_ = _fields(
+        """int32 kind, threads; size workspace_bytes; double cost_f, predicted_seconds; int64 token_chunk;
+        char backend[32], config[128]; size draws_bytes; char implementation[32], reason[128];
+        int64 kept_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
+    )
 
 
 class Communicator(ctypes.Structure):
     """logitless_communicator"""
 
-    _fields_ = [
-        ("rank", c_int32),
-        ("size", c_int32),
-        ("host", c_void_p),
-        ("all_gather", ALL_GATHER),
-        ("all_reduce", ALL_REDUCE),
-        ("reduce_scatter", ALL_GATHER),
-    ]
+    _fields_ = _fields(
+        "int32 rank, size; pointer host; all_gather all_gather; all_reduce all_reduce; all_gather reduce_scatter"
+    )
 
 
 class Divergence(ctypes.Structure):
     """logitless_divergence"""
 
-    _fields_ = [
-        ("stage", c_int32),
-        ("dtype", c_int32),
-        ("gradient_dtype", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("beta", c_double),
-        ("temperature", c_double),
-        ("student_scale", c_double),
-        ("student_softcap", c_double),
-        ("teacher_scale", c_double),
-        ("teacher_softcap", c_double),
-        ("student", c_void_p),
-        ("student_stride", c_int64),
-        ("teacher", c_void_p),
-        ("teacher_stride", c_int64),
-        ("student_bias", c_void_p),
-        ("teacher_bias", c_void_p),
-        ("student_lse", c_void_p),
-        ("teacher_lse", c_void_p),
-        ("student_kl", c_void_p),
-        ("divergence", c_void_p),
-        ("entropy", c_void_p),
-        ("grad", c_void_p),
-        ("d_logits", c_void_p),
-        ("d_logits_stride", c_int64),
-    ]
+    _fields_ = _fields(
+        """int32 stage, dtype, gradient_dtype; int64 rows, columns; double beta, temperature;
+        double student_scale, student_softcap, teacher_scale, teacher_softcap;
+        pointer student; int64 student_stride; pointer teacher; int64 teacher_stride;
+        pointer student_bias, teacher_bias, student_lse, teacher_lse, student_kl, divergence, entropy, grad;
+        pointer d_logits; int64 d_logits_stride"""
+    )
 
 
-def _library_name() -> str:
-    if sys.platform == "win32":
-        return "logitless.dll"
-    if sys.platform == "darwin":
-        return "liblogitless.dylib"
-    return "liblogitless.so"
+_FILES = {"win32": "logitless.dll", "darwin": "liblogitless.dylib"}
 
 
 def package_folders() -> Iterable[Path]:
@@ -169,7 +134,7 @@ def library_path() -> Path:
         if not path.is_file():
             raise errors.LibraryNotFoundError(f"{LIBRARY_VARIABLE}: expected the path of the library, got {override}")
         return path
-    name, folders = _library_name(), package_folders()
+    name, folders = _FILES.get(sys.platform, "liblogitless.so"), package_folders()
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
@@ -179,51 +144,42 @@ def library_path() -> Path:
     )
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise errors.LibraryNotFoundError(
-            f"the native library {path} cannot be loaded (a library that it needs may be missing): {error}"
-        ) from error
+_FUNCTIONS = {  # what each returns, and its arguments
+    "version": "text",
+    "plan_kind_name": "text int32",
+    "abi_version": "int32",
+    "schema": "text",
+    "last_error": "text",
+    "last_error_info": "none pointer",
+    "backend_count": "int32",
+    "backend_name": "text int32",
+    "backend_info": "int32 int32 text size text size",
+    "context_create": "int32 pointer pointer",
+    "context_destroy": "none pointer",
+    "plan_create": "int32 pointer pointer size pointer size pointer",
+    "plan_destroy": "none pointer",
+    "plan_get_info": "int32 pointer pointer",
+    "plan_list": "int32 pointer pointer size pointer size pointer int32 pointer",
+    "scale_gradients": "int32 pointer int32 pointer pointer pointer pointer pointer",
+    "divergence_run": "int32 pointer pointer pointer",
+    "run": "int32 pointer pointer size pointer size pointer",
+    "run_group": "int32 pointer pointer size pointer size pointer pointer",
+}
 
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Loads the library once and declares its functions."""
-    lib = _load(library_path())
-    plan_of = [ctypes.POINTER(Option), c_size_t, ctypes.POINTER(TensorDesc), c_size_t]
-    prototypes = {
-        "version": (c_char_p, []),
-        "plan_kind_name": (c_char_p, [c_int32]),
-        "abi_version": (c_int32, []),
-        "schema": (c_char_p, []),
-        "last_error": (c_char_p, []),
-        "last_error_info": (None, [ctypes.POINTER(ErrorInfo)]),
-        "backend_count": (c_int32, []),
-        "backend_name": (c_char_p, [c_int32]),
-        "backend_info": (c_int32, [c_int32, c_char_p, c_size_t, c_char_p, c_size_t]),
-        "context_create": (c_int32, [ctypes.POINTER(ContextOptions), ctypes.POINTER(c_void_p)]),
-        "context_destroy": (None, [c_void_p]),
-        "plan_create": (c_int32, [c_void_p, *plan_of, ctypes.POINTER(c_void_p)]),
-        "plan_destroy": (None, [c_void_p]),
-        "plan_get_info": (c_int32, [c_void_p, ctypes.POINTER(PlanInfoStruct)]),
-        "plan_list": (
-            c_int32,
-            [c_void_p, *plan_of, ctypes.POINTER(PlanInfoStruct), c_int32, ctypes.POINTER(c_int32)],
-        ),
-        "scale_gradients": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
-        "divergence_run": (c_int32, [c_void_p, ctypes.POINTER(Divergence), c_void_p]),
-        "run": (c_int32, [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
-        "run_group": (
-            c_int32,
-            [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, ctypes.POINTER(Communicator)],
-        ),
-    }
-    for name, (result, arguments) in prototypes.items():
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise errors.LibraryNotFoundError(
+            f"the native library {path} cannot be loaded (a library that it needs may be missing): {error}"
+        ) from error
+    for name, types in _FUNCTIONS.items():
         function = getattr(lib, f"logitless_{name}")
-        function.restype = result
-        function.argtypes = arguments
+        function.restype, *function.argtypes = [_TYPES[kind] for kind in types.split()]
     version = lib.logitless_abi_version()
     if version != ABI_VERSION:
         raise errors.LibraryNotFoundError(f"{lib._name}: expected version {ABI_VERSION} of the ABI, got {version}")
@@ -281,7 +237,6 @@ _ERRORS: dict[int, type[errors.LogitlessError]] = {
     4: errors.UnsupportedError,
     5: errors.BackendUnavailableError,
     6: errors.OutOfMemoryError,
-    7: errors.InternalError,
     8: errors.CommunicationError,
 }
 
@@ -448,10 +403,7 @@ def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
     else:
         options.device = device
     name, _, isa = (backend or "").partition(":")
-    options.isa = isa.encode() if isa else None
-    backend = name or None
-    if backend is not None:
-        options.backend = backend.encode()
+    options.backend, options.isa = (text.encode() or None for text in (name, isa))
     pointer = ctypes.c_void_p()
     try:
         check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(pointer)))
