@@ -513,3 +513,8 @@ def scale_gradients(
     arrays = struct.pack(f"{count}P", *data), struct.pack(f"{count}i", *dtypes), struct.pack(f"{count}q", *sizes)
     context = _context(1, None, device)
     check(library().logitless_scale_gradients(context.pointer, count, *arrays, factor, stream))
+
+
+def run_divergence(given: Divergence, threads: int, device: int, stream: int | None = None) -> None:
+    """logitless_divergence_run"""
+    check(library().logitless_divergence_run(_context(threads, None, device).pointer, ctypes.byref(given), stream))

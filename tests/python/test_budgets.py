@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logitless import native
 from logitless import options as _options
-from logitless._divergence import problem as divergence
 from support import python
 
 FASTEST = _options.FASTEST
@@ -87,7 +86,7 @@ def counted():
     """Runs of the library."""
     runs = []
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((native, "run"), (native, "run_on_host"), (divergence, "_run_kernel")):
+        for module, name in ((native, "run"), (native, "run_on_host"), (native, "run_divergence")):
             original = getattr(module, name)
             patch.setattr(module, name, lambda *a, _run=original, **k: (runs.append(1), _run(*a, **k))[1])
         yield runs

@@ -20,8 +20,8 @@ from ..autograd import NOTHING, by_operator, for_each, refuse_double_backward, s
 from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, takes
 from ..passes import GRADIENTS, Pass
 from ..run import stats_dtype
-from .passes import SAVED, weighted_sum
-from .problem import Heads, Numbers
+from .passes import weighted_sum
+from .problem import SAVED, Heads, Numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

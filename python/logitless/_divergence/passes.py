@@ -17,17 +17,9 @@ from ..options import BACKWARD, F32, FORWARD, Wants, name_of
 from ..passes import GRADIENTS, Pass, Result, stats_of
 from ..run import DTYPES
 from . import sizes
-from .problem import Heads, Numbers, Operand, Problem, Products, RowNumbers, multiply, write_gradient, write_values
+from .problem import SAVED, Heads, Numbers, Problem, RowNumbers, multiply
 
-SAVED = ("student_lse", "teacher_lse", "student_kl")
-
-
-class Gradients(NamedTuple):
-    """None where one is not wanted."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
+Range = tuple[int, int]
 
 
 class Unit(NamedTuple):
@@ -91,68 +83,74 @@ class GradientSums:
     """The gradients that are wanted, of tiles in any order of rows within a range of columns, or the other way round.
 
     Args:
+        grad: upstream of the rows' divergences, ``[rows]``.
+        products: of both heads, in whose student's the gradients of logits are made where these have its dtype.
         rows, columns: of the ranges that are added up at once.
         tile_rows: the most of a tile; with all of them, each range of columns is one product.
-        unit: of dz, if it has one; sums are in float32 then.
     """
 
-    def __init__(self, p: Problem, wants: Wants, rows: int, columns: int, tile_rows: int, unit: Unit | None) -> None:
-        self._factor, self._unit = p.options.student_scale, unit
-        self.hidden = self.weight = self.bias = None
+    def __init__(
+        self, p: Problem, wants: Wants, grad: Tensor, products: list[Tensor], rows: int, columns: int, tile_rows: int
+    ) -> None:
+        self._p, self._unit = p, unit_of(p.dtypes[0], grad)
+        self._grad = grad if self._unit is None else grad * self._unit.factor
+        shape = products[0].shape
+        self._dz = products[0] if p.gradient_in_place else p.new_tile(shape[0], shape[1], p.dtypes[0])
+        self.hidden = self.weight = self._bias = None
         hidden, weight = p.hiddens[0], p.weights[0]
         if wants.hidden:
             new = torch.empty if p.index is None else torch.zeros
             gradient = new((p.all_rows, p.width), dtype=hidden.dtype, device=p.device)
-            self.hidden = _RowSums(gradient, None if p.writes_hidden else p.new(rows, p.width), p.index, unit)
+            buffer = None if p.writes_hidden else p.new(rows, p.width)
+            self.hidden = _RowSums(gradient, buffer, p.index, self._unit)
         if wants.weight:
             gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
             is_direct = p.writes_weight or (p.rounds_weight_once and tile_rows >= p.rows)
-            self.weight = _RowSums(gradient, None if is_direct else p.new(columns, p.width), None, unit)
+            self.weight = _RowSums(gradient, None if is_direct else p.new(columns, p.width), None, self._unit)
         if wants.bias:
-            self.bias = p.new(p.vocab)
+            self._bias = p.new(p.vocab)
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
 
-    def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> None:
-        """dz: ``[rows, columns]`` of logits before softcap and scale; hidden ``[rows, D]``, weight ``[columns, D]``."""
-        if self.hidden is not None:
-            multiply(dz, weight, self.hidden.rows(*rows), factor=self._factor, add=columns[0] > 0)
-        if self.weight is not None:
-            multiply(dz.T, hidden, self.weight.rows(*columns), factor=self._factor, add=rows[0] > 0)
-        if self.bias is not None:
-            multiply(self._ones[:, : dz.shape[0]], dz, self.bias[None, slice(*columns)], add=rows[0] > 0)
+    def of_logits(self, products: list[Tensor], numbers: RowNumbers, rows: Range, first_column: int) -> Tensor:
+        """Of a tile's logits before the softcap, ``[rows, columns]``."""
+        count, columns = products[0].shape
+        dz = self._dz[:count, :columns]
+        grad = self._grad[slice(*rows)]
+        self._p.write_gradient(products, first_column, numbers.rows(*rows), grad, dz)
+        return dz
 
-    def found(self, bias_dtype: torch.dtype | None, rows: int) -> Gradients:
-        """rows: how many there were."""
-        hidden, weight = (None if sums is None else sums.gradient for sums in (self.hidden, self.weight))
-        bias = self.bias
+    def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: Range, columns: Range) -> None:
+        """dz: ``[rows, columns]`` of_logits; hidden ``[rows, D]``, weight ``[columns, D]``."""
+        factor = self._p.options.student_scale
+        if self.hidden is not None:
+            multiply(dz, weight, self.hidden.rows(*rows), factor=factor, add=columns[0] > 0)
+        if self.weight is not None:
+            multiply(dz.T, hidden, self.weight.rows(*columns), factor=factor, add=rows[0] > 0)
+        if self._bias is not None:
+            multiply(self._ones[:, : dz.shape[0]], dz, self._bias[None, slice(*columns)], add=rows[0] > 0)
+
+    def found(self, bias_dtype: torch.dtype | None) -> Found:
+        weight, bias = None if self.weight is None else self.weight.gradient, self._bias
         if bias is not None and self._unit is not None:
             bias *= self._unit.inverse
-        if rows == 0:
-            for gradient in (weight, bias):
-                if gradient is not None:
-                    gradient.zero_()
-        return Gradients(hidden, weight, None if bias is None else bias.to(bias_dtype))
+        found = {
+            "d_hidden": None if self.hidden is None else self.hidden.gradient,
+            "d_classifier": weight,
+            "d_bias": None if bias is None else bias.to(bias_dtype),
+        }
+        made = {name: gradient for name, gradient in found.items() if gradient is not None}
+        if self._p.rows == 0:  # of which no product was made
+            for gradient in made.values():
+                gradient.zero_()
+        return made
 
 
 # ---- passes
 
 
-def _parts(count: int, size: int) -> Iterator[tuple[int, int]]:
+def _parts(count: int, size: int) -> Iterator[Range]:
     for start in range(0, count, size):
         yield start, min(start + size, count)
-
-
-def _multiply_rows(hiddens: list[Tensor], weights: list[Operand], window: int, out: Products) -> None:
-    """All products of some rows, of both heads."""
-    for hidden, weight, products in zip(hiddens, weights, out):
-        for start, end in _parts(products.shape[1], window):
-            multiply(hidden, weight.rows(start, end).T, products[:, start:end])
-
-
-def _gradient_tile(p: Problem, products: Products) -> Tensor:
-    """Where the gradients of a tile's logits go."""
-    rows, columns = products.student.shape
-    return products.student if p.gradient_in_place else p.new_tile(rows, columns, p.dtypes[0])
 
 
 def _costs_of_windows(p: Problem, wants: Wants) -> tuple[sizes.Costs, sizes.Costs]:
@@ -170,17 +168,6 @@ def _windows(p: Problem, wants: Wants) -> sizes.Tile:
     return sizes.windows(of_all, rows, p.vocab, p.budget, p.device.type, all_rows=True)
 
 
-def _least_of_values(p: Problem) -> int:
-    return sizes.least_of_whole_rows(p.costs(None, whole=True), p.vocab)
-
-
-def _least_of_gradients(p: Problem, wants: Wants) -> int:
-    rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
-    return min(
-        sizes.least_of_windows(of_some, rows, p.vocab), sizes.least_of_windows(of_all, rows, p.vocab, all_rows=True)
-    )
-
-
 def _least_of_kept_logits(p: Problem, wants: Wants) -> int:
     return sizes.least_of_kept_logits(p.costs(wants, whole=True), max(1, p.rows), p.vocab, p.device.type)
 
@@ -188,89 +175,70 @@ def _least_of_kept_logits(p: Problem, wants: Wants) -> int:
 def check_budget(p: Problem, wants: Wants, together: bool) -> None:
     """That it is enough, before anything is computed: for values, and for the gradients that are wanted with them or
     (together False) later."""
-    least = _least_of_values(p)
+    least = sizes.least_of_whole_rows(p.costs(None, whole=True), p.vocab)
     if any(wants):
-        least = max(least, _least_of_gradients(p, wants))
+        rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
+        in_some = sizes.least_of_windows(of_some, rows, p.vocab)
+        least = max(least, min(in_some, sizes.least_of_windows(of_all, rows, p.vocab, all_rows=True)))
         least = min(least, _least_of_kept_logits(p, wants)) if together else least
     sizes.check(p.budget, least)
 
 
-def values(p: Problem) -> RowNumbers:
-    """Divergences and what gradients need, of rows that count: one product of each head."""
+def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tuple[RowNumbers, GradientSums | None]:
+    """Divergences and what gradients need, of rows that count: one product of each head. With upstream gradients
+    ``[rows]`` also the gradients that are wanted, of rows whose logits stay until these are made: two more products."""
     out = RowNumbers.empty(p.rows, p.new(0))
-    tile = sizes.whole_rows(p.costs(None, whole=True), p.rows, p.vocab, p.budget, p.device.type)
+    costs = p.costs(None if grad is None else wants, whole=True)
+    tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(min(tile.rows, p.rows), p.vocab)
-    for start, end in _parts(p.rows, tile.rows):
-        products = both.part(end - start, p.vocab)
-        _multiply_rows([hidden.rows(start, end) for hidden in hiddens], weights, tile.window, products)
-        write_values(products, p.biases, p.options, out.rows(slice(start, end)))
-    return out
+    sums = None if grad is None else GradientSums(p, wants, grad, both, tile.rows, p.vocab, tile.rows)
+    for rows in _parts(p.rows, tile.rows):
+        operands = [hidden.rows(*rows) for hidden in hiddens]
+        products = [of_head[: rows[1] - rows[0]] for of_head in both]
+        for hidden, weight, of_head in zip(operands, weights, products):
+            for columns in _parts(p.vocab, tile.window):
+                multiply(hidden, weight.rows(*columns).T, of_head[:, slice(*columns)])
+        p.write_values(products, out.rows(*rows))
+        if sums is None:
+            continue
+        dz = sums.of_logits(products, out, rows, 0)
+        if sums.hidden is not None:
+            sums.hidden.begin(rows[0])
+        for columns in _parts(p.vocab, tile.window):
+            sums.add(dz[:, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
+        if sums.hidden is not None:
+            sums.hidden.store(*rows)
+    if sums is not None and sums.weight is not None and p.rows > 0:
+        for columns in _parts(p.vocab, tile.window):
+            sums.weight.store(*columns)
+    return out, sums
 
 
-def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor, bias_dtype: torch.dtype | None) -> Gradients:
+def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> GradientSums:
     """From the values of rows that count and upstream gradients ``[rows]``: the logits are made again, a window of the
     vocabulary at a time. One product of each head, and one of the student's for hidden states and for the weight."""
     tile = _windows(p, wants)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(tile.rows, tile.window)
-    dz, unit = _gradient_tile(p, both), unit_of(p.dtypes[0], grad)
-    grad = grad if unit is None else grad * unit.factor
-    sums = GradientSums(p, wants, p.rows, tile.window, tile.rows, unit)
+    sums = GradientSums(p, wants, grad, both, p.rows, tile.window, tile.rows)
     for columns in _parts(p.vocab if p.rows > 0 else 0, tile.window):
         window = [weight.rows(*columns) for weight in weights]
-        biases = p.biases.columns(slice(*columns))
         if sums.weight is not None:
             sums.weight.begin(columns[0])
         for rows in _parts(p.rows, tile.rows):
-            part, sizes_of_tile = slice(*rows), (rows[1] - rows[0], columns[1] - columns[0])
-            operands, products = [hidden.rows(*rows) for hidden in hiddens], both.part(*sizes_of_tile)
-            for hidden, weight, out in zip(operands, window, products):
-                multiply(hidden, weight.T, out)
-            tile_dz = dz[: sizes_of_tile[0], : sizes_of_tile[1]]
-            write_gradient(products, biases, p.options, numbers.rows(part), grad[part], tile_dz)
-            sums.add(tile_dz, operands[0], window[0], rows, columns)
+            operands = [hidden.rows(*rows) for hidden in hiddens]
+            products = [of_head[: rows[1] - rows[0], : columns[1] - columns[0]] for of_head in both]
+            for hidden, weight, of_head in zip(operands, window, products):
+                multiply(hidden, weight.T, of_head)
+            dz = sums.of_logits(products, numbers, rows, columns[0])
+            sums.add(dz, operands[0], window[0], rows, columns)
         if sums.weight is not None:
             sums.weight.store(*columns)
     if sums.hidden is not None:
         for rows in _parts(p.rows, tile.rows):
             sums.hidden.store(*rows)
-    return sums.found(bias_dtype, p.rows)
-
-
-def values_and_gradients(
-    p: Problem, wants: Wants, grad: Tensor, bias_dtype: torch.dtype | None
-) -> tuple[RowNumbers, Gradients]:
-    """Both, for upstream gradients ``[rows]`` that are known: of rows whose logits stay until their gradients are made,
-    or one after the other where a budget is too small for that."""
-    costs = p.costs(wants, whole=True)
-    if 0 < p.budget < _least_of_kept_logits(p, wants):
-        numbers = values(p)
-        return numbers, gradients(p, wants, numbers, grad, bias_dtype)
-    out = RowNumbers.empty(p.rows, p.new(0))
-    tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
-    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
-    both = p.new_products(min(tile.rows, p.rows), p.vocab)
-    dz, unit = _gradient_tile(p, both), unit_of(p.dtypes[0], grad)
-    grad = grad if unit is None else grad * unit.factor
-    sums = GradientSums(p, wants, tile.rows, p.vocab, tile.rows, unit)
-    for rows in _parts(p.rows, tile.rows):
-        count, part = rows[1] - rows[0], slice(*rows)
-        operands = [hidden.rows(*rows) for hidden in hiddens]
-        products, numbers = both.part(count, p.vocab), out.rows(part)
-        _multiply_rows(operands, weights, tile.window, products)
-        write_values(products, p.biases, p.options, numbers)
-        write_gradient(products, p.biases, p.options, numbers, grad[part], dz[:count])
-        if sums.hidden is not None:
-            sums.hidden.begin(rows[0])
-        for columns in _parts(p.vocab, tile.window):
-            sums.add(dz[:count, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
-        if sums.hidden is not None:
-            sums.hidden.store(*rows)
-    if sums.weight is not None and p.rows > 0:
-        for columns in _parts(p.vocab, tile.window):
-            sums.weight.store(*columns)
-    return out, sums.found(bias_dtype, p.rows)
+    return sums
 
 
 # ---- as passes of the operator
@@ -288,17 +256,20 @@ def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, opt
     wants, bias_dtype = asked.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
     if asked.kind == FORWARD:
         check_budget(p, wants, together=False)
-        return {name: p.of_all_rows(numbers).clone() for name, numbers in values(p)._asdict().items()}
+        return {name: p.of_all_rows(numbers).clone() for name, numbers in values(p)[0]._asdict().items()}
     if asked.kind == BACKWARD:
         grad, *saved = (p.of_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
-        found = gradients(p, wants, RowNumbers(grad, grad, *saved), grad, bias_dtype)  # values, which no gradient reads
-        told = {}
+        numbers = RowNumbers(grad, grad, *saved)  # of which no gradient reads the values
+        return gradients(p, wants, numbers, grad).found(bias_dtype)
+    check_budget(p, wants, together=True)
+    grad = p.of_counted_rows(given["row_weight"])
+    if 0 < p.budget < _least_of_kept_logits(p, wants):  # one after the other
+        numbers = values(p)[0]
+        sums: Any = gradients(p, wants, numbers, grad)
     else:
-        check_budget(p, wants, together=True)
-        numbers, found = values_and_gradients(p, wants, p.of_counted_rows(given["row_weight"]), bias_dtype)
-        told = {name: p.of_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
-        told = {"loss": weighted_sum(told["divergence"], given["row_weight"]), **told}
-    return told | {name: gradient for name, gradient in zip(GRADIENTS, found) if gradient is not None}
+        numbers, sums = values(p, wants, grad)
+    told = {name: p.of_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
+    return {"loss": weighted_sum(told["divergence"], given["row_weight"]), **told, **sums.found(bias_dtype)}
 
 
 def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:

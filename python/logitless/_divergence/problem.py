@@ -6,7 +6,6 @@ of hidden states and weight differ, a part of the rows at a time is made float32
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from ..run import rows as rows_of
 from . import sizes
 
 HALVES = (torch.bfloat16, torch.float16)
+SAVED = ("student_lse", "teacher_lse", "student_kl")  # what gradients need of the values
 
 
 def _has_wide_results() -> bool:
@@ -82,9 +82,6 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: boo
         torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=factor, out=out)
 
 
-# ---- the kernel (include/logitless/divergence.h)
-
-
 class Numbers(NamedTuple):
     """The numbers of the formula; a softcap of 0 is none."""
 
@@ -105,84 +102,12 @@ class RowNumbers(NamedTuple):
     teacher_lse: Tensor
     student_kl: Tensor
 
-    def rows(self, part: slice) -> RowNumbers:
-        return RowNumbers(*(numbers[part] for numbers in self))
+    def rows(self, start: int, end: int) -> RowNumbers:
+        return RowNumbers(*(numbers[start:end] for numbers in self))
 
     @staticmethod
     def empty(rows: int, like: Tensor) -> RowNumbers:
         return RowNumbers(*like.new_empty((len(RowNumbers._fields), rows)).unbind())
-
-
-class Biases(NamedTuple):
-    """The heads' biases of all columns, in the products' dtype; None: none."""
-
-    student: Tensor | None
-    teacher: Tensor | None
-
-    def columns(self, part: slice) -> Biases:
-        return Biases(*(None if bias is None else bias[part] for bias in self))
-
-
-class Products(NamedTuple):
-    """Products of hidden states and weights, ``[rows, columns]`` of each head."""
-
-    student: Tensor
-    teacher: Tensor
-
-    def part(self, rows: int, columns: int) -> Products:
-        """The first ones."""
-        return Products(*(products[:rows, :columns] for products in self))
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _run_kernel(stage: int, products: Products, biases: Biases, options: Numbers, **more: Any) -> None:
-    student, teacher = products
-    given: Any = native.Divergence(stage=stage, dtype=CODES[student.dtype])
-    given.rows, given.columns = student.shape
-    given.student, given.student_stride = student.data_ptr(), student.stride(0)
-    given.teacher, given.teacher_stride = teacher.data_ptr(), teacher.stride(0)
-    given.student_bias, given.teacher_bias = _address(biases.student), _address(biases.teacher)
-    for name, value in (options._asdict() | more).items():
-        setattr(given, name, value)
-    on_host = student.device.type == "cpu"
-    place = (torch.get_num_threads(), None, native.HOST) if on_host else (1, None, student.device.index)
-    stream = None if on_host else stream_of(student.device.index)
-    native.check(
-        native.library().logitless_divergence_run(native._context(*place).pointer, ctypes.byref(given), stream)
-    )
-
-
-def write_values(products: Products, biases: Biases, options: Numbers, out: RowNumbers) -> None:
-    """From the products ``[rows, V]`` of both heads to numbers of the rows."""
-    numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
-    _run_kernel(native.DIVERGENCE_VALUES, products, biases, options, **numbers)
-
-
-def write_gradient(
-    products: Products, biases: Biases, options: Numbers, numbers: RowNumbers, grad: Tensor, out: Tensor
-) -> None:
-    """From the products ``[rows, columns]`` of any columns to the gradient of the student's logits before the softcap.
-
-    grad: upstream of the divergence, ``[rows]``; out: ``[rows, columns]``, which may be the student's products.
-    """
-    known = {name: getattr(numbers, name).data_ptr() for name in ("student_lse", "teacher_lse", "student_kl")}
-    _run_kernel(
-        native.DIVERGENCE_GRADIENT,
-        products,
-        biases,
-        options,
-        **known,
-        grad=grad.data_ptr(),
-        d_logits=out.data_ptr(),
-        d_logits_stride=out.stride(0),
-        gradient_dtype=CODES[out.dtype],
-    )
-
-
-# ---- the problem
 
 
 class Heads(NamedTuple):
@@ -198,7 +123,7 @@ class Heads(NamedTuple):
 
 
 class Problem:
-    """What the passes over two heads share.
+    """What the passes over two heads share, with the library's kernel over products (include/logitless/divergence.h).
 
     Args:
         heads, options: the formula's.
@@ -217,7 +142,7 @@ class Problem:
         self.rows = self.all_rows if self.index is None else self.index.shape[0]
         self.vocab, self.width = heads.student_weight.shape
         biases = (heads.student_bias, heads.teacher_bias)
-        self.biases = Biases(*(None if bias is None else bias.to(self.stats).contiguous() for bias in biases))
+        self.biases = [None if bias is None else bias.to(self.stats).contiguous() for bias in biases]
         self._copied_biases = sum(given is not bias for given, bias in zip(biases, self.biases))
 
     @property
@@ -279,8 +204,47 @@ class Problem:
     def new_tile(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         return torch.empty((rows, sizes.padded(columns)), dtype=dtype, device=self.device)[:, :columns]
 
-    def new_products(self, rows: int, columns: int) -> Products:
-        return Products(*(self.new_tile(rows, columns, self.stats) for _ in Products._fields))
+    def new_products(self, rows: int, columns: int) -> list[Tensor]:
+        """For products of hidden states and weights, ``[rows, columns]`` of each head."""
+        return [self.new_tile(rows, columns, self.stats) for _ in range(2)]
+
+    def write_values(self, products: list[Tensor], out: RowNumbers) -> None:
+        """From the products ``[rows, V]`` of both heads to numbers of the rows."""
+        numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
+        self._run_kernel(native.DIVERGENCE_VALUES, products, 0, **numbers)
+
+    def write_gradient(
+        self, products: list[Tensor], first_column: int, numbers: RowNumbers, grad: Tensor, out: Tensor
+    ) -> None:
+        """From the products ``[rows, columns]`` of any columns to the gradient of the student's logits before the
+        softcap.
+
+        grad: upstream of the divergence, ``[rows]``; out: ``[rows, columns]``, which may be the student's products.
+        """
+        self._run_kernel(
+            native.DIVERGENCE_GRADIENT,
+            products,
+            first_column,
+            **{name: getattr(numbers, name).data_ptr() for name in SAVED},
+            grad=grad.data_ptr(),
+            d_logits=out.data_ptr(),
+            d_logits_stride=out.stride(0),
+            gradient_dtype=CODES[out.dtype],
+        )
+
+    def _run_kernel(self, stage: int, products: list[Tensor], first_column: int, **more: Any) -> None:
+        rows, columns = products[0].shape
+        for name, tensor, bias in zip(("student", "teacher"), products, self.biases):
+            more |= {name: tensor.data_ptr(), f"{name}_stride": tensor.stride(0)}
+            if bias is not None:
+                more[f"{name}_bias"] = bias[first_column:].data_ptr()
+        given = native.Divergence(
+            stage=stage, dtype=CODES[self.stats], rows=rows, columns=columns, **self.options._asdict(), **more
+        )
+        if self.device.type == "cpu":
+            native.run_divergence(given, torch.get_num_threads(), native.HOST)
+        else:
+            native.run_divergence(given, 1, self.device.index, stream_of(self.device.index))
 
     def of_counted_rows(self, numbers: Tensor) -> Tensor:
         """``[N]`` to ``[rows]``"""
