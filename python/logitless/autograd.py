@@ -36,11 +36,7 @@ from .run import (
 )
 
 Found = dict[str, Tensor]  # by the names of results()
-_PASS_NAMES = {
-    _options.FORWARD: "forward",
-    _options.BACKWARD: "backward",
-    _options.FORWARD_BACKWARD: "forward_backward",
-}
+_PASS_NAMES = ("forward", "backward", "forward_backward")  # by kind
 
 
 # ---- passes of others: logitless.distributed and logitless._divergence put theirs here
@@ -57,28 +53,12 @@ class OtherPasses(NamedTuple):
 
 other_passes: dict[str, OtherPasses] = {}  # by function; those of ranks by GROUP
 GROUP = "group"
+_LIBRARY = OtherPasses(run_pass, results)
 
 
-def _others(asked: Pass) -> OtherPasses | None:
+def _passes(asked: Pass) -> OtherPasses:
     # A KeyError where nothing knows ranks: the library's own pass would take a shard for the whole head.
-    return other_passes.get(asked.function) if asked.ranks is None else other_passes[GROUP]
-
-
-def _execute(asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
-    """options: the resolved ones."""
-    others = _others(asked)
-    if others is not None:
-        return others.run(asked, given, main_grad, options)
-    return run_pass(asked, given, main_grad, options)
-
-
-def _results(
-    asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
-) -> dict[str, Result]:
-    others = _others(asked)
-    if others is not None:
-        return others.results(asked, given, options)
-    return results(asked, given, options, draws_bytes)
+    return other_passes.get(asked.function, _LIBRARY) if asked.ranks is None else other_passes[GROUP]
 
 
 # ---- the operator
@@ -102,14 +82,9 @@ def _text(asked: Pass, options: Mapping[str, Any], names: Iterable[str]) -> str:
     return "; ".join(fields)  # no line breaks: a PyTorch writes it into a comment of the code that it makes
 
 
-class _Parsed(NamedTuple):
-    asked: Pass  # without the integers of its ranks
-    options: dict[str, Any]
-    tensors: tuple[str, ...]
-
-
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> _Parsed:
+def _parsed(text: str) -> tuple[Pass, dict[str, Any], tuple[str, ...]]:
+    """The pass, without the integers of its ranks, the options of _TEXTS and the names of the tensors."""
     fields = dict(line.split("=", 1) for line in text.split("; "))
     names = {name: tuple(filter(None, fields[name].split(","))) for name in ("wants", "stats", "tensors")}
     flags = Flags()._replace(**dict.fromkeys(names["wants"], True), stats=names["stats"])
@@ -123,7 +98,7 @@ def _parsed(text: str) -> _Parsed:
         "compute_dtype": int(fields["compute_dtype"]),
         "batch_invariant": fields["batch_invariant"] == "True",
     }
-    return _Parsed(Pass(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"])
+    return Pass(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"]
 
 
 def _unpacked(
@@ -143,38 +118,35 @@ def _run(
     tensors: Sequence[Tensor], main_grad: Tensor | None, numbers: Sequence[float], integers: Sequence[Any], text: str
 ) -> dict[str, Tensor]:
     asked, given, options = _unpacked(tensors, numbers, integers, text)
-    others, main_grad = _others(asked), given.pop("main_grad", None) if main_grad is None else main_grad
-    if others is not None and asked.ranks is None:
-        return others.run(asked, given, main_grad, options)
-    try:
-        options = resolved(given, options)
-    except Exception as error:
-        if others is not None and asked.ranks is not None and asked.kind != _options.BACKWARD:
-            others.refuse(asked.ranks, error)
-        raise
-    return _execute(asked, given, main_grad, options)
+    passes, main_grad = _passes(asked), given.pop("main_grad", None) if main_grad is None else main_grad
+    if passes is _LIBRARY or asked.ranks is not None:  # others read the options as they were given
+        try:
+            options = resolved(given, options)
+        except Exception as error:
+            if asked.ranks is not None and asked.kind != _options.BACKWARD:
+                passes.refuse(asked.ranks, error)
+            raise
+    return passes.run(asked, given, main_grad, options)
 
 
 def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
     asked, given, options = _unpacked(tensors, numbers, integers, text)
-    # The planner says the size of draws: sizes that were symbols become constants of the graph.
-    keeps = asked.flags.keeps_draws and asked.kind == _options.FORWARD
-    size = draws_size(given, joined(options, None), asked.flags) if keeps else 0
+    found = _passes(asked).results(asked, given, options)
+    if asked.flags.keeps_draws and asked.kind == _options.FORWARD:
+        # The planner says the size of draws: sizes that were symbols become constants of the graph.
+        size = draws_size(given, joined(options, None), asked.flags)
+        found["draws"] = found["draws"]._replace(shape=(size,))
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or tensors[0].device)
-        for name, (shape, dtype, device) in _results(asked, given, options, size).items()
+        for name, (shape, dtype, device) in found.items()
     }
-
-
-def _names(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> tuple[str, ...]:
-    """Names of what the operator returns."""
-    return tuple(_results(*_unpacked(tensors, numbers, integers, text)))
 
 
 @torch.library.custom_op("logitless::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
 def run(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     found = _run(tensors, None, *rest)
-    return [found[name] for name in _names(tensors, *rest)]
+    asked, given, options = _unpacked(tensors, *rest)
+    return [found[name] for name in _passes(asked).results(asked, given, options)]
 
 
 @run.register_fake
@@ -216,7 +188,7 @@ def by_operator(
         found = torch.ops.logitless.run_into.default(values, main_grad, *rest)
         wants = asked.flags.wants()._replace(weight=False)
         return {name: found[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
-    return dict(zip(_results(asked, given, options), torch.ops.logitless.run.default(values, *rest)))
+    return dict(zip(_passes(asked).results(asked, given, options), torch.ops.logitless.run.default(values, *rest)))
 
 
 # ---- batches of upstream gradients: the rule of torch.vmap, and that of autograd.grad(is_grads_batched=True)
@@ -277,9 +249,9 @@ def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
     asked, options, names = _parsed(rest[-1])
-    others = _others(asked)
-    if others is not None and others.flops is not None:
-        return others.flops(asked, dict(zip(names, tensors)))
+    passes = _passes(asked)
+    if passes.flops is not None:
+        return passes.flops(asked, dict(zip(names, tensors)))
     tokens, size = tensors[0]
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
     wants, exact = asked.flags.wants(), options["gradient"] == "exact"
@@ -301,7 +273,7 @@ _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Found]:
     """Returns what a backward pass reads, the options as it takes them, and what the first pass has found."""
     call, a, _, direct = prepared
-    given = inputs_of(a, learned.wanted(call.trained))
+    given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
         options, numbers = split(options, call.asked.flags.keeps_draws)
@@ -319,7 +291,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
         found = _directly(call, a, given, main_grad)
     else:
         if direct:
-            found = _execute(call.asked, given, main_grad, options)
+            found = _passes(call.asked).run(call.asked, given, main_grad, options)
         else:
             read = given if call.trains else _constants(given)  # the operator has no formula of autograd
             found = by_operator(call.asked, {**read, "main_grad": main_grad}, options)
@@ -335,10 +307,8 @@ def _constants(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bool) -> Found:
     """Statistics of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
     read = {name: value for name, value in _constants(given).items() if not name.startswith("learned_")}
-    if options["reduction"] == "none":
-        options = options | {"reduction": "sum"}
     asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS)
-    found = _execute(asked, read, None, options) if direct else by_operator(asked, read, options)
+    found = _LIBRARY.run(asked, read, None, options) if direct else by_operator(asked, read, options)
     return {name: found[name] for name in DRAW_STATS}
 
 
@@ -399,10 +369,10 @@ class Head(torch.autograd.Function):
             if direct and call.reads_arguments:
                 found = _named(call, dict(zip(call.read, a)))
             else:
-                found = _first_pass(prepared, Learned(scale, temperature))[2]
+                found = _first_pass(prepared, (scale, temperature))[2]
             ctx.save_for_backward(*map(found.get, GRADIENTS))
         else:
-            given, ctx.options, found = _first_pass(prepared, Learned(scale, temperature))
+            given, ctx.options, found = _first_pass(prepared, (scale, temperature))
             ctx.names = (*given, *SAVED)
             # Not among the saved tensors: other backward passes may add to it before this one does.
             ctx.main_grad = a.main_grad if call.trained.weight else None
@@ -474,7 +444,7 @@ def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
     read = given | later
     if ctx.direct and are_off() and are_plain((*read.values(), main_grad)):
-        found = _execute(asked, read, main_grad, ctx.options)
+        found = _passes(asked).run(asked, read, main_grad, ctx.options)
         if main_grad is not None and not main_grad.is_inference():
             torch.autograd.graph.increment_version(main_grad)  # as an operator that writes it does
     else:
@@ -492,8 +462,10 @@ def _product(gradient: Tensor, factor: Tensor) -> Tensor:
     return torch.where(gradient == 0, gradient, gradient * factor)
 
 
-def scaled(gradients: Sequence[Tensor], factor: Tensor, in_place: bool = False) -> Sequence[Tensor]:
-    """As _product; with in_place the very list of gradients, where that saves time."""
+def _products(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
+    """As _product; the very list of gradients, where that saves time."""
+    # The saved tensor itself may become somebody's .grad, to be added to in place: when nobody reads it again.
+    in_place = not _graph_is_kept()
     if factor.is_cuda:  # without waiting for the device
         device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
         if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
@@ -507,18 +479,12 @@ def scaled(gradients: Sequence[Tensor], factor: Tensor, in_place: bool = False) 
     return [gradient * factor if math.isfinite(by) else _product(gradient, factor) for gradient in gradients]
 
 
-def scaled_by_loss(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
-    """Saved gradients times the upstream gradient of the loss."""
-    if are_plain((factor,)):
-        # The saved tensor itself may become somebody's .grad, to be added to in place: when nobody reads it again.
-        return scaled(gradients, factor, in_place=not _graph_is_kept())
-    return [_product(gradient, factor) for gradient in gradients]  # traced, of a batch, or a view as a negated one
-
-
 def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
+    """Saved gradients times the upstream gradient of the loss, which may be traced, of a batch, or a negated view."""
     *gradients, d_scale, d_temperature = saved
     there = [gradient for gradient in gradients if gradient is not None]
-    left = iter(scaled_by_loss(there, loss) if direct else [_product(gradient, loss) for gradient in there])
+    is_plain = direct and are_plain((loss,))
+    left = iter(_products(there, loss) if is_plain else [_product(gradient, loss) for gradient in there])
     gradients = [gradient if gradient is None else next(left) for gradient in gradients]
     learned = [gradient if gradient is None else gradient * loss for gradient in (d_scale, d_temperature)]
     return [*gradients, *learned]

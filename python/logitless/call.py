@@ -24,9 +24,6 @@ from .native import Cache
 from .options import (
     COUNTS,
     DRAW_STATS,
-    FLOATS,
-    FLOATS_TEXT,
-    INTEGERS_TEXT,
     NUMBERS,
     Flags,
     Wants,
@@ -94,9 +91,6 @@ def has_dtensor(values: Iterable[object]) -> bool:
 
 # ---- checks by name
 
-_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
-_INTEGERS = tuple(getattr(torch, name) for name in _options.INTEGER_DTYPES)
-
 
 def check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
@@ -158,14 +152,8 @@ def check_devices(device: torch.device, tensors: dict[str, Tensor | None], of: s
             raise ValueError(f"{name}: expected a tensor on {device}, as {of} is, got device {tensor.device}")
 
 
-def check_float(name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in _FLOATS:
-        raise TypeError(f"{name}: expected {FLOATS_TEXT}, got {tensor.dtype}")
-
-
 def check_integers(name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in _INTEGERS:
-        raise TypeError(f"{name}: expected {INTEGERS_TEXT}, got {tensor.dtype}")
+    _options.target_code(tensor.dtype, name)
 
 
 def check_real(name: str, tensor: Tensor) -> None:
@@ -196,7 +184,7 @@ def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> N
     for name, tensor in tensors.items():
         if tensor is not None:
             check_tensor(name, tensor)
-            check_float(name, tensor)
+            _options.float_code(name, tensor.dtype)
     _options.check_head_shapes(tensors, least_vocab)
 
 
@@ -206,10 +194,9 @@ def check_operands(
     """All of it but the shape of target."""
     check_tensor("input", input)
     check_tensor("target", target)
-    if target.dtype not in _INTEGERS:
-        if target.dtype.is_floating_point and target.dim() == input.dim():
-            raise TypeError(dense_message(target.dtype))
-        check_integers("target", target)
+    if target.dtype.is_floating_point and target.dim() == input.dim():
+        raise TypeError(dense_message(target.dtype))
+    check_integers("target", target)
     tensors = {"input": input, "linear_weight": linear_weight, "linear_bias": linear_bias}
     check_matrices(tensors, least_vocab)
 
@@ -238,8 +225,9 @@ def check_linear(linear: nn.Module) -> None:
 
 # ---- options that are numbers, given as numbers or as tensors of one element
 
+_LOSS_OPTIONS = tuple(_options.LOSS_OPTIONS)
 _LEARNED = ("scale", "temperature")  # a tensor of one element may have a gradient
-_UNUSED = _options.make_options(DEFAULTS, 1)
+UNUSED = _options.make_options(DEFAULTS, 1) | {"top_k": 0}  # the operator's options of a function that lacks them
 
 
 def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
@@ -292,7 +280,7 @@ def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], T
     tensor = None
     if torch.compiler.is_compiling() and not all([_is_static(value) for value in values]):
         tensor = torch.stack([_as_tensor(value) for value in values])
-        unused = _UNUSED | ({"threshold": options["threshold"]} if keeps_draws else {})
+        unused = UNUSED | ({"threshold": options["threshold"]} if keeps_draws else {})
         values = [unused[name] for name in NUMBERS]
     others["numbers"] = [math.nan if value is None else value for value in values]
     return others, tensor
@@ -346,14 +334,7 @@ class Arguments(_Fields):  # type: ignore[misc]
         return self.target_weight is not None and self.target.dim() == self.input.dim()
 
 
-class Learned(NamedTuple):
-    """Options that may have a gradient as scalar tensors, None where they are numbers."""
-
-    scale: Tensor | None
-    temperature: Tensor | None
-
-    def wanted(self, trained: Wants) -> Learned:
-        return Learned(self.scale if trained.scale else None, self.temperature if trained.temperature else None)
+Learned = tuple[Tensor | None, ...]  # the options of _LEARNED as scalars, None where they are numbers
 
 
 def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
@@ -477,9 +458,8 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
 
 
 def learned(a: Arguments) -> Learned:
-    """Those that are tensors, whose gradients may be wanted."""
-    given = {name: getattr(a, name) for name in _LEARNED}
-    return Learned(**{n: scalar(n, v, learned=True) if isinstance(v, Tensor) else None for n, v in given.items()})
+    given = zip(_LEARNED, (a.scale, a.temperature))
+    return tuple([scalar(name, one, learned=True) if isinstance(one, Tensor) else None for name, one in given])
 
 
 def without_number_tensors(a: Arguments) -> Arguments:
@@ -487,19 +467,8 @@ def without_number_tensors(a: Arguments) -> Arguments:
     return a._replace(**{name: value(name, getattr(a, name)) for name in _NUMBER_OPTIONS})
 
 
-def options_of(a: Arguments, rows: Sequence[int]) -> dict[str, Any]:
-    """The options, checked, with their numbers by name; num_items None where it is a tensor."""
-    given = {name: getattr(a, name) for name in _OPTION_NAMES}
-    if isinstance(a.num_items, Tensor):
-        given["num_items"] = None
-    return _options.make_options(given, rows[-1] if rows else 1, a.compute_dtype)
-
-
-_OPTION_NAMES = (*_options.LOSS_OPTIONS, "num_items")
-
-
-def inputs_of(a: Arguments, learned: Learned) -> dict[str, Tensor]:
-    """The tensors of the problem, without seed and numbers; learned: where gradients are wanted."""
+def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tensor]:
+    """The tensors of the problem, without seed and numbers; of learned options those whose gradients are wanted."""
     input, stats = a.input, stats_dtype(a.input)
     found = {
         "hidden": input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
@@ -508,21 +477,14 @@ def inputs_of(a: Arguments, learned: Learned) -> dict[str, Tensor]:
     }
     if a.linear_bias is not None:
         found["bias"] = a.linear_bias
-    if a.weight is not None:
-        found["class_weight"] = a.weight.to(stats)
-    if a.token_weight is not None:
-        found["token_weight"] = a.token_weight.to(stats).reshape(-1)
-    if a.row_temperature is not None:
-        found["temperature"] = a.row_temperature.to(stats).reshape(-1)
+    vectors = {"class_weight": a.weight, "token_weight": a.token_weight, "temperature": a.row_temperature}
+    found |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
     if a.target_weight is not None:
         found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.target.shape[-1])
     if isinstance(a.num_items, Tensor):
         found["num_items"] = scalar("num_items", a.num_items)
-    if learned.scale is not None:
-        found["learned_scale"] = learned.scale
-    if learned.temperature is not None:
-        found["learned_temperature"] = learned.temperature
-    return found
+    scalars = zip(("learned_scale", "learned_temperature"), learned, (trained.scale, trained.temperature))
+    return found | {name: given for name, given, wanted in scalars if given is not None and wanted}
 
 
 # ---- preparation
@@ -570,8 +532,9 @@ class PreparedCall:
             for name in names:
                 if name in DRAW_STATS:
                     raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
-        options = options_of(a, rows)
-        options["top_k"] = of.k
+        given = {name: getattr(a, name) for name in _LOSS_OPTIONS}
+        given["num_items"] = None if isinstance(a.num_items, Tensor) else a.num_items
+        options = _options.make_options(given, rows[-1] if rows else 1, a.compute_dtype) | {"top_k": of.k}
         self.options = options
         self._choose(a, learned, of)
         trained = self.trained
@@ -603,7 +566,9 @@ class PreparedCall:
         names = self.names
         tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
         require = [t is not None and t.requires_grad for t in tensors]
-        grad = grad_mode() and of.function != "linear_top_k"
+        # Compiled code runs under no inference mode, and cannot ask for it.
+        inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        grad = torch.is_grad_enabled() and not inference and of.function != "linear_top_k"
         trained = self.trained = Wants(*(grad and wanted for wanted in require))
         self.draws = self.draw_stats = self.passes_over_draw = False
         if of.function != "linear_cross_entropy":
@@ -646,12 +611,6 @@ _INTEGER_OPTIONS = ("ignore_index", "shift", "max_workspace_bytes")
 _NUMBER_OPTIONS = tuple(name for name in NUMBERS if name != "num_items")
 
 
-def grad_mode() -> bool:
-    """Whether gradients can be asked for later. Compiled code runs under no inference mode, and cannot ask for it."""
-    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    return torch.is_grad_enabled() and not inference
-
-
 def suits(a: Arguments) -> bool:
     """Whether nothing watches, and the tensors are plain ones."""
     if not are_off():
@@ -684,9 +643,7 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
         a = _simplified(a)
         types = tuple(map(type, a[FIRST_OPTION:]))
     if a.num_items is not None:
-        if type(a.num_items) not in _SIMPLE and not isinstance(a.num_items, Tensor):
-            a = a._replace(num_items=_plain(a.num_items))
-        a = _with_known_num_items(a)
+        a = a._replace(num_items=_known_num_items(a))
     if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
         a = autocast(a)
     key = _key(a, found, types, of)
@@ -706,24 +663,20 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
 
 def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) -> tuple[Any, ...]:
     """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
+    tensors: tuple[Tensor | None, ...] = a[:TENSORS]
     num_items = a.num_items
     return (
-        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in _tensors(a)],
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
         None if num_items is None else (type(num_items), isinstance(num_items, Tensor) or num_items),
         a.seed is None,
         a[FIRST_OPTION:],
         types,
-        learned.scale is not None and learned.scale.requires_grad,
-        learned.temperature is not None and learned.temperature.requires_grad,
+        *[t is not None and t.requires_grad for t in learned],
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         place(a.input, a.linear_weight),
         of,
     )
-
-
-def _tensors(a: Arguments) -> tuple[Tensor | None, ...]:
-    return a[:TENSORS]  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
@@ -744,9 +697,10 @@ def _simplified(a: Arguments) -> Arguments:
     return a
 
 
-def _with_known_num_items(a: Arguments) -> Arguments:
-    """A num_items that the CPU knows is a number."""
-    if not isinstance(a.num_items, Tensor) or a.input.is_cuda or a.reduction != "mean":
-        return a
-    number = scalar("num_items", a.num_items).item()
-    return a._replace(num_items=_options.checked_num_items(number, a.reduction))
+def _known_num_items(a: Arguments) -> Any:
+    """A number where the CPU knows it."""
+    if not isinstance(a.num_items, Tensor):
+        return _plain(a.num_items)
+    if a.input.is_cuda or a.reduction != "mean":
+        return a.num_items
+    return _options.checked_num_items(scalar("num_items", a.num_items).item(), a.reduction)

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from . import options as _options
-from .call import (
-    Arguments,
-    has_dtensor,
-    suits,
-    with_row_temperature,
-)
+from .call import Arguments, has_dtensor, suits, with_row_temperature
 from .errors import InvalidTargetError, UnsupportedError
 from .options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
 from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
@@ -200,16 +195,11 @@ def linear_log_probs(input: Tensor, linear_weight: Tensor, ids: Tensor, **option
         input: hidden states, ``[..., D]``.
         linear_weight: the head's weight, ``[V, D]``.
         ids: int64 or int32, ``[..., K]`` with K <= 64; the same one may come several times in a row.
-        linear_bias: ``[V]``.
+        linear_bias, scale, softcap, max_workspace_bytes, batch_invariant: as in :func:`linear_cross_entropy`.
         ignore_index: an id that is none: its log-probability is 0 and has no gradient. A row of such ids alone costs
             nothing. None means -100.
-        scale: factor of the logits before bias and softcap; of one element that requires grad it has a gradient.
-        softcap: bound of the logits; None or 0 for none.
-        temperature: what the logits are divided by, after the softcap: a number, a tensor of one element, which may be
-            learned as ``scale`` may (without a softcap only), or a tensor of ``input.shape[:-1]``, which is a constant.
-        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass; as in
-            :func:`linear_cross_entropy`.
-        batch_invariant: as in :func:`linear_cross_entropy`.
+        temperature: as in :func:`linear_cross_entropy`; a tensor of one for each row has the shape
+            ``input.shape[:-1]``.
 
     Returns:
         ``[..., K]``, float32 (float64 for float64 inputs). Differentiable with respect to input, linear_weight,
@@ -237,12 +227,8 @@ def linear_top_k(input: Tensor, linear_weight: Tensor, k: int, **options: Unpack
         input: hidden states, ``[..., D]``.
         linear_weight: the head's weight, ``[V, D]``.
         k: how many, from 1 to the smaller one of 64 and V.
-        linear_bias: ``[V]``.
-        scale: factor of the logits before bias and softcap.
-        softcap: bound of the logits; None or 0 for none.
-        temperature: what the logits are divided by, after the softcap: a number, or a tensor of one element or of
-            ``input.shape[:-1]``.
-        max_workspace_bytes: hard bound of memory beyond inputs and outputs, as in :func:`linear_cross_entropy`.
+        linear_bias, scale, softcap, max_workspace_bytes: as in :func:`linear_cross_entropy`, without gradients.
+        temperature: a number, or a tensor of one element or of ``input.shape[:-1]``.
 
     Returns:
         ``ids`` and ``log_probs`` of shape ``[..., k]``, in descending order of the logits: of equals the smaller id is

@@ -79,22 +79,15 @@ class PlanOptions(_options.MethodOptions, total=False):
     targets_per_row: int
 
 
-_MORE: dict[str, Any] = {
-    "dtype": "float32",
-    "weight_dtype": None,
-    "gradients": ("input", "linear_weight"),
-    "linear_bias": False,
-    "threads": None,
-    "backend": None,
-    "device": None,
-    "top_k": 0,
-    "targets_per_row": 0,
-}
+_NAMES = _options.names_of(PlanOptions)
+_MORE: dict[str, Any] = dict.fromkeys(("weight_dtype", "threads", "backend", "device"))
+_MORE |= {"dtype": "float32", "gradients": ("input", "linear_weight"), "linear_bias": False}
+_MORE |= {"top_k": 0, "targets_per_row": 0}
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
     """Returns what native.plan_of and native.list_plans take."""
-    o = _options.filled(function, PlanOptions, given, _MORE)
+    o = _options.filled(function, _NAMES, given, _MORE)
     gradients = o["gradients"]
     tokens, vocab, hidden = sizes
     method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}
@@ -197,13 +190,9 @@ def why_no_cuda() -> str:
         return ""
 
 
-def _has_gpu() -> bool:
-    """Whether there is one that CUDA would show; without a call of CUDA, which no process may fork after."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not is_hidden and any(_DEVICES.glob("nvidia[0-9]*"))
-
-
 def warn_without_cuda() -> None:
-    why = why_no_cuda() if _has_gpu() else ""
+    """Where there is a GPU that CUDA would show; without a call of CUDA, which no process may fork after."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    why = why_no_cuda() if not is_hidden and any(_DEVICES.glob("nvidia[0-9]*")) else ""
     if why:
         warnings.warn(f"logitless: this machine has an NVIDIA GPU, but {why}", RuntimeWarning, stacklevel=3)

@@ -15,7 +15,17 @@ from . import native
 from . import options as _options
 from .errors import InvalidTargetError
 from .inspection import default_threads
-from .options import FORWARD, FORWARD_BACKWARD, Flags, ReductionOptions, ScaleOptions, Wants, shape_text, takes
+from .options import (
+    FORWARD,
+    FORWARD_BACKWARD,
+    Flags,
+    ReductionOptions,
+    ScaleOptions,
+    Wants,
+    names_of,
+    shape_text,
+    takes,
+)
 from .passes import Pass, results, spec_of, stats_of
 
 if TYPE_CHECKING:
@@ -123,7 +133,7 @@ def linear_cross_entropy(
         TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
         LogitlessError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
-    o = _options.filled("linear_cross_entropy", LossOptions, options, _MORE)
+    o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
     x, c, y = _operand(input), _operand(linear_weight), _operand(target)
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
@@ -176,11 +186,9 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
     results as of :func:`logitless.linear_top_k`.
 
     Args:
-        temperature: a number, or an array of ``input.shape[:-1]``.
-        threads: 0: as many as the machine gives.
-        backend: by name; None: the first that can run the problem.
+        temperature, threads, backend: as in :func:`linear_cross_entropy`.
     """
-    o = _options.filled("linear_top_k", TopKOptions, options, _MORE)
+    o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
     x, c = _operand(input), _operand(linear_weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
     found = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
@@ -198,11 +206,9 @@ def linear_log_probs(
 
     Args:
         ids: ``[..., K]``, K <= 64, int64 or int32.
-        temperature: a number, or an array of ``input.shape[:-1]``.
-        threads: 0: as many as the machine gives.
-        backend: by name; None: the first that can run the problem.
+        temperature, threads, backend: as in :func:`linear_cross_entropy`.
     """
-    o = _options.filled("linear_log_probs", IdOptions, options, _MORE)
+    o = _options.filled("linear_log_probs", names_of(IdOptions), options, _MORE)
     x, c, y = _operand(input), _operand(linear_weight), _operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")

@@ -174,9 +174,9 @@ def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> N
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def filled(function: str, options: type, given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name, checked to be of these, where none is given with their defaults. others: as in takes()."""
-    check_names(function, given, names_of(options))
+def filled(function: str, known: frozenset[str], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options, whose names are checked, and the defaults of others. others: as in takes()."""
+    check_names(function, given, known)
     return {**DEFAULTS, **others, **given}
 
 
@@ -326,17 +326,6 @@ class Flags(NamedTuple):
 
 LSE = ("lse", "lse_low")  # of all of them: a forward pass writes both or none
 SAVED = (*LSE, "entropy", "draws")
-
-T = TypeVar("T")
-
-
-def read_by_backward(given: Mapping[str, T]) -> dict[str, T]:
-    """The given tensors that a backward pass reads; ``lse`` and ``lse_low`` must be among them."""
-    for name in LSE:
-        if name not in given:
-            raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
-    return {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
-
 
 # ---- checks
 

@@ -8,17 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from . import options as _options
-from .autograd import Found, perform
-from .call import (
-    Arguments,
-    CallOf,
-    Prepared,
-    check_tensor,
-    ids_of,
-    prepare,
-    tokens_of,
-    with_row_temperature,
-)
+from .autograd import perform
+from .call import Arguments, CallOf, Prepared, check_tensor, ids_of, prepare, tokens_of, with_row_temperature
 from .options import check_targets_shape
 
 
@@ -75,25 +66,19 @@ def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | L
         loss = loss.reshape(rows)
     if a.return_stats is False:
         return loss
-    return _collected(loss, found, rows, prepared.call.names, a.differentiable_stats)
+    asked: dict[str, Tensor] = {}
+    for name in prepared.call.names:
+        if name in _options.COUNTS:
+            asked[name] = found["counts"][_options.COUNTS.index(name)]
+        else:
+            value = found[name].reshape(rows)
+            asked[name] = value if a.differentiable_stats else value.detach()
+    return LinearCrossEntropyOutput(loss=loss, **asked)
 
 
 def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropyOutput:
     """The loss of a whole vocabulary, without DTensors. plain: as in prepare()."""
     return loss_of(prepare(a, plain=plain))
-
-
-def _collected(
-    loss: Tensor, found: Found, rows: Sequence[int], names: tuple[str, ...], differentiable: bool
-) -> LinearCrossEntropyOutput:
-    asked: dict[str, Tensor] = {}
-    for name in names:
-        if name in _options.COUNTS:
-            asked[name] = found["counts"][_options.COUNTS.index(name)]
-        else:
-            value = found[name].reshape(rows)
-            asked[name] = value if differentiable else value.detach()
-    return LinearCrossEntropyOutput(loss=loss, **asked)
 
 
 def log_probs_of(prepared: Prepared, rows: Sequence[int]) -> Tensor:

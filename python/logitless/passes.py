@@ -35,10 +35,9 @@ def stats_of(hidden: Any) -> str:
     return "float64" if name_of(hidden.dtype) == "float64" else "float32"
 
 
-def results(
-    asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], draws_bytes: int = 0
-) -> dict[str, Result]:
-    """The tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax.
+def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+    """The tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax; a plan tells
+    the size of draws.
 
     The gradient of the weight is among them also where it is added to main_grad, which is not known here.
     """
@@ -61,7 +60,7 @@ def results(
         if "lse" in flags.stats:
             found["lse_low"] = Result(rows, stats)
         if flags.keeps_draws:
-            found["draws"] = Result((draws_bytes,), "uint8")
+            found["draws"] = Result((0,), "uint8")
         return found
     if flags.want_draw_stats:
         found |= {"kept_count": Result(rows, "int32"), "draw_variance": Result(rows, stats)}

@@ -22,7 +22,7 @@ from . import native
 from . import options as _options
 from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
-from .options import Flags, Wants, read_by_backward
+from .options import LSE, Flags, Wants
 from .passes import Pass, Result, spec_of, writes
 
 # Names of tensors that are others for the caller.
@@ -95,10 +95,6 @@ def are_unaligned(hidden: Tensor, weight: Tensor) -> bool:
     return hidden.is_cuda and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
 
 
-def contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
 def resolved(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
     """The operator's options with their numbers by name: those that tensors on the CPU hold, too."""
     found = joined(options, given.get("numbers"))
@@ -115,7 +111,7 @@ def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
     """The tensors that the library reads, in layouts that it reads. num_items: the resolved option."""
     hidden = given["hidden"]
     found = {
-        name: rows(tensor) if name in ("hidden", "classifier") else contiguous(tensor)
+        name: rows(tensor) if name in ("hidden", "classifier") else tensor.contiguous()  # itself where it is
         for name, tensor in given.items()
         if name not in OF_PASS
     }
@@ -180,15 +176,12 @@ def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tenso
 # ---- runs
 
 
-def _tf32_switch() -> Callable[[], bool]:
-    """Reads PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
-    precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if precision is None:  # PyTorch before 2.9
-        return torch._C._get_cublas_allow_tf32
-    return lambda: precision("cuda", "matmul") == "tf32"
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # None: PyTorch before 2.9
 
 
-_allows_tf32 = _tf32_switch()
+def _allows_tf32() -> bool:
+    """PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
+    return bool(_precision("cuda", "matmul") == "tf32" if _precision else torch._C._get_cublas_allow_tf32())
 
 
 def _asked() -> str | None:
@@ -221,13 +214,10 @@ def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flag
     return plan_on(spec, given["hidden"].device).info.draws_bytes
 
 
-def _raw_stream() -> Callable[[int], int]:
-    """The one of PyTorch's functions for the current stream of a device that makes no object."""
-    found: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return found or (lambda device: torch.cuda.current_stream(device).cuda_stream)
-
-
-stream_of = _raw_stream()
+# The one of PyTorch's functions for the current stream of a device that makes no object.
+stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda device: torch.cuda.current_stream(device).cuda_stream
+)
 
 
 _DRAWS_ALIGNMENT = 64  # in bytes, of tensors.def; PyTorch's allocators give it
@@ -261,13 +251,6 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
         strides.insert(0, step)
         step *= max(size, 1)
     return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
-
-
-def _refuse_freed(tensors: Tensors) -> None:
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() == 0 and tensor.numel() > 0:
-            argument = _ARGUMENTS.get(name, name)
-            raise InvalidArgumentError(f"{argument}: expected a tensor in memory, got one whose storage was freed")
 
 
 class Run:
@@ -332,7 +315,10 @@ class Run:
             shape = tensors["targets"].shape
             raise _options.named_target(error, shape, self._targets_name) from None
         except InvalidArgumentError:
-            _refuse_freed(tensors)
+            for name, tensor in tensors.items():
+                if tensor.data_ptr() == 0 and tensor.numel() > 0:
+                    expected = "expected a tensor in memory, got one whose storage was freed"
+                    raise InvalidArgumentError(f"{_ARGUMENTS.get(name, name)}: {expected}") from None
             raise
         return self._with_numbers(written, tensors) if self._learns_numbers else written
 
@@ -404,7 +390,11 @@ def find_forward(asked: Pass, tensors: Tensors, options: dict[str, Any], main_gr
 
 def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> Tensors:
     """Tensors that a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
-    found = readable(read_by_backward(given), options["num_items"])
+    for name in LSE:
+        if name not in given:
+            raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
+    read = {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
+    found = readable(read, options["num_items"])
     return found if main_grad is None or not flags.want_d_weight else found | {"d_classifier": main_grad}
 
 

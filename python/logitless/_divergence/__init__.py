@@ -77,21 +77,9 @@ class DivergenceOptions(Budget, total=False):
 
 
 _NAMES = _options.names_of(DivergenceOptions)
-_DEFAULTS: dict[str, Any] = {
-    "student_bias": None,
-    "teacher_bias": None,
-    "beta": 0.5,
-    "temperature": 1.0,
-    "student_scale": 1.0,
-    "teacher_scale": 1.0,
-    "student_softcap": None,
-    "teacher_softcap": None,
-    "mask": None,
-    "token_weight": None,
-    "reduction": "mean",
-    "num_items": None,
-    "max_workspace_bytes": None,
-}
+_OWN = [name for name in DivergenceOptions.__annotations__ if name not in Budget.__annotations__]
+_MORE = {**dict.fromkeys(_OWN), "beta": 0.5, "student_scale": 1.0, "teacher_scale": 1.0}
+_MORE |= {name: _options.DEFAULTS[name] for name in ("temperature", "reduction")}
 
 
 @overload
@@ -118,7 +106,7 @@ def linear_divergence(
 ) -> LinearDivergenceOutput: ...
 
 
-@takes(DivergenceOptions, tuple(_DEFAULTS), **_DEFAULTS)
+@takes(DivergenceOptions, _OWN, **_MORE)
 def linear_divergence(
     student_input: Tensor,
     student_weight: Tensor,
@@ -176,8 +164,7 @@ def linear_divergence(
     Work, in products of student and teacher: values alone 1 and 1; with gradients 3 and 1 where the loss is a mean or a
     sum and the budget holds some rows of logits (and, of a 16-bit weight, its gradient in float32), else 4 and 2.
     """
-    _options.check_names("linear_divergence", options, _NAMES)
-    o: Any = {**_DEFAULTS, **options}
+    o: Any = _options.filled("linear_divergence", _NAMES, options, _MORE)
     reduction, mask, shape = o["reduction"], o["mask"], getattr(student_input, "shape", ())[:-1]
     student = {"student_input": student_input, "student_weight": student_weight, "student_bias": o["student_bias"]}
     teacher = {"teacher_input": teacher_input, "teacher_weight": teacher_weight, "teacher_bias": o["teacher_bias"]}
@@ -190,6 +177,7 @@ def linear_divergence(
     if not isinstance(return_stats, bool):
         raise TypeError(f"return_stats: expected a bool, got {type(return_stats).__name__}")
     numbers = [_number(name, o[name]) for name in Numbers._fields]
+    budget = _options.budget(o["max_workspace_bytes"]) % _options.FASTEST  # "fastest": as much as is useful
     matrices, compute_dtype = [student_input, student_weight, teacher_input, teacher_weight], _options.F32
     if torch.is_autocast_enabled(student_input.device.type):
         matrices, compute_dtype = call.cast_by_autocast(*matrices)
@@ -203,7 +191,7 @@ def linear_divergence(
     given = _Call(
         together=reduction != "none" and any(wants) and not halves,
         flags=Flags().with_gradients(Wants(*wants)),
-        options={**_PLAIN, "numbers": numbers, "max_workspace_bytes": _budget(o), "compute_dtype": compute_dtype},
+        options={**call.UNUSED, "numbers": numbers, "max_workspace_bytes": budget, "compute_dtype": compute_dtype},
         direct=call.are_off() and call.are_plain((*heads, weight)),
     )
     tensors = (*heads, weight if given.together else None)
@@ -220,14 +208,6 @@ def linear_divergence(
     if not return_stats:
         return loss
     return LinearDivergenceOutput(loss, divergence.detach().reshape(shape), entropy.reshape(shape))
-
-
-# The operator takes options of all functions; those that divergences lack have their defaults.
-_PLAIN = _options.make_options(_options.DEFAULTS, 1) | {"top_k": 0}
-
-
-def _budget(o: Any) -> int:
-    return _options.budget(o["max_workspace_bytes"]) % _options.FASTEST  # "fastest": as much as is useful
 
 
 class _Call(NamedTuple):
