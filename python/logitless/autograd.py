@@ -273,6 +273,8 @@ _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Found]:
     """Returns what a backward pass reads, the options as it takes them, and what the first pass has found."""
     call, a, _, direct = prepared
+    if direct and call.reads is not None:
+        return {}, {}, _named(call, dict(zip(call.reads, a)))
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
@@ -313,23 +315,18 @@ def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bo
 
 
 def _directly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Found:
-    """Remembers the run of the call, and which tensors the library reads as they are."""
+    """Remembers the run of the call, and whether the library reads the arguments as they are."""
     if main_grad is not None:
         check_own_memory(main_grad, given)
-    if call.run is not None:
-        names = call.read
-        if names is None:
-            return _named(call, readable(given, call.options["num_items"]))
-        return _named(call, {name: given[name] for name in names})
     tensors = readable(given, call.options["num_items"])
-    if call.asked.kind == _options.FORWARD:
-        call.run = find_forward(call.asked, tensors, call.options, main_grad)
-    else:
-        call.run = find(call.asked, tensors, call.options)
-    call.read = read_as_they_are(given, tensors)
-    later = call.trains and not call.together
-    if call.read is not None and not (later or call.draws or call.draw_stats or call.passes_over_draw):
-        call.reads_arguments = all(argument is tensors[name] for argument, name in zip(a, call.read))
+    if call.run is None:
+        if call.asked.kind == _options.FORWARD:
+            call.run = find_forward(call.asked, tensors, call.options, main_grad)
+        else:
+            call.run = find(call.asked, tensors, call.options)
+        later = call.trains and not call.together
+        if not (later or call.draws or call.draw_stats or call.passes_over_draw):
+            call.reads = read_as_they_are(a, tensors)
     return _named(call, tensors)
 
 
@@ -366,10 +363,7 @@ class Head(torch.autograd.Function):
         if scale is not None or temperature is not None:
             ctx.places = [None if t is None else (t.device, t.dtype) for t in (scale, temperature)]
         if call.together:
-            if direct and call.reads_arguments:
-                found = _named(call, dict(zip(call.read, a)))
-            else:
-                found = _first_pass(prepared, (scale, temperature))[2]
+            found = _first_pass(prepared, (scale, temperature))[2]
             ctx.save_for_backward(*map(found.get, GRADIENTS))
         else:
             given, ctx.options, found = _first_pass(prepared, (scale, temperature))
@@ -494,8 +488,6 @@ def perform(prepared: Prepared) -> Found:
     """Returns what a prepared call finds, by the names of results()."""
     call, a, learned, direct = prepared
     if not call.trains:
-        if direct and call.reads_arguments:
-            return _named(call, dict(zip(call.read, a)))  # type: ignore[arg-type]
         return _first_pass(prepared, learned)[2]
     apply = _apply if direct else Head.apply
     return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, *learned, prepared)))

@@ -550,10 +550,9 @@ class PreparedCall:
         constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
         self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
         self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
-        # autograd.py keeps these, where nothing watches.
+        # autograd.py keeps these, where nothing watches: the run, and the tensors that are its first arguments.
         self.run: Any = None
-        self.read: tuple[str, ...] | None = None
-        self.reads_arguments = False
+        self.reads: tuple[str, ...] | None = None
 
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         """Which passes: gradients together with the loss, or after it, once the upstream gradients are known.

@@ -60,10 +60,10 @@ def stats_dtype(hidden: Tensor) -> torch.dtype:
 _READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight", "temperature", "target_weight")
 
 
-def read_as_they_are(given: Tensors, tensors: Tensors) -> tuple[str, ...] | None:
-    """The names of tensors that readable() returned, if they are those that were given, as the first of Arguments."""
+def read_as_they_are(arguments: Iterable[Any], tensors: Tensors) -> tuple[str, ...] | None:
+    """The names of tensors that readable() returned, if they are the first of these Arguments."""
     names = tuple(tensors)
-    same = names == _READ[: len(names)] and all(tensors[name] is given[name] for name in names)
+    same = names == _READ[: len(names)] and all(tensors[name] is given for name, given in zip(names, arguments))
     return names if same else None
 
 
