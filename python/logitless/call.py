@@ -184,8 +184,7 @@ def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> N
     for name, tensor in tensors.items():
         if tensor is not None:
             check_tensor(name, tensor)
-            _options.float_code(name, tensor.dtype)
-    _options.check_head_shapes(tensors, least_vocab)
+    _options.check_matrices(tensors, least_vocab)
 
 
 def check_operands(

@@ -88,12 +88,9 @@ _MORE |= {"top_k": 0, "targets_per_row": 0}
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
     """Returns what native.plan_of and native.list_plans take."""
     o = _options.filled(function, _NAMES, given, _MORE)
-    gradients = o["gradients"]
+    gradients = _options.gradient_names(o["gradients"], tuple(_GRADIENTS))
     tokens, vocab, hidden = sizes
     method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}
-    for name in gradients:
-        if name not in _GRADIENTS:
-            raise ValueError(f"gradients: expected names out of {', '.join(_GRADIENTS)}, got {name!r}")
     hidden_dtype = _options.float_code("dtype", o["dtype"])
     given_dtype = o["weight_dtype"]
     classifier_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)

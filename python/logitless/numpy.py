@@ -147,7 +147,7 @@ def linear_cross_entropy(
     if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
         _options.integer("seed", o["seed"])
     names = _options.stats_names(return_stats, o["gradient"], several)
-    wanted = _gradient_names(o["gradients"], o["linear_bias"] is not None)
+    wanted = _options.gradient_names(o["gradients"], GRADIENTS if o["linear_bias"] is not None else GRADIENTS[:2])
     draw_stats = [name for name in _options.DRAW_STATS if name in names]
     if draw_stats and not wanted:
         raise ValueError(f"return_stats: expected {draw_stats[0]} only with gradients, got it without any")
@@ -236,14 +236,6 @@ def _row_major(array: NDArray[Any]) -> NDArray[Any]:
     return np.array(array, order="C")
 
 
-def _vector(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: Any, meaning: str) -> NDArray[Any]:
-    array = np.asarray(values)
-    _options.check_shape(name, array.shape, shape, meaning)
-    if np.iscomplexobj(array):
-        raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
-    return np.require(array, dtype, ["C", "A"]).reshape(-1)
-
-
 class _Call:
     """A call: its arrays by the library's names, and its options. several: targets a row."""
 
@@ -257,10 +249,13 @@ class _Call:
         several: bool,
         k: int = 0,
     ) -> None:
-        shape, bias, temperature = x.shape[:-1], o["linear_bias"], o["temperature"]
-        targets = _options.FUNCTIONS[function].targets
-        _options.check_head_shapes({"input": x, "linear_weight": c, "linear_bias": None})
+        shape, temperature, targets = x.shape[:-1], o["temperature"], _options.FUNCTIONS[function].targets
+        bias = None if o["linear_bias"] is None else _operand(o["linear_bias"])
+        operands = {"input": x, "linear_weight": c, "linear_bias": bias}
+        _options.check_matrices(operands)
+        _options.check_float64(np.float64, operands)
         _options.check_targets_shape(targets, y.shape, shape, several)
+        _options.target_code(y.dtype, targets)
         of_rows = np.ndim(temperature) > 0
         given = o | {"temperature": 1.0} if of_rows else o
         self.options = _options.make_options(given, shape[-1] if shape else 1) | {"top_k": k}
@@ -270,22 +265,22 @@ class _Call:
         self.stats = stats_of(x)
         if self.options["num_items"] == 0:  # as an option, 0 is none
             self.read["num_items"] = np.zeros((), self.stats)
-        _options.float_code("input", x.dtype)
-        _options.float_code("linear_weight", c.dtype)
-        _options.target_code(y.dtype, targets)
-        bias = None if bias is None else _operand(bias)
-        _options.check_float64(np.float64, {"input": x, "linear_weight": c, "linear_bias": bias})
         if bias is not None:
-            _options.float_code("linear_bias", bias.dtype)
-            self.read["bias"] = _vector("linear_bias", bias, c.shape[:1], bias.dtype, "V")
+            self.read["bias"] = np.require(bias, None, ["C", "A"])
         if of_rows:
             self.add(
                 "temperature", temperature, shape, f"{'one for each row' if several else 'that of target'}, or a number"
             )
 
     def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
-        if values is not None:
-            self.read[tensor or name] = _vector(name, values, shape, self.stats, meaning)
+        """Real numbers of rows or classes, unless None."""
+        if values is None:
+            return
+        array = np.asarray(values)
+        _options.check_shape(name, array.shape, shape, meaning)
+        if np.iscomplexobj(array):
+            raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
+        self.read[tensor or name] = np.require(array, self.stats, ["C", "A"]).reshape(-1)
 
     def run(self, pass_: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
         asked, read = Pass(pass_, flags, self.function), self.read
@@ -318,13 +313,3 @@ def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:
     elif isinstance(seed, np.random.Generator):
         seed = int(seed.integers(_options.SEED_RANGE))
     return np.asarray(seed, np.int64)
-
-
-def _gradient_names(gradients: bool | Collection[str], has_bias: bool) -> tuple[str, ...]:
-    possible = GRADIENTS if has_bias else GRADIENTS[:2]
-    if isinstance(gradients, bool):
-        return possible if gradients else ()
-    for name in gradients:
-        if name not in possible:
-            raise ValueError(f"gradients: expected names out of {', '.join(possible)}, got {name!r}")
-    return tuple(gradients)

@@ -334,13 +334,27 @@ def shape_text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
+def gradient_names(gradients: bool | Iterable[str], possible: Sequence[str]) -> tuple[str, ...]:
+    """Which are wanted; True for all that are possible."""
+    if isinstance(gradients, bool):
+        return tuple(possible) if gradients else ()
+    names = tuple(gradients)
+    for name in names:
+        if name not in possible:
+            raise ValueError(f"gradients: expected names out of {', '.join(possible)}, got {name!r}")
+    return names
+
+
 def check_shape(name: str, shape: Any, expected: Sequence[Any], meaning: str) -> None:
     if tuple(shape) != tuple(expected):
         raise ValueError(f"{name}: expected shape {shape_text(expected)} ({meaning}), got {shape_text(shape)}")
 
 
-def check_head_shapes(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
-    """Checks hidden states, weight and bias of a head, by the caller's names; a bias may be None."""
+def check_matrices(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
+    """Checks dtypes and shapes of hidden states, weight and bias of a head, by the caller's names; None for no bias."""
+    for name, array in arrays.items():
+        if array is not None:
+            float_code(name, array.dtype)
     (input_name, weight_name, bias_name), (input, weight, bias) = arrays, arrays.values()
     if len(weight.shape) != 2:
         raise ValueError(f"{weight_name}: expected shape [V, D], got {shape_text(weight.shape)}")
@@ -394,13 +408,6 @@ def checked_num_items(value: Any, reduction: str) -> float:
     if not 0 <= items < math.inf:
         raise ValueError(f"num_items: expected a finite number >= 0, got {items}")
     return items
-
-
-def checked_threshold(value: Any) -> float:
-    threshold = number("threshold", value)
-    if not LEAST_THRESHOLD <= threshold <= 1:
-        raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
-    return threshold
 
 
 _UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
@@ -468,7 +475,9 @@ def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
             f'batch_invariant: expected False unless gradient is "exact", got True with "{found["gradient"]}", whose '
             "sums are relative to a guess that other rows have a part in"
         )
-    found["threshold"] = checked_threshold(found["threshold"])
+    threshold = found["threshold"] = number("threshold", found["threshold"])
+    if not LEAST_THRESHOLD <= threshold <= 1:
+        raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
     return found
 
 
