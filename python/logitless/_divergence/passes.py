@@ -7,7 +7,7 @@ the budget must be enough, too. A pass of both tells the sum of the rows' diverg
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,9 @@ from .problem import SAVED, Heads, Numbers, Problem, RowNumbers, multiply
 Range = tuple[int, int]
 
 
-class Unit(NamedTuple):
-    """The power of two that upstream gradients are multiplied by before dz is rounded, and its inverse: scalars."""
-
-    factor: Tensor
-    inverse: Tensor
-
-
-def unit_of(dtype: torch.dtype, grad: Tensor) -> Unit | None:
-    """So that the largest of ``grad`` is in [16, 32) where dz is rounded to float16; None where it is not.
+def unit_of(dtype: torch.dtype, grad: Tensor) -> Tensor | None:
+    """The power of two that upstream gradients are multiplied by before dz is rounded to float16, so that the largest
+    is in [16, 32). None of other dtypes.
 
     Probabilities down to 2^-18 are normal numbers then, and dz is finite up to 2,000 times the upstream gradient.
     """
@@ -39,8 +33,7 @@ def unit_of(dtype: torch.dtype, grad: Tensor) -> Unit | None:
     largest = grad.abs().amax()
     exponent = 5 - torch.frexp(largest).exponent.clamp(-90, 90)
     exponent = torch.where(largest.isfinite() & (largest > 0), exponent, 0)
-    one = torch.ones_like(largest)
-    return Unit(torch.ldexp(one, exponent), torch.ldexp(one, -exponent))
+    return torch.ldexp(torch.ones_like(largest), exponent)
 
 
 class _RowSums:
@@ -48,29 +41,26 @@ class _RowSums:
 
     Args:
         gradient: what is to be written, ``[R, D]``.
-        buffer: of the sums of a range, ``[rows, D]``; None where they are the gradient's own rows.
+        buffer: of the sums of a range, ``[rows, D]``, each of which begins at a multiple of so many rows; None where
+            they are the gradient's own rows.
         index: which row of the gradient each sum is, None for the same.
         unit: of the sums, if they have one.
     """
 
-    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None, unit: Unit | None) -> None:
+    def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None, unit: Tensor | None) -> None:
         self.gradient, self._buffer, self._index, self._unit = gradient, buffer, index, unit
-        self._first = 0
-
-    def begin(self, first: int) -> None:
-        """The range that begins with this row."""
-        self._first = first
 
     def rows(self, start: int, end: int) -> Tensor:
         if self._buffer is None:
             return self.gradient[start:end]
-        return self._buffer[start - self._first : end - self._first]
+        first = start % len(self._buffer)
+        return self._buffer[first : first + end - start]
 
     def store(self, start: int, end: int) -> None:
         """Stores the rows of the range, which are complete."""
         sums = self.rows(start, end)
         if self._unit is not None:
-            sums *= self._unit.inverse
+            sums /= self._unit
         if self._buffer is None:
             return
         if self._index is None:
@@ -93,7 +83,7 @@ class GradientSums:
         self, p: Problem, wants: Wants, grad: Tensor, products: list[Tensor], rows: int, columns: int, tile_rows: int
     ) -> None:
         self._p, self._unit = p, unit_of(p.dtypes[0], grad)
-        self._grad = grad if self._unit is None else grad * self._unit.factor
+        self._grad = grad if self._unit is None else grad * self._unit
         shape = products[0].shape
         self._dz = products[0] if p.gradient_in_place else p.new_tile(shape[0], shape[1], p.dtypes[0])
         self.hidden = self.weight = self._bias = None
@@ -132,7 +122,7 @@ class GradientSums:
     def found(self, bias_dtype: torch.dtype | None) -> Found:
         weight, bias = None if self.weight is None else self.weight.gradient, self._bias
         if bias is not None and self._unit is not None:
-            bias *= self._unit.inverse
+            bias /= self._unit
         found = {
             "d_hidden": None if self.hidden is None else self.hidden.gradient,
             "d_classifier": weight,
@@ -203,8 +193,6 @@ def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tu
         if sums is None:
             continue
         dz = sums.of_logits(products, out, rows, 0)
-        if sums.hidden is not None:
-            sums.hidden.begin(rows[0])
         for columns in _parts(p.vocab, tile.window):
             sums.add(dz[:, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
         if sums.hidden is not None:
@@ -224,8 +212,6 @@ def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> Gr
     sums = GradientSums(p, wants, grad, both, p.rows, tile.window, tile.rows)
     for columns in _parts(p.vocab if p.rows > 0 else 0, tile.window):
         window = [weight.rows(*columns) for weight in weights]
-        if sums.weight is not None:
-            sums.weight.begin(columns[0])
         for rows in _parts(p.rows, tile.rows):
             operands = [hidden.rows(*rows) for hidden in hiddens]
             products = [of_head[: rows[1] - rows[0], : columns[1] - columns[0]] for of_head in both]
