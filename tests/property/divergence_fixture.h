@@ -96,12 +96,12 @@ class RowsRun {
     std::vector<Tensor*> all = {&student_, &teacher_, &student_bias_, &teacher_bias_, &grad_, &gradient_};
     for (Tensor& each : numbers_) all.push_back(&each);
     if (engine.is_device()) {
-      DeviceMirror mirror;
-      for (Tensor* each : all) mirror.add(each->memory());
-      mirror.upload(0);
-      run(
-          context, [&](Tensor& t) { return static_cast<std::byte*>(mirror.of(t.data())); }, mirror.stream());
-      mirror.download();
+      std::vector<GuardedMemory*> memory;
+      for (Tensor* each : all) memory.push_back(each->memory());
+      run_on_device(memory, 0, [&](const OnDevice& device) {
+        run(
+            context, [&](Tensor& t) { return static_cast<std::byte*>(device.of(t.data())); }, device.stream);
+      });
     } else {
       run(
           context, [](Tensor& t) { return static_cast<std::byte*>(t.data()); }, nullptr);

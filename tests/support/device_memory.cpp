@@ -1,10 +1,11 @@
 #include "device_memory.h"
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
-#include <vector>
 
 namespace logitless_test {
 namespace {
@@ -22,137 +23,96 @@ size_t round_up(size_t bytes) {
 }
 
 // The memory of one run after another: allocating is slower than the runs are.
-class Block {
- public:
-  ~Block() { cudaFree(data_); }
-  std::byte* at_least(size_t bytes) {
-    if (bytes > size_) {
-      check(cudaFree(data_), "cudaFree");
-      data_ = nullptr;
-      size_ = 0;
-      check(cudaMalloc(&data_, bytes), "cudaMalloc");
-      size_ = bytes;
-    }
-    return static_cast<std::byte*>(data_);
+std::byte* block_of(size_t bytes) {
+  static thread_local struct Block {
+    ~Block() { cudaFree(data); }
+    void* data = nullptr;
+    size_t size = 0;
+  } block;
+  if (bytes > block.size) {
+    check(cudaFree(block.data), "cudaFree");
+    block.data = nullptr;
+    block.size = 0;
+    check(cudaMalloc(&block.data, bytes), "cudaMalloc");
+    block.size = bytes;
   }
+  return static_cast<std::byte*>(block.data);
+}
 
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
+// Its end waits for the run, as the block is used again.
+struct Stream {
+  Stream() { check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  ~Stream() {
+    cudaStreamSynchronize(handle);
+    cudaStreamDestroy(handle);
+  }
+  cudaStream_t handle = nullptr;
 };
 
 }  // namespace
 
-struct DeviceMirror::Parts {
+void run_on_device(const std::vector<GuardedMemory*>& memory, size_t workspace_bytes,
+                   const std::function<void(const OnDevice&)>& run) {
+  check(cudaSetDevice(0), "cudaSetDevice");
   struct Copy {
     GuardedMemory* memory;
     std::span<std::byte> host;
     size_t offset;  // in the block
   };
-  cudaStream_t stream = nullptr;
   std::vector<Copy> copies;
   size_t used = 0;
-  std::byte* block = nullptr;
-  size_t workspace_offset = 0;
-  size_t workspace_bytes = 0;
-  std::vector<std::byte> guards;
-
-  size_t guards_end() const { return workspace_offset + workspace_bytes + kGuard; }
-};
-
-DeviceMirror::DeviceMirror() : parts_(std::make_unique<Parts>()) {
-  check(cudaSetDevice(0), "cudaSetDevice");
-  check(cudaStreamCreateWithFlags(&parts_->stream, cudaStreamNonBlocking), "cudaStreamCreate");
-}
-
-DeviceMirror::~DeviceMirror() {
-  cudaStreamSynchronize(parts_->stream);  // the block is used again
-  cudaStreamDestroy(parts_->stream);
-}
-
-void DeviceMirror::add(GuardedMemory* memory) {
-  const std::span<std::byte> host = memory->open_guards();
-  memory->close_guards();
-  const auto before = static_cast<size_t>(memory->data() - host.data());
-  // The first element lies `skew` bytes past a boundary.
-  const size_t begin = round_up(parts_->used + before) + memory->skew();
-  parts_->copies.push_back({memory, host, begin - before});
-  parts_->used = begin - before + host.size();
-}
-
-void DeviceMirror::upload(size_t workspace_bytes) {
-  Parts& p = *parts_;
-  p.workspace_offset = round_up(p.used + kGuard);
-  p.workspace_bytes = workspace_bytes;
-  static thread_local Block block;
-  p.block = block.at_least(p.guards_end());
-  for (const Parts::Copy& copy : p.copies) {
+  for (GuardedMemory* each : memory) {
+    const std::span<std::byte> host = each->open_guards();
+    each->close_guards();
+    const auto before = static_cast<size_t>(each->data() - host.data());
+    // The first element lies `skew` bytes past a boundary.
+    const size_t begin = round_up(used + before) + each->skew();
+    copies.push_back({each, host, begin - before});
+    used = begin - before + host.size();
+  }
+  const size_t workspace_offset = round_up(used + kGuard);
+  std::byte* block = block_of(workspace_offset + workspace_bytes + kGuard);
+  std::byte* workspace = block + workspace_offset;
+  const Stream stream;
+  for (const Copy& copy : copies) {
     copy.memory->open_guards();
-    check(cudaMemcpyAsync(p.block + copy.offset, copy.host.data(), copy.host.size(), cudaMemcpyHostToDevice,
-                          p.stream),
-          "copy to the device");
-    check(cudaStreamSynchronize(p.stream), "copy to the device");
+    copy_by_device(block + copy.offset, copy.host.data(), copy.host.size(), stream.handle);
     copy.memory->close_guards();
   }
-  check(cudaMemsetAsync(p.block + p.workspace_offset - kGuard, static_cast<int>(kDevicePattern),
-                        workspace_bytes + 2 * kGuard, p.stream),
+  check(cudaMemsetAsync(workspace - kGuard, static_cast<int>(kDevicePattern), workspace_bytes + 2 * kGuard,
+                        stream.handle),
         "filling the workspace");
-}
 
-void* DeviceMirror::of(const void* host) const {
-  const auto* address = static_cast<const std::byte*>(host);
-  if (address == nullptr) return nullptr;
-  for (const Parts::Copy& copy : parts_->copies) {
-    const std::byte* begin = copy.host.data();
-    if (begin <= address && address < begin + copy.host.size()) {
-      return parts_->block + copy.offset + (address - begin);
+  const auto of = [&](const void* host) -> void* {
+    const auto* address = static_cast<const std::byte*>(host);
+    if (address == nullptr) return nullptr;
+    for (const Copy& copy : copies) {
+      const std::byte* begin = copy.host.data();
+      if (begin <= address && address < begin + copy.host.size())
+        return block + copy.offset + (address - begin);
     }
-  }
-  throw std::logic_error("a pointer to memory that has no copy on the device");
-}
+    throw std::logic_error("a pointer to memory that has no copy on the device");
+  };
+  run({.of = of, .workspace = {workspace, workspace_bytes}, .stream = stream.handle});
 
-std::span<std::byte> DeviceMirror::workspace() const {
-  return {parts_->block + parts_->workspace_offset, parts_->workspace_bytes};
-}
-
-void* DeviceMirror::stream() const {
-  return parts_->stream;
-}
-
-void DeviceMirror::download() {
-  Parts& p = *parts_;
-  check(cudaStreamSynchronize(p.stream), "the run");
-  for (const Parts::Copy& copy : p.copies) {
+  check(cudaStreamSynchronize(stream.handle), "the run");
+  for (const Copy& copy : copies) {
     copy.memory->open_guards();
-    check(cudaMemcpy(copy.host.data(), p.block + copy.offset, copy.host.size(), cudaMemcpyDeviceToHost),
-          "copy from the device");
+    copy_by_device(copy.host.data(), block + copy.offset, copy.host.size(), stream.handle);
     copy.memory->close_guards();
   }
-  p.guards.resize(2 * kGuard);
-  const std::byte* workspace = p.block + p.workspace_offset;
-  check(cudaMemcpy(p.guards.data(), workspace - kGuard, kGuard, cudaMemcpyDeviceToHost), "copy of a guard");
-  check(cudaMemcpy(p.guards.data() + kGuard, workspace + p.workspace_bytes, kGuard, cudaMemcpyDeviceToHost),
-        "copy of a guard");
+  std::vector<std::byte> guard(kGuard);
+  for (const std::byte* at : {workspace - kGuard, workspace + workspace_bytes}) {
+    copy_by_device(guard.data(), at, kGuard, stream.handle);
+    EXPECT_TRUE(std::ranges::all_of(guard, [](std::byte b) { return b == kDevicePattern; }))
+        << "written " << (at < workspace ? "before" : "past") << " the workspace";
+  }
 }
 
-void copy_from_device(void* host, const void* device, size_t bytes, void* stream) {
+void copy_by_device(void* to, const void* from, size_t bytes, void* stream) {
   auto* queue = static_cast<cudaStream_t>(stream);
-  check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue), "copy from the device");
-  check(cudaStreamSynchronize(queue), "copy from the device");
-}
-
-void copy_to_device(void* device, const void* host, size_t bytes, void* stream) {
-  auto* queue = static_cast<cudaStream_t>(stream);
-  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, queue), "copy to the device");
-  check(cudaStreamSynchronize(queue), "copy to the device");
-}
-
-std::string DeviceMirror::workspace_violation() const {
-  const auto whole = [](auto begin) {
-    return std::all_of(begin, begin + kGuard, [](std::byte b) { return b == kDevicePattern; });
-  };
-  if (!whole(parts_->guards.begin())) return "written before the buffer";
-  return whole(parts_->guards.begin() + kGuard) ? "" : "written past the buffer";
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue), "copy of a device");
+  check(cudaStreamSynchronize(queue), "copy of a device");
 }
 
 }  // namespace logitless_test

@@ -1,5 +1,6 @@
 #include "rank_group.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -60,62 +61,50 @@ void RankGroup::run(const std::function<void(int, const logitless::Communicator&
   }
 }
 
-int32_t RankGroup::meet(int rank, const void* send, size_t bytes, void* stream,
-                        const std::function<void(const std::vector<std::vector<std::byte>>&)>& use) {
-  if (rank == 0) ++calls_;
-  std::vector<std::byte>& mine = sent_[static_cast<size_t>(rank)];
+int32_t RankGroup::meet(void* host, const void* send, size_t bytes, void* receive, void* stream,
+                        const std::function<std::vector<std::byte>(const Sent&, int rank)>& result_of) {
+  const auto& [group, rank] = *static_cast<Member*>(host);
+  const auto copy = [&, on_device = group->on_device_](void* to, const void* from, size_t size) {
+    on_device ? copy_by_device(to, from, size, stream) : void(std::memcpy(to, from, size));
+  };
+  if (rank == 0) ++group->calls_;
+  std::vector<std::byte>& mine = group->sent_[static_cast<size_t>(rank)];
   mine.resize(bytes);
-  if (on_device_) {
-    copy_from_device(mine.data(), send, bytes, stream);
-  } else {
-    std::memcpy(mine.data(), send, bytes);
+  copy(mine.data(), send, bytes);
+  group->barrier_->arrive_and_wait();
+  const bool alike = !group->ended_ && std::ranges::all_of(group->sent_, [&](const auto& each) {
+    return each.size() == bytes;
+  });
+  if (alike) {
+    const std::vector<std::byte> result = result_of(group->sent_, rank);
+    copy(receive, result.data(), result.size());
   }
-  barrier_->arrive_and_wait();
-  bool alike = !ended_;
-  for (const auto& each : sent_) alike = alike && each.size() == bytes;
-  if (alike) use(sent_);
-  barrier_->arrive_and_wait();
+  group->barrier_->arrive_and_wait();
   return alike ? 0 : 1;
-}
-
-void RankGroup::write(void* to, const void* from, size_t bytes, void* stream) const {
-  if (on_device_) {
-    copy_to_device(to, from, bytes, stream);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
 }
 
 int32_t RankGroup::all_gather(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
                               void* host) {
-  const auto& member = *static_cast<Member*>(host);
   const size_t bytes = static_cast<size_t>(count) * size_of(static_cast<logitless_dtype>(dtype));
-  return member.group->meet(member.rank, send, bytes, stream, [&](const auto& sent) {
-    for (size_t rank = 0; rank < sent.size(); ++rank) {
-      member.group->write(static_cast<std::byte*>(receive) + rank * bytes, sent[rank].data(), bytes, stream);
-    }
+  return meet(host, send, bytes, receive, stream, [](const Sent& sent, int) {
+    std::vector<std::byte> all;
+    for (const auto& each : sent) all.insert(all.end(), each.begin(), each.end());
+    return all;
   });
 }
 
 int32_t RankGroup::all_reduce(void* data, int64_t count, int32_t dtype, void* stream, void* host) {
-  const auto& member = *static_cast<Member*>(host);
   const auto type = static_cast<logitless_dtype>(dtype);
-  const size_t bytes = static_cast<size_t>(count) * size_of(type);
-  return member.group->meet(member.rank, data, bytes, stream, [&](const auto& sent) {
-    member.group->write(data, sum_of(sent, 0, count, type).data(), bytes, stream);
-  });
+  return meet(host, data, static_cast<size_t>(count) * size_of(type), data, stream,
+              [&](const Sent& sent, int) { return sum_of(sent, 0, count, type); });
 }
 
 int32_t RankGroup::reduce_scatter(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
                                   void* host) {
-  const auto& member = *static_cast<Member*>(host);
   const auto type = static_cast<logitless_dtype>(dtype);
-  const size_t bytes = static_cast<size_t>(count) * size_of(type);
-  return member.group->meet(member.rank, send, bytes * member.group->sent_.size(), stream,
-                            [&](const auto& sent) {
-                              const auto sum = sum_of(sent, member.rank * count, count, type);
-                              member.group->write(receive, sum.data(), bytes, stream);
-                            });
+  const auto ranks = static_cast<Member*>(host)->group->sent_.size();
+  return meet(host, send, static_cast<size_t>(count) * size_of(type) * ranks, receive, stream,
+              [&](const Sent& sent, int rank) { return sum_of(sent, rank * count, count, type); });
 }
 
 }  // namespace logitless_test

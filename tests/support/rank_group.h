@@ -26,10 +26,11 @@ class RankGroup {
     RankGroup* group;
     int rank;
   };
-  // Calls use(sent) when every rank has come, with what each has sent; returns when all have used it.
-  int32_t meet(int rank, const void* send, size_t bytes, void* stream,
-               const std::function<void(const std::vector<std::vector<std::byte>>&)>& use);
-  void write(void* to, const void* from, size_t bytes, void* stream) const;
+  using Sent = std::vector<std::vector<std::byte>>;  // of each rank
+  // Once every rank has come, writes to `receive` what result_of() makes of all that was sent; returns when
+  // all ranks have. host: the rank's Member.
+  static int32_t meet(void* host, const void* send, size_t bytes, void* receive, void* stream,
+                      const std::function<std::vector<std::byte>(const Sent&, int rank)>& result_of);
   static int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype, void* stream,
                             void* host);
   static int32_t all_reduce(void* data, int64_t count, int32_t dtype, void* stream, void* host);
@@ -39,7 +40,7 @@ class RankGroup {
   const int size_;
   const bool on_device_;
   std::deque<Member> members_;
-  std::vector<std::vector<std::byte>> sent_;
+  Sent sent_;
   std::optional<std::barrier<>> barrier_;
   std::atomic<bool> ended_{false};  // some rank's body has
   std::atomic<int64_t> calls_{0};

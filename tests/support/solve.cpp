@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <deque>
 #include <string_view>
 
 #include "device_memory.h"
 #include "formats.h"
-#include "row_fields.h"
 
 namespace logitless_test {
 namespace {
@@ -19,243 +17,26 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
   return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
-// The tensors of one run.
-class Run {
- public:
-  Run(const logitless::Problem& problem, const Case& c, bool only_losses)
-      : p_(problem), c_(c), stats_(stats_dtype(problem)), only_losses_(only_losses) {}
-
-  Outputs run(const logitless::Context& context, const Outputs* known, const logitless::Communicator* group) {
-    group_ = group;
-    const logitless::Plan plan(context, p_);
-    const logitless::PlanInfo info = plan.info();
-    const bool on_device = std::string_view(info.backend) == "cuda";
-    add_inputs();
-    if (p_.has.draws && p_.tokens > 0) add_draws(static_cast<int64_t>(info.draws_bytes), known);
-    if (on_device) b_.invalid_targets = count_output("invalid_targets", 2, &out_.invalid_targets);
-    if (p_.pass == LOGITLESS_BACKWARD) {
-      add_known(*known);
-    } else {
-      add_forward_outputs();
-    }
-    if (p_.pass != LOGITLESS_FORWARD) add_gradients();
-    out_.workspace_bytes = info.workspace_bytes;
-    if (p_.max_workspace_bytes != 0) {
-      EXPECT_LE(out_.workspace_bytes, p_.max_workspace_bytes);
-    }
-    if (on_device) {
-      run_on_device(plan);
-    } else {
-      run_on_host(plan);
-    }
-    check_and_read();
-    return out_;
-  }
-
- private:
-  void run_plan(const logitless::Plan& plan, const logitless::Buffers& buffers,
-                std::span<std::byte> workspace, void* stream) const {
-    if (group_ == nullptr) return plan.run(buffers, workspace, stream);
-    logitless::run_group(plan, buffers, workspace, *group_, stream);
-  }
-
-  void run_on_host(const logitless::Plan& plan) {
-    GuardedMemory workspace(out_.workspace_bytes);
-    workspace.fill(std::byte{0xff});
-    run_plan(plan, b_, {workspace.data(), workspace.size()}, nullptr);
-    EXPECT_EQ(workspace.violation(), "") << "workspace";
-  }
-
-  void run_on_device(const logitless::Plan& plan) {
-    DeviceMirror mirror;
-    for (auto* tensors : {&inputs_, &outputs_}) {
-      for (Named& each : *tensors) mirror.add(each.tensor.memory());
-    }
-    mirror.upload(out_.workspace_bytes);
-    logitless::Buffers b = b_;
-#define LOGITLESS_TENSOR(name, ...) b.name = static_cast<decltype(b.name)>(mirror.of(b.name));
-#include <logitless/tensors.def>
-    run_plan(plan, b, mirror.workspace(), mirror.stream());
-    mirror.download();
-    EXPECT_EQ(mirror.workspace_violation(), "") << "workspace";
-  }
-
-  struct Named {
-    Named(const char* its_name, logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout,
-          std::vector<double>* where = nullptr)
-        : name(its_name), tensor(dtype, rows, columns, layout), values(where) {}
-    const char* name;
-    Tensor tensor;
-    std::vector<double>* values;  // of an output
-  };
-
-  const Tensor& input(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
-                      const std::vector<double>& values, Layout layout) {
-    Tensor& tensor = inputs_.emplace_back(name, dtype, rows, columns, layout).tensor;
-    tensor.fill(values);
-    tensor.remember();
-    return tensor;
-  }
-
-  const void* vector_input(const char* name, logitless_dtype dtype, const std::vector<double>& values) {
-    if (values.empty()) return nullptr;
-    return input(name, dtype, static_cast<int64_t>(values.size()), 1, values, {0, c_.skew}).data();
-  }
-
-  Tensor& output(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
-                 std::vector<double>* values, Layout layout) {
-    return outputs_.emplace_back(name, dtype, rows, columns, layout, values).tensor;
-  }
-
-  void* vector_output(const char* name, int64_t rows, std::vector<double>* values) {
-    return output(name, stats_, rows, 1, values, {0, c_.skew}).data();
-  }
-
-  int64_t* count_output(const char* name, int64_t rows, std::vector<double>* values) {
-    return static_cast<int64_t*>(output(name, LOGITLESS_I64, rows, 1, values, {0, c_.skew}).data());
-  }
-
-  void add_inputs() {
-    const int64_t d = p_.hidden;
-    const Tensor& hidden =
-        input("hidden", as_dtype(p_.dtype.hidden), p_.tokens, d, c_.hidden, c_.hidden_layout);
-    b_.hidden = hidden.data();
-    b_.hidden_stride = c_.hidden_layout.padding == 0 ? 0 : hidden.stride();
-    const Tensor& classifier =
-        input("classifier", as_dtype(p_.dtype.classifier), p_.vocab, d,
-              slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
-    b_.classifier = classifier.data();
-    b_.classifier_stride = classifier.stride();
-    if (p_.has.bias)
-      b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
-    b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
-    b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
-#define LOGITLESS_STATS_INPUT(name) \
-  if (p_.has.name) b_.name = vector_input(#name, stats_, c_.name)
-    LOGITLESS_STATS_INPUT(class_weight);
-    LOGITLESS_STATS_INPUT(token_weight);
-    LOGITLESS_STATS_INPUT(temperature);
-    if (!c_.seed_in_memory.empty()) {
-      b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
-    }
-    if (p_.pass == LOGITLESS_FORWARD) return;
-    b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
-    LOGITLESS_STATS_INPUT(grad_nll);
-    LOGITLESS_STATS_INPUT(grad_lse);
-    LOGITLESS_STATS_INPUT(grad_entropy);
-    LOGITLESS_STATS_INPUT(grad_target_logit);
-#undef LOGITLESS_STATS_INPUT
-  }
-
-  void add_known(const Outputs& known) {
-    b_.lse = const_cast<void*>(vector_input("lse", stats_, known.lse));
-    if (!known.lse_low.empty()) {
-      b_.lse_low = const_cast<void*>(vector_input("lse_low", stats_, known.lse_low));
-    }
-    if (p_.has.grad_entropy) b_.entropy = const_cast<void*>(vector_input("entropy", stats_, known.entropy));
-  }
-
-  void add_draws(int64_t bytes, const Outputs* known) {
-    const auto words = bytes / static_cast<int64_t>(sizeof(int32_t));
-    Tensor* draws = nullptr;
-    if (p_.pass == LOGITLESS_BACKWARD) {
-      EXPECT_EQ(words, static_cast<int64_t>(known->draws.size()));
-      draws = &inputs_.emplace_back("draws", LOGITLESS_I32, words, 1, Layout{}).tensor;
-      draws->fill(known->draws);
-      draws->remember();
-    } else {
-      draws = &output("draws", LOGITLESS_I32, words, 1, &out_.draws, {});
-    }
-    b_.draws = draws->data();
-  }
-
-  void add_forward_outputs() {
-    const int64_t n = p_.tokens;
-    if (only_losses_) {
-      b_.loss = vector_output("loss", p_.reduction == LOGITLESS_REDUCTION_NONE ? n : 1, &out_.loss);
-      b_.lse = vector_output("lse", n, &out_.lse);
-      b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
-      return;
-    }
-    b_.max = vector_output("max", n, &out_.max);
-    add_row_fields(kRowSums);
-    if (p_.has.argmax) b_.argmax = count_output("argmax", n, &out_.argmax);
-    b_.valid_count = count_output("valid_count", 1, &out_.valid_count);
-    if (p_.top_k > 0) {
-      b_.top_ids = count_output("top_ids", n * p_.top_k, &out_.top_ids);
-      b_.top_log_probs = vector_output("top_log_probs", n * p_.top_k, &out_.top_log_probs);
-    }
-    if (p_.targets_per_row > 0) {
-      b_.target_log_probs = vector_output("target_log_probs", n * p_.targets_per_row, &out_.target_log_probs);
-    }
-    if (p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0) return;
-    b_.loss = vector_output("loss", p_.reduction == LOGITLESS_REDUCTION_NONE ? n : 1, &out_.loss);
-    add_row_fields(kRowOutputs);
-    b_.lse_low = vector_output("lse_low", n, &out_.lse_low);
-    if (!p_.has.argmax || p_.targets_per_row > 0) return;
-    b_.correct_count = count_output("correct_count", 1, &out_.correct_count);
-    Tensor& is_top1 = output("is_top1", LOGITLESS_I32, words_of_bytes(n), 1, &out_.is_top1, {0, c_.skew});
-    b_.is_top1 = static_cast<uint8_t*>(is_top1.data());
-  }
-
-  template <size_t kCount>
-  void add_row_fields(const RowField (&fields)[kCount]) {
-    for (const RowField& each : fields) {
-      if (!each.is_wanted(p_)) continue;
-      b_.*each.field = vector_output(each.name, p_.tokens, &(out_.*each.values));
-    }
-  }
-
-  void add_gradients() {
-    const int64_t d = p_.hidden;
-    if (p_.gradient != LOGITLESS_EXACT && p_.group_size == 0) {
-      b_.draw_variance = vector_output("draw_variance", p_.tokens, &out_.draw_variance);
-      b_.kept_count = static_cast<int32_t*>(
-          output("kept_count", LOGITLESS_I32, p_.tokens, 1, &out_.kept_count, {0, c_.skew}).data());
-    }
-    if (p_.has.d_hidden) {
-      Tensor& t =
-          output("d_hidden", as_dtype(p_.dtype.d_hidden), p_.tokens, d, &out_.d_hidden, c_.d_hidden_layout);
-      if (p_.accumulate.d_hidden) t.fill(c_.d_hidden_start);
-      b_.d_hidden = t.data();
-      b_.d_hidden_stride = t.stride();
-    }
-    if (p_.has.d_classifier) {
-      Tensor& t = output("d_classifier", as_dtype(p_.dtype.d_classifier), p_.vocab, d, &out_.d_classifier,
-                         c_.d_classifier_layout);
-      if (p_.accumulate.d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
-      b_.d_classifier = t.data();
-      b_.d_classifier_stride = t.stride();
-    }
-    if (p_.has.d_bias) {
-      Tensor& t = output("d_bias", as_dtype(p_.dtype.d_bias), p_.vocab, 1, &out_.d_bias, {0, c_.skew});
-      if (p_.accumulate.d_bias) t.fill(slice(c_.d_bias_start, p_.vocab_start, p_.vocab));
-      b_.d_bias = t.data();
-    }
-  }
-
-  void check_and_read() {
-    for (Named& each : inputs_) {
-      EXPECT_EQ(each.tensor.violation(), "") << each.name;
-      EXPECT_TRUE(each.tensor.unchanged()) << "the input " << each.name << " was written to";
-    }
-    for (Named& each : outputs_) {
-      EXPECT_EQ(each.tensor.violation(), "") << each.name;
-      *each.values = each.tensor.values();
-    }
-    if (b_.is_top1 != nullptr) out_.is_top1 = bytes_of_words(out_.is_top1, p_.tokens);
-  }
-
-  const logitless::Problem& p_;
-  const logitless::Communicator* group_ = nullptr;
-  const Case& c_;
-  logitless_dtype stats_;
-  const bool only_losses_;
-  std::deque<Named> inputs_;  // deque: the tensors never move
-  std::deque<Named> outputs_;
-  logitless::Buffers b_;
-  Outputs out_;
+// A problem as the list of tensors asks it.
+struct Asked : logitless::Problem {
+  bool is_thinned() const { return gradient != LOGITLESS_EXACT; }
+  bool needs_forward() const { return pass != LOGITLESS_BACKWARD; }
+  bool needs_backward() const { return pass != LOGITLESS_FORWARD; }
+  bool in_group() const { return group_size > 0; }
 };
+struct Reduction {
+  static constexpr int32_t kMean = LOGITLESS_REDUCTION_MEAN;
+};
+
+// is_top1 has a byte a row, and is read as words.
+std::vector<double> bytes_of_words(const std::vector<double>& words, int64_t bytes) {
+  std::vector<double> out;
+  for (int64_t i = 0; i < bytes; ++i) {
+    const auto word = static_cast<uint32_t>(static_cast<int32_t>(words[static_cast<size_t>(i / 4)]));
+    out.push_back(word >> (8 * (i % 4)) & 0xff);
+  }
+  return out;
+}
 
 // Whether rows of a whole number of 16 bytes do not all begin at a multiple of them.
 bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
@@ -264,6 +45,164 @@ bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
 }
 
 }  // namespace
+
+RunTensors::RunTensors(const logitless::Problem& problem, const Case& c)
+    : p_(problem), c_(c), stats_(stats_dtype(problem)) {}
+
+const Tensor& RunTensors::input(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
+                                const std::vector<double>& values, Layout layout) {
+  Tensor& tensor = tensors_.emplace_back(name, dtype, rows, columns, layout, nullptr).tensor;
+  tensor.fill(values);
+  tensor.remember();
+  return tensor;
+}
+
+void* RunTensors::vector_input(const char* name, logitless_dtype dtype, const std::vector<double>& values) {
+  if (values.empty()) return nullptr;
+  const auto rows = static_cast<int64_t>(values.size());
+  return const_cast<void*>(input(name, dtype, rows, 1, values, {0, c_.skew}).data());
+}
+
+Tensor& RunTensors::output(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
+                           std::vector<double> Outputs::*values, Layout layout) {
+  return tensors_.emplace_back(name, dtype, rows, columns, layout, values).tensor;
+}
+
+void RunTensors::add_inputs() {
+  const int64_t d = p_.hidden;
+  const Tensor& hidden =
+      input("hidden", as_dtype(p_.dtype.hidden), p_.tokens, d, c_.hidden, c_.hidden_layout);
+  b_.hidden = hidden.data();
+  b_.hidden_stride = c_.hidden_layout.padding == 0 ? 0 : hidden.stride();
+  const Tensor& classifier =
+      input("classifier", as_dtype(p_.dtype.classifier), p_.vocab, d,
+            slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
+  b_.classifier = classifier.data();
+  b_.classifier_stride = classifier.stride();
+  if (p_.has.bias)
+    b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
+  b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
+  b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
+  if (!c_.seed_in_memory.empty()) {
+    b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
+  }
+  if (p_.pass != LOGITLESS_FORWARD) b_.grad_loss = vector_input("grad_loss", stats_, c_.grad_loss);
+#define LOGITLESS_STATS_INPUT(name) \
+  if (p_.has.name) b_.name = vector_input(#name, stats_, c_.name)
+  LOGITLESS_STATS_INPUT(class_weight);
+  LOGITLESS_STATS_INPUT(token_weight);
+  LOGITLESS_STATS_INPUT(temperature);
+  LOGITLESS_STATS_INPUT(grad_nll);
+  LOGITLESS_STATS_INPUT(grad_lse);
+  LOGITLESS_STATS_INPUT(grad_entropy);
+  LOGITLESS_STATS_INPUT(grad_target_logit);
+#undef LOGITLESS_STATS_INPUT
+}
+
+void RunTensors::add_known(const Outputs& known, int64_t draws_bytes) {
+  b_.lse = vector_input("lse", stats_, known.lse);
+  b_.lse_low = vector_input("lse_low", stats_, known.lse_low);
+  if (p_.has.grad_entropy) b_.entropy = vector_input("entropy", stats_, known.entropy);
+  if (draws_bytes == 0) return;
+  const auto words = static_cast<int64_t>(known.draws.size());
+  EXPECT_EQ(draws_bytes, words * 4);
+  b_.draws = const_cast<void*>(input("draws", LOGITLESS_I32, words, 1, known.draws, {}).data());
+}
+
+int64_t RunTensors::elements(std::string_view shape) const {
+  if (shape == "[N, top_k]") return p_.tokens * p_.top_k;
+  if (shape == "[N, K]") return p_.tokens * p_.targets_per_row;
+  if (shape == "[2]") return 2;
+  return shape == "[N]" || (shape == "[] or [N]" && p_.reduction == LOGITLESS_REDUCTION_NONE) ? p_.tokens : 1;
+}
+
+template <class Wanted>
+void RunTensors::add_listed(const Wanted& is_wanted) {
+  const Asked p{p_};
+  const auto add = [&](const ListedTensor& t) {
+    const int64_t count = elements(t.shape);
+    const Layout layout{0, c_.skew};
+    if (t.dtype == TensorDtype::I64) return output(t.name, LOGITLESS_I64, count, 1, t.values, layout).data();
+    if (t.dtype == TensorDtype::STATS) return output(t.name, stats_, count, 1, t.values, layout).data();
+    const int64_t words = t.dtype == TensorDtype::U8 ? (count + 3) / 4 : count;  // read() takes them apart
+    return output(t.name, LOGITLESS_I32, words, 1, t.values, layout).data();
+  };
+  const ListedTensor* next = kTensors;
+#define LOGITLESS_TENSOR(name, NAME, element, dtype, role, shape, planned, allowed, ...) \
+  if (const ListedTensor& t = *next++; (allowed) && is_wanted(t)) b_.name = static_cast<element*>(add(t));
+#include <logitless/tensors.def>
+}
+
+void RunTensors::add_outputs(int64_t draws_bytes, bool on_device, bool only_losses) {
+  const bool is_backward = p_.pass == LOGITLESS_BACKWARD;
+  const bool is_shard = p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0;
+  add_listed([&](const ListedTensor& t) {
+    const std::string_view name = t.name;
+    if (name == "draws") return false;
+    if (name == "invalid_targets") return on_device;
+    if (name == "kept_count" || name == "draw_variance") return true;
+    if (only_losses && !is_backward) return name == "loss" || name == "lse" || name == "lse_low";
+    return !is_backward && (t.role == TensorRole::STATISTIC || (t.role == TensorRole::OUTPUT && !is_shard));
+  });
+  if (draws_bytes > 0 && !is_backward) {
+    b_.draws = output("draws", LOGITLESS_I32, draws_bytes / 4, 1, &Outputs::draws, {}).data();
+  }
+  if (p_.pass != LOGITLESS_FORWARD) add_gradients();
+}
+
+void RunTensors::add_statistics(const Outputs& from) {
+  add_listed([&](const ListedTensor& t) { return t.is_merged() && !(from.*t.values).empty(); });
+  for (Named& each : tensors_) {
+    if (each.values != nullptr) each.tensor.fill(from.*each.values);
+  }
+}
+
+void RunTensors::add_losses() {
+  add_listed([](const ListedTensor& t) { return t.role == TensorRole::OUTPUT; });
+}
+
+void RunTensors::add_gradients() {
+  const int64_t d = p_.hidden;
+  if (p_.has.d_hidden) {
+    Tensor& t =
+        output("d_hidden", as_dtype(p_.dtype.d_hidden), p_.tokens, d, &Outputs::d_hidden, c_.d_hidden_layout);
+    if (p_.accumulate.d_hidden) t.fill(c_.d_hidden_start);
+    b_.d_hidden = t.data();
+    b_.d_hidden_stride = t.stride();
+  }
+  if (p_.has.d_classifier) {
+    Tensor& t = output("d_classifier", as_dtype(p_.dtype.d_classifier), p_.vocab, d, &Outputs::d_classifier,
+                       c_.d_classifier_layout);
+    if (p_.accumulate.d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
+    b_.d_classifier = t.data();
+    b_.d_classifier_stride = t.stride();
+  }
+  if (p_.has.d_bias) {
+    Tensor& t = output("d_bias", as_dtype(p_.dtype.d_bias), p_.vocab, 1, &Outputs::d_bias, {0, c_.skew});
+    if (p_.accumulate.d_bias) t.fill(slice(c_.d_bias_start, p_.vocab_start, p_.vocab));
+    b_.d_bias = t.data();
+  }
+}
+
+std::vector<GuardedMemory*> RunTensors::memory() {
+  std::vector<GuardedMemory*> out;
+  for (Named& each : tensors_) out.push_back(each.tensor.memory());
+  return out;
+}
+
+Outputs RunTensors::read() {
+  Outputs out;
+  for (Named& each : tensors_) {
+    EXPECT_EQ(each.tensor.violation(), "") << each.name;
+    if (each.values != nullptr) {
+      out.*each.values = each.tensor.values();
+    } else {
+      EXPECT_TRUE(each.tensor.unchanged()) << "the input " << each.name << " was written to";
+    }
+  }
+  if (b_.is_top1 != nullptr) out.is_top1 = bytes_of_words(out.is_top1, p_.tokens);
+  return out;
+}
 
 logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
   logitless::Problem p = c.problem;
@@ -286,7 +225,38 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
 
 Outputs run_pass(const logitless::Context& context, const logitless::Problem& problem, const Case& c,
                  const Outputs* known, const logitless::Communicator* group, bool only_losses) {
-  return Run(problem, c, only_losses).run(context, known, group);
+  const logitless::Plan plan(context, problem);
+  const logitless::PlanInfo info = plan.info();
+  const bool on_device = std::string_view(info.backend) == "cuda";
+  const auto draws_bytes =
+      static_cast<int64_t>(problem.has.draws && problem.tokens > 0 ? info.draws_bytes : 0);
+  if (problem.max_workspace_bytes != 0) {
+    EXPECT_LE(info.workspace_bytes, problem.max_workspace_bytes);
+  }
+  RunTensors tensors(problem, c);
+  tensors.add_inputs();
+  if (problem.pass == LOGITLESS_BACKWARD) tensors.add_known(*known, draws_bytes);
+  tensors.add_outputs(draws_bytes, on_device, only_losses);
+  const auto run = [&](const logitless::Buffers& buffers, std::span<std::byte> workspace, void* stream) {
+    if (group == nullptr) return plan.run(buffers, workspace, stream);
+    logitless::run_group(plan, buffers, workspace, *group, stream);
+  };
+  if (on_device) {
+    run_on_device(tensors.memory(), info.workspace_bytes, [&](const OnDevice& device) {
+      logitless::Buffers b = tensors.buffers();
+#define LOGITLESS_TENSOR(name, ...) b.name = static_cast<decltype(b.name)>(device.of(b.name));
+#include <logitless/tensors.def>
+      run(b, device.workspace, device.stream);
+    });
+  } else {
+    GuardedMemory workspace(info.workspace_bytes);
+    workspace.fill(std::byte{0xff});
+    run(tensors.buffers(), {workspace.data(), workspace.size()}, nullptr);
+    EXPECT_EQ(workspace.violation(), "") << "workspace";
+  }
+  Outputs out = tensors.read();
+  out.workspace_bytes = info.workspace_bytes;
+  return out;
 }
 
 Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes) {
@@ -313,14 +283,12 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 const char* first_difference(const Outputs& a, const Outputs& b) {
-  const auto differ = [](std::string_view name, const std::vector<double>& x, const std::vector<double>& y) {
+  for (const ListedTensor& each : kTensors) {
+    const std::string_view name = each.name;
     // These outputs exist in only one of the two ways to the results.
-    if (name == "lse_low" || name == "draws" || name == "invalid_targets") return false;
-    return !same_bits(x, y);
-  };
-#define LOGITLESS_TENSOR(name, ...) \
-  if (differ(#name, a.name, b.name)) return #name;
-#include <logitless/tensors.def>
+    if (name == "lse_low" || name == "draws" || name == "invalid_targets") continue;
+    if (!same_bits(a.*each.values, b.*each.values)) return each.name;
+  }
   return "";
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <logitless/distributed.hpp>
+#include <string_view>
 #include <vector>
 
 #include "case.h"
@@ -13,6 +15,74 @@ struct Outputs {
 #define LOGITLESS_TENSOR(name, ...) std::vector<double> name;
 #include <logitless/tensors.def>
   size_t workspace_bytes = 0;
+};
+
+// What a list of tensors says of each.
+enum class TensorRole { INPUT, UPSTREAM, STATISTIC, OUTPUT, GRADIENT };
+enum class TensorDtype { FLOAT, INDEX, STATS, I64, I32, U8, BYTES };
+struct ListedTensor {
+  const char* name;
+  std::vector<double> Outputs::*values;
+  TensorDtype dtype;
+  TensorRole role;
+  std::string_view shape;
+
+  // The statistics that shards are merged by.
+  bool is_merged() const { return role == TensorRole::STATISTIC && shape == "[N]"; }
+  // Told of rows by a forward pass.
+  bool is_of_rows() const { return is_merged() || (role == TensorRole::OUTPUT && shape.ends_with("[N]")); }
+};
+inline constexpr ListedTensor kTensors[] = {
+#define LOGITLESS_TENSOR(name, NAME, element, dtype, role, shape, ...) \
+  {#name, &Outputs::name, TensorDtype::dtype, TensorRole::role, shape},
+#include <logitless/tensors.def>
+};
+
+// The tensors of a run in guarded memory. Outputs begin as NaN.
+class RunTensors {
+ public:
+  RunTensors(const logitless::Problem& problem, const Case& c);
+
+  void add_inputs();
+  // Of the problem's pass: draws have as many bytes, invalid_targets are told on a device alone.
+  void add_outputs(int64_t draws_bytes, bool on_device, bool only_losses);
+  // Inputs that a forward pass made.
+  void add_known(const Outputs& known, int64_t draws_bytes);
+  // For functions on row statistics: those of shards, which they read and write, and all that follows from
+  // them.
+  void add_statistics(const Outputs& from);
+  void add_losses();
+
+  const logitless::Buffers& buffers() const { return b_; }
+  std::vector<GuardedMemory*> memory();
+  // What outputs and statistics hold. Anything written outside of them, or into an input, fails the test.
+  Outputs read();
+
+ private:
+  struct Named {
+    Named(const char* its_name, logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout,
+          std::vector<double> Outputs::*where)
+        : name(its_name), tensor(dtype, rows, columns, layout), values(where) {}
+    const char* name;
+    Tensor tensor;
+    std::vector<double> Outputs::*values;  // null: of an input
+  };
+  const Tensor& input(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
+                      const std::vector<double>& values, Layout layout);
+  void* vector_input(const char* name, logitless_dtype dtype, const std::vector<double>& values);
+  Tensor& output(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
+                 std::vector<double> Outputs::*values, Layout layout);
+  // Every listed one that a run may be given and that is wanted.
+  template <class Wanted>
+  void add_listed(const Wanted& is_wanted);
+  void add_gradients();
+  int64_t elements(std::string_view shape) const;
+
+  const logitless::Problem& p_;
+  const Case& c_;
+  logitless_dtype stats_;
+  std::deque<Named> tensors_;  // deque: they never move
+  logitless::Buffers b_;
 };
 
 // The problem of one pass of a case: the passes differ in which options they allow.
