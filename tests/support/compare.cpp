@@ -19,15 +19,22 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return largest;
 }
 
-// The numbers of rows, and the loss; wanted: the tensor that a plan needs for it.
+// What is compared. wanted: the tensor that a plan needs for it; dtype: its own, else that of statistics.
 struct Compared {
   const char* name;
   std::vector<double> Outputs::*got;
   std::vector<double> Answer::*truth;
   double Bounds::*bound;
   bool logitless::Problem::Has::*wanted = nullptr;
+  int32_t logitless::Problem::Dtypes::*dtype = nullptr;
+
+  logitless_dtype dtype_of(const logitless::Problem& p) const {
+    return dtype == nullptr ? stats_dtype(p) : as_dtype(p.dtype.*dtype);
+  }
 };
 #define LOGITLESS_COMPARED(name, bound) #name, &Outputs::name, &Answer::name, &Bounds::bound
+#define LOGITLESS_GRADIENT(name) \
+  { LOGITLESS_COMPARED(name, name), nullptr, &logitless::Problem::Dtypes::name }
 constexpr Compared kCompared[] = {
     {LOGITLESS_COMPARED(lse, lse)},
     {LOGITLESS_COMPARED(nll, nll)},
@@ -37,7 +44,11 @@ constexpr Compared kCompared[] = {
     {LOGITLESS_COMPARED(mean_logit, mean_logit), &logitless::Problem::Has::mean_logit},
     {LOGITLESS_COMPARED(log_sum_sq_probs, log_sum_sq_probs), &logitless::Problem::Has::log_sum_sq_probs},
     {LOGITLESS_COMPARED(loss, loss)},
+    LOGITLESS_GRADIENT(d_hidden),
+    LOGITLESS_GRADIENT(d_classifier),
+    LOGITLESS_GRADIENT(d_bias),
 };
+#undef LOGITLESS_GRADIENT
 #undef LOGITLESS_COMPARED
 
 // An error of a sum over several targets is as many times larger.
@@ -55,6 +66,12 @@ Answer naive_answer(const Case& c) {
 
 }  // namespace
 
+bool is_close(double got, double expected, double error, logitless_dtype dtype) {
+  if (got == expected || (std::isnan(got) && std::isnan(expected))) return true;
+  const double bound = error + rounding_unit(dtype) * std::fabs(expected) + subnormal_unit(dtype);
+  return std::fabs(got - expected) <= bound || rounded(expected, dtype) == got;
+}
+
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
                                const std::vector<double>& expected, double error, logitless_dtype dtype) {
   if (got.size() != expected.size()) {
@@ -62,13 +79,10 @@ testing::AssertionResult close(const char* what, const std::vector<double>& got,
            << what << ": " << got.size() << " elements instead of " << expected.size();
   }
   for (size_t i = 0; i < got.size(); ++i) {
-    const double bound = error + rounding_unit(dtype) * std::fabs(expected[i]) + subnormal_unit(dtype);
-    const bool same = got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i])) ||
-                      rounded(expected[i], dtype) == got[i];
-    if (same || std::fabs(got[i] - expected[i]) <= bound) continue;
+    if (is_close(got[i], expected[i], error, dtype)) continue;
     return testing::AssertionFailure()
            << what << "[" << i << "] = " << got[i] << " instead of " << expected[i] << ", off by "
-           << std::fabs(got[i] - expected[i]) << ", allowed " << bound;
+           << std::fabs(got[i] - expected[i]) << ", allowed " << error << " and a rounding";
   }
   return testing::AssertionSuccess();
 }
@@ -217,11 +231,10 @@ Bounds Expected::tightest_bounds_of(const Engine& engine) const {
 void Expected::check(const Outputs& got, const Bounds& bounds) const {
   SCOPED_TRACE(describe(c_));
   const logitless::Problem& p = c_.problem;
-  const logitless_dtype stats = stats_dtype(p);
   for (const Compared& each : kCompared) {
     if (each.wanted != nullptr && !(p.has.*each.wanted)) continue;
     const double bound = bounds.*each.bound * times_of(each, truth_.terms.target_weight);
-    EXPECT_TRUE(close(each.name, got.*each.got, truth_.*each.truth, bound, stats));
+    EXPECT_TRUE(close(each.name, got.*each.got, truth_.*each.truth, bound, each.dtype_of(p)));
   }
   EXPECT_EQ(got.valid_count, std::vector<double>{static_cast<double>(truth_.valid_count)});
   if (!got.invalid_targets.empty()) {
@@ -230,10 +243,6 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   if (p.has.argmax) check_argmax(got, bounds.logit);
   if (!got.top_ids.empty()) check_top(got, bounds);
   if (p.targets_per_row > 0) check_target_log_probs(got, bounds.logit + bounds.lse);
-  EXPECT_TRUE(close("d_hidden", got.d_hidden, truth_.d_hidden, bounds.d_hidden, as_dtype(p.dtype.d_hidden)));
-  EXPECT_TRUE(close("d_classifier", got.d_classifier, truth_.d_classifier, bounds.d_classifier,
-                    as_dtype(p.dtype.d_classifier)));
-  EXPECT_TRUE(close("d_bias", got.d_bias, truth_.d_bias, bounds.d_bias, as_dtype(p.dtype.d_bias)));
 }
 
 // A largest logit is found, up to the logits' own errors; the count fits to it.
@@ -325,22 +334,16 @@ double largest_target_weight(const Case& c) {
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds) {
   SCOPED_TRACE(describe(c));
   const logitless::Problem& p = c.problem;
-  const logitless_dtype stats = stats_dtype(p);
-  // Each of the two was rounded to its output's dtype: close() allows one rounding, so a second is added.
-  const auto same = [](const char* what, const std::vector<double>& x, const std::vector<double>& y,
-                       double error, logitless_dtype dtype) {
+  const double target_weight = p.targets_per_row > 0 ? largest_target_weight(c) : 1;
+  for (const Compared& each : kCompared) {
+    const std::vector<double>&x = a.*each.got, &y = b.*each.got;
+    const logitless_dtype dtype = each.dtype_of(p);
+    // Each of the two was rounded to its output's dtype: close() allows one rounding, so a second is added.
     double largest = 0;
     for (double value : y) largest = std::max(largest, std::fabs(value));
     const double second = rounding_unit(dtype) * largest + subnormal_unit(dtype);
-    EXPECT_TRUE(close(what, x, y, error + second, dtype));
-  };
-  const double target_weight = p.targets_per_row > 0 ? largest_target_weight(c) : 1;
-  for (const Compared& each : kCompared) {
-    same(each.name, a.*each.got, b.*each.got, bounds.*each.bound * times_of(each, target_weight), stats);
+    EXPECT_TRUE(close(each.name, x, y, bounds.*each.bound * times_of(each, target_weight) + second, dtype));
   }
-  same("d_hidden", a.d_hidden, b.d_hidden, bounds.d_hidden, as_dtype(p.dtype.d_hidden));
-  same("d_classifier", a.d_classifier, b.d_classifier, bounds.d_classifier, as_dtype(p.dtype.d_classifier));
-  same("d_bias", a.d_bias, b.d_bias, bounds.d_bias, as_dtype(p.dtype.d_bias));
 }
 
 }  // namespace logitless_test

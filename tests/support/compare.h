@@ -67,7 +67,9 @@ class Expected {
   Answer naive_exps_;   // kept exponentials rounded; only of bfloat16 operands, with engines on a device
 };
 
-// |got - expected| <= error + one rounding of expected to the dtype, element by element; NaN matches NaN.
+// |got - expected| <= error + one rounding of expected to the dtype; NaN matches NaN.
+bool is_close(double got, double expected, double error, logitless_dtype dtype);
+// Element by element.
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
                                const std::vector<double>& expected, double error, logitless_dtype dtype);
 

@@ -26,17 +26,21 @@ logitless::ContextOptions options_of(const Engine& engine, int threads) {
   return options;
 }
 
-bool usable(const Engine& engine) {
+// Empty: it is usable.
+std::string why_unusable(const Engine& engine) {
   try {
     logitless::Context context(options_of(engine, 1));
-    return true;
-  } catch (const logitless::Error&) {
-    return false;
+    return "";
+  } catch (const logitless::Error& error) {
+    return error.what();
   }
+}
+bool usable(const Engine& engine) {
+  return why_unusable(engine).empty();
 }
 
 void run_on_threads(int64_t tasks, logitless_task body, void* body_data, void* pool) {
-  const int threads = *static_cast<const int*>(pool);
+  const auto threads = reinterpret_cast<intptr_t>(pool);
   std::atomic<int64_t> next{0};
   const auto work = [&](int32_t worker) {
     for (int64_t task = next++; task < tasks; task = next++) body(task, worker, body_data);
@@ -74,12 +78,7 @@ std::vector<Engine> device_engines() {
 }
 
 std::string why_no_device() {
-  try {
-    logitless::Context context(options_of({"cuda", "portable"}, 1));
-    return "";
-  } catch (const logitless::Error& error) {
-    return error.what();
-  }
+  return why_unusable({"cuda", "portable"});
 }
 
 Engine best_engine() {
@@ -116,13 +115,7 @@ logitless::Context make_context(const Engine& engine, int threads) {
 }
 
 logitless::Context make_hosted_context(const Engine& engine, int threads) {
-  static const std::vector<int> kCounts = [] {
-    std::vector<int> counts(65);
-    for (size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<int>(i);
-    return counts;
-  }();
-  return make_hosted_context(engine, threads, run_on_threads,
-                             const_cast<int*>(&kCounts.at(static_cast<size_t>(threads))));
+  return make_hosted_context(engine, threads, run_on_threads, reinterpret_cast<void*>(intptr_t{threads}));
 }
 
 logitless::Context make_hosted_context(const Engine& engine, int threads, logitless_parallel_for parallel_for,

@@ -1,7 +1,9 @@
 #include "formats.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace logitless_test {
 namespace {
@@ -14,63 +16,43 @@ struct Format {
   int max_exponent;  // of the largest number
 };
 
+// In the order of the enumeration.
+constexpr Format kFormats[] = {{"f32", 4, 24, -126, 127}, {"bf16", 2, 8, -126, 127},
+                               {"f16", 2, 11, -14, 15},   {"f64", 8, 53, -1022, 1023},
+                               {"i32", 4, 31, 0, 30},     {"i64", 8, 63, 0, 62}};
 const Format& format_of(logitless_dtype dtype) {
-  static const Format kF32{"f32", 4, 24, -126, 127}, kBF16{"bf16", 2, 8, -126, 127},
-      kF16{"f16", 2, 11, -14, 15}, kF64{"f64", 8, 53, -1022, 1023}, kI32{"i32", 4, 31, 0, 30},
-      kI64{"i64", 8, 63, 0, 62};
-  switch (dtype) {
-    case LOGITLESS_F32:
-      return kF32;
-    case LOGITLESS_BF16:
-      return kBF16;
-    case LOGITLESS_F16:
-      return kF16;
-    case LOGITLESS_F64:
-      return kF64;
-    case LOGITLESS_I32:
-      return kI32;
-    case LOGITLESS_I64:
-      return kI64;
-  }
-  return kF64;
+  return kFormats[dtype - LOGITLESS_F32];
 }
 
-// A 16-bit format of `fraction` stored bits after sign and exponent, `bias` of the exponent.
-double decode(uint16_t bits, int fraction, int bias) {
-  const int exponent_mask = (1 << (15 - fraction)) - 1;
-  const int exponent = (bits >> fraction) & exponent_mask;
-  const int mantissa = bits & ((1 << fraction) - 1);
+// A 16-bit format has its sign first, then the exponent, whose bias is the largest one, then the fraction.
+double decode(uint16_t bits, const Format& format) {
+  const int fraction = format.precision - 1, most = (1 << (15 - fraction)) - 1;
+  const int exponent = (bits >> fraction) & most, stored = bits & ((1 << fraction) - 1);
   const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
-  if (exponent == exponent_mask) return mantissa != 0 ? NAN : sign * INFINITY;
-  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - fraction);
-  return sign * std::ldexp(mantissa + (1 << fraction), exponent - bias - fraction);
+  if (exponent == most) return stored != 0 ? NAN : sign * INFINITY;
+  const int mantissa = stored + (exponent > 0 ? 1 << fraction : 0);
+  return sign * std::ldexp(mantissa, std::max(exponent, 1) - format.max_exponent - fraction);
 }
 
-uint16_t encode(double value, int fraction, int bias) {
-  const int exponent_mask = (1 << (15 - fraction)) - 1;
+uint16_t encode(double value, const Format& format) {
+  const int fraction = format.precision - 1, most = (1 << (15 - fraction)) - 1;
   const int sign = std::signbit(value) ? 0x8000 : 0;
-  const double magnitude = std::fabs(value);
-  if (std::isnan(value))
-    return static_cast<uint16_t>(sign | (exponent_mask << fraction) | 1 << (fraction - 1));
-  if (std::isinf(value)) return static_cast<uint16_t>(sign | (exponent_mask << fraction));
-  if (magnitude < std::ldexp(1.0, 1 - bias)) {
-    return static_cast<uint16_t>(sign | static_cast<int>(std::ldexp(magnitude, bias + fraction - 1)));
-  }
-  const int exponent = std::ilogb(magnitude);
-  const int mantissa = static_cast<int>(std::ldexp(magnitude, fraction - exponent)) - (1 << fraction);
-  return static_cast<uint16_t>(sign | ((exponent + bias) << fraction) | mantissa);
+  if (std::isnan(value)) return static_cast<uint16_t>(sign | most << fraction | 1 << (fraction - 1));
+  if (std::isinf(value)) return static_cast<uint16_t>(sign | most << fraction);
+  const int exponent = std::max(std::ilogb(value), format.min_exponent);
+  // The first bit of a normal number adds one to the exponent.
+  const int mantissa = static_cast<int>(std::ldexp(std::fabs(value), fraction - exponent));
+  return static_cast<uint16_t>(sign | (((exponent + format.max_exponent - 1) << fraction) + mantissa));
 }
 
-template <class T>
-T read(const void* data, int64_t index) {
-  T value;  // by bytes: buffers are aligned to their elements at most
-  std::memcpy(&value, static_cast<const char*>(data) + static_cast<size_t>(index) * sizeof(T), sizeof(T));
-  return value;
-}
-
-template <class T>
-void write(void* data, int64_t index, T value) {
-  std::memcpy(static_cast<char*>(data) + static_cast<size_t>(index) * sizeof(T), &value, sizeof(T));
+// Calls f with a number of the type in memory.
+template <class F>
+auto with_type(logitless_dtype dtype, const F& f) {
+  if (dtype == LOGITLESS_F32) return f(float{});
+  if (dtype == LOGITLESS_F64) return f(double{});
+  if (dtype == LOGITLESS_I32) return f(int32_t{});
+  if (dtype == LOGITLESS_I64) return f(int64_t{});
+  return f(uint16_t{});
 }
 
 }  // namespace
@@ -106,39 +88,25 @@ double rounded(double value, logitless_dtype dtype) {
   return std::fabs(result) > largest ? std::copysign(INFINITY, value) : result;
 }
 
+// By bytes: buffers are aligned to their elements at most.
 double load(const void* data, logitless_dtype dtype, int64_t index) {
-  switch (dtype) {
-    case LOGITLESS_F32:
-      return read<float>(data, index);
-    case LOGITLESS_BF16:
-      return decode(read<uint16_t>(data, index), 7, 127);
-    case LOGITLESS_F16:
-      return decode(read<uint16_t>(data, index), 10, 15);
-    case LOGITLESS_F64:
-      return read<double>(data, index);
-    case LOGITLESS_I32:
-      return read<int32_t>(data, index);
-    case LOGITLESS_I64:
-      return static_cast<double>(read<int64_t>(data, index));
-  }
-  return 0;
+  return with_type(dtype, [&](auto value) {
+    std::memcpy(&value, static_cast<const char*>(data) + static_cast<size_t>(index) * sizeof value,
+                sizeof value);
+    if constexpr (std::is_same_v<decltype(value), uint16_t>) return decode(value, format_of(dtype));
+    return static_cast<double>(value);
+  });
 }
 
-void store(void* data, logitless_dtype dtype, int64_t index, double value) {
-  switch (dtype) {
-    case LOGITLESS_F32:
-      return write(data, index, static_cast<float>(value));
-    case LOGITLESS_BF16:
-      return write(data, index, encode(rounded(value, dtype), 7, 127));
-    case LOGITLESS_F16:
-      return write(data, index, encode(rounded(value, dtype), 10, 15));
-    case LOGITLESS_F64:
-      return write(data, index, value);
-    case LOGITLESS_I32:
-      return write(data, index, static_cast<int32_t>(value));
-    case LOGITLESS_I64:
-      return write(data, index, static_cast<int64_t>(value));
-  }
+void store(void* data, logitless_dtype dtype, int64_t index, double number) {
+  with_type(dtype, [&](auto value) {
+    if constexpr (std::is_same_v<decltype(value), uint16_t>) {
+      value = encode(rounded(number, dtype), format_of(dtype));
+    } else {
+      value = static_cast<decltype(value)>(number);
+    }
+    std::memcpy(static_cast<char*>(data) + static_cast<size_t>(index) * sizeof value, &value, sizeof value);
+  });
 }
 
 }  // namespace logitless_test

@@ -259,22 +259,25 @@ Outputs run_pass(const logitless::Context& context, const logitless::Problem& pr
   return out;
 }
 
-Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes) {
-  const auto run = [&](logitless::Pass pass, const Outputs* known) {
-    logitless::Problem problem = pass_problem(c, pass);
-    problem.max_workspace_bytes = max_workspace_bytes;
-    return run_pass(context, problem, c, known);
-  };
+Outputs solve_passes(const Case& c,
+                     const std::function<Outputs(logitless::Pass, const Outputs* known)>& run) {
   if (c.mode == Mode::kForwardBackward) return run(logitless::Pass::forward_backward, nullptr);
   Outputs out = run(logitless::Pass::forward, nullptr);
   if (c.mode == Mode::kForward) return out;
-  Outputs gradients = run(logitless::Pass::backward, &out);
-  out.d_hidden = std::move(gradients.d_hidden);
-  out.d_classifier = std::move(gradients.d_classifier);
-  out.d_bias = std::move(gradients.d_bias);
-  out.kept_count = std::move(gradients.kept_count);
-  out.draw_variance = std::move(gradients.draw_variance);
+  const Outputs gradients = run(logitless::Pass::backward, &out);
+  for (const auto member : {&Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias,
+                            &Outputs::kept_count, &Outputs::draw_variance}) {
+    out.*member = gradients.*member;
+  }
   return out;
+}
+
+Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes) {
+  return solve_passes(c, [&](logitless::Pass pass, const Outputs* known) {
+    logitless::Problem problem = pass_problem(c, pass);
+    problem.max_workspace_bytes = max_workspace_bytes;
+    return run_pass(context, problem, c, known);
+  });
 }
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <logitless/distributed.hpp>
 #include <string_view>
 #include <vector>
@@ -98,7 +99,9 @@ Outputs run_pass(const logitless::Context& context, const logitless::Problem& pr
                  const Outputs* known = nullptr, const logitless::Communicator* group = nullptr,
                  bool only_losses = false);
 
-// Runs the passes of the case's mode and returns the outputs of all.
+// Runs the passes of the case's mode, a backward pass with what the forward pass made, and returns the
+// outputs of all.
+Outputs solve_passes(const Case& c, const std::function<Outputs(logitless::Pass, const Outputs* known)>& run);
 Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes = 0);
 
 // Bitwise the same, NaNs included.
