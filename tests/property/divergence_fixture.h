@@ -11,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "compare.h"
 #include "device_memory.h"
 #include "engine.h"
 #include "formats.h"
 #include "random.h"
+#include "solve.h"
 
 namespace logitless_test {
 
@@ -44,11 +46,24 @@ struct RowsFound {
   Values student_lse, teacher_lse, student_kl, divergence, entropy, gradient;
 };
 
-inline constexpr Values RowsFound::*kRowNumbers[] = {&RowsFound::student_lse, &RowsFound::teacher_lse,
-                                                     &RowsFound::student_kl, &RowsFound::divergence,
-                                                     &RowsFound::entropy};
-inline constexpr const char* kRowNames[] = {"student_lse", "teacher_lse", "student_kl", "divergence",
-                                            "entropy"};
+// The numbers of rows, in the order in which they are told, and last the gradient.
+struct FoundNumber {
+  const char* name;
+  Values RowsFound::*values;
+};
+inline constexpr FoundNumber kFound[] = {
+    {"student_lse", &RowsFound::student_lse}, {"teacher_lse", &RowsFound::teacher_lse},
+    {"student_kl", &RowsFound::student_kl},   {"divergence", &RowsFound::divergence},
+    {"entropy", &RowsFound::entropy},         {"gradient", &RowsFound::gradient}};
+constexpr size_t kRowNumbers = std::size(kFound) - 1;
+
+// Names the first one of other bits; empty: there is none.
+inline std::string difference(const RowsFound& a, const RowsFound& b) {
+  for (const FoundNumber& each : kFound) {
+    if (!same_bits(a.*each.values, b.*each.values)) return each.name;
+  }
+  return "";
+}
 
 // Normal products of a spread, and upstream gradients; the teacher's are other ones.
 inline TwoHeads random_heads(uint64_t seed, int64_t rows, int64_t columns, double spread = 2) {
@@ -57,19 +72,15 @@ inline TwoHeads random_heads(uint64_t seed, int64_t rows, int64_t columns, doubl
   p.rows = rows;
   p.columns = columns;
   for (Head* head : {&p.student, &p.teacher}) {
-    for (int64_t i = 0; i < rows * columns; ++i) {
-      head->products.push_back(rounded(spread * random.normal(), LOGITLESS_F32));
-    }
+    head->products = normal_values(random, rows * columns, spread, LOGITLESS_F32);
   }
-  for (int64_t i = 0; i < rows; ++i) p.grad.push_back(rounded(random.normal(), LOGITLESS_F32));
+  p.grad = normal_values(random, rows, 1, LOGITLESS_F32);
   return p;
 }
 
 inline Values random_bias(uint64_t seed, int64_t columns) {
   Random random(seed);
-  Values bias;
-  for (int64_t j = 0; j < columns; ++j) bias.push_back(rounded(random.normal(), LOGITLESS_F32));
-  return bias;
+  return normal_values(random, columns, 1, LOGITLESS_F32);
 }
 
 // Both stages on an engine. What lies between and beside the elements must stay as it was.
@@ -88,7 +99,7 @@ class RowsRun {
     student_bias_.fill(p.student.bias);
     teacher_bias_.fill(p.teacher.bias);
     grad_.fill(p.grad);
-    for (size_t i = 0; i < std::size(kRowNumbers); ++i) numbers_.emplace_back(p.dtype, p.rows, 1);
+    for (size_t i = 0; i < kRowNumbers; ++i) numbers_.emplace_back(p.dtype, p.rows, 1);
   }
 
   RowsFound on(const Engine& engine) {
@@ -108,7 +119,7 @@ class RowsRun {
     }
     for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
     RowsFound found;
-    for (size_t i = 0; i < numbers_.size(); ++i) found.*kRowNumbers[i] = numbers_[i].values();
+    for (size_t i = 0; i < numbers_.size(); ++i) found.*kFound[i].values = numbers_[i].values();
     found.gradient = (p_.in_place ? student_ : gradient_).values();
     return found;
   }
@@ -221,16 +232,6 @@ class PlainRow {
   std::vector<T> slopes_;  // of the student's softcap
 };
 
-// One number beside the truth; infinities and NaNs must be the same.
-inline testing::AssertionResult near(double got, double exact, double bound, logitless_dtype dtype) {
-  if (got == exact || (std::isnan(got) && std::isnan(exact))) return testing::AssertionSuccess();
-  const double error = std::fabs(got - exact);
-  if (error <= bound + rounding_unit(dtype) * std::fabs(exact) + subnormal_unit(dtype)) {
-    return testing::AssertionSuccess();
-  }
-  return testing::AssertionFailure() << "got " << got << ", expected " << exact << " +- " << bound;
-}
-
 // Every number is as near to float64's as twice the naive computation's in float32, of its row, and what the
 // rounding of logits costs: of a logit of size Z it is eps Z, and so it is of lse, which all columns share.
 // So a probability has that relative error and the log of a ratio twice that absolute one.
@@ -254,7 +255,8 @@ void expect_near(const TwoHeads& p, const RowsFound& got) {
       naive_gradient = std::max(naive_gradient, fair(naive_row.gradient[j], truth.gradient[j]));
     }
     const auto expect = [&](const char* name, const Values& all, double exact, double naive, double bound) {
-      EXPECT_TRUE(near(all[row], exact, bound + fair(naive, exact), p.dtype)) << name << " of row " << i;
+      EXPECT_TRUE(is_close(all[row], exact, bound + fair(naive, exact), p.dtype))
+          << name << " of row " << i << ": got " << all[row] << ", expected " << exact << " +- " << bound;
     };
     expect("student_lse", got.student_lse, truth.lse_p, naive_row.lse_p, unit);
     expect("teacher_lse", got.teacher_lse, truth.lse_q, naive_row.lse_q, unit);
@@ -265,9 +267,11 @@ void expect_near(const TwoHeads& p, const RowsFound& got) {
       const double pj = std::exp(truth.log_p[j]), qj = std::exp(truth.log_q[j]);
       const double parts = 2 * (pj + qj) + pj * (8 + 2 * distance(truth.ratio_p[j], 0) + 2 * largest_ratio);
       const double bound = std::fabs(p.grad[row]) / p.temperature * unit * parts;
-      ASSERT_TRUE(near(got.gradient[row * truth.gradient.size() + j], truth.gradient[j],
-                       bound + naive_gradient, p.in_place ? p.dtype : p.gradient_dtype))
-          << "gradient of row " << i << ", column " << j;
+      const double found = got.gradient[row * truth.gradient.size() + j];
+      ASSERT_TRUE(
+          is_close(found, truth.gradient[j], bound + naive_gradient, p.in_place ? p.dtype : p.gradient_dtype))
+          << "gradient of row " << i << ", column " << j << ": got " << found << ", expected "
+          << truth.gradient[j] << " +- " << bound;
     }
   }
 }

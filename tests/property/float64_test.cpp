@@ -1,22 +1,17 @@
 // Problems in float64, on every engine that has it: within the error of double arithmetic, whatever the
-// options, the budget and the values are.
+// options and the values are.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
-#include <set>
 #include <string>
 
-#include "compare.h"
+#include "engine_test.h"
 
 namespace logitless_test {
 namespace {
 
-class Float64 : public testing::TestWithParam<Engine> {
- protected:
-  const Engine& engine() const { return GetParam(); }
-  logitless::Context context_ = make_context(GetParam());
-};
+class Float64 : public EngineTest {};
 
 std::vector<Engine> engines_with_float64() {
   std::vector<Engine> found;
@@ -27,10 +22,7 @@ std::vector<Engine> engines_with_float64() {
 }
 
 TEST_P(Float64, AgreesWithTheMaterialisedComputation) {
-  for (uint64_t seed = 0; seed < seeds(150); ++seed) {
-    const Case c = random_case(seed, {.only_fp64 = true});
-    Expected(c).check(engine(), solve(context_, c));
-  }
+  for (const Case& c : random_cases(0, seeds(150), {.only_fp64 = true})) expect_truth(c);
 }
 
 // More rows, columns and terms than a tile, a strip and a block of the kernels, in whole ones and not.
@@ -45,35 +37,7 @@ TEST_P(Float64, AgreesOverSeveralBlocks) {
     const Expected expected(c);
     for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
       c.mode = mode;
-      expected.check(engine(), solve(context_, c));
-    }
-  }
-}
-
-// The reference has the same bits for every budget. Plans of a device have sums of their own, all as precise.
-TEST_P(Float64, EveryBudget) {
-  std::vector<Case> cases = {plain_case(
-      1, engine().is_reference() ? PlainSize{20, 90, 5} : PlainSize{600, 1100, 20}, LOGITLESS_F64)};
-  for (uint64_t seed = 300; seed < 300 + seeds(20); ++seed)
-    cases.push_back(random_case(seed, {.only_fp64 = true}));
-  for (const Case& c : cases) {
-    SCOPED_TRACE(describe(c));
-    const Expected expected(c);
-    const Outputs most = solve(context_, c);
-    const logitless::Pass pass =
-        c.mode == Mode::kForward ? logitless::Pass::forward : logitless::Pass::forward_backward;
-    for (const logitless::PlanInfo& plan : context_.plans(pass_problem(c, pass))) {
-      if (plan.workspace_bytes == 0) continue;
-      try {
-        const Outputs got = solve(context_, c, plan.workspace_bytes);
-        SCOPED_TRACE(plan.config);
-        expected.check(engine(), got);
-        if (engine().is_reference()) {
-          EXPECT_STREQ(first_difference(got, most), "");
-        }
-      } catch (const logitless::Error& error) {  // a pass of its own may need more
-        EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
-      }
+      expected.check(engine(), solve(c));
     }
   }
 }
@@ -110,7 +74,7 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
         c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(9, 0.5);
         changes[change](&c);
-        const Outputs got = solve(context_, c), expected = solve(reference, c);
+        const Outputs got = solve(c), expected = logitless_test::solve(reference, c);
         EXPECT_EQ(got.argmax, expected.argmax);
         EXPECT_EQ(got.correct_count, expected.correct_count);
         for (const auto member : {&Outputs::max, &Outputs::sum_exp, &Outputs::target_logit, &Outputs::loss,
@@ -139,36 +103,30 @@ TEST_P(Float64, CommonOffset) {
   c.problem.has.entropy = c.problem.has.grad_entropy = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   c.grad_entropy.assign(12, 1.5);
-  for (double& b : c.bias) b = std::round(b * 1024) / 1024;  // so that the offset is added exactly
-  for (double& x : c.hidden) x = std::round(x * 1024) / 1024;
-  for (double& x : c.classifier) x = std::round(x * 1024) / 1024;
-  const Outputs plain = solve(context_, c);
+  for (auto* values : {&c.bias, &c.hidden, &c.classifier}) {
+    for (double& x : *values) x = std::round(x * 1024) / 1024;  // so that the offset is added exactly
+  }
+  const Outputs plain = solve(c);
   for (double& b : c.bias) b += kOffset;
-  const Outputs shifted = solve(context_, c);
+  const Outputs shifted = solve(c);
   // A rounding there is of 2^-33: one of lse, and 1.5 times a few of the entropy, in each of 12 rows whose
   // numbers are at most 4.
   const double error = 0x1p-33 * 8 * 12 * 4;
-  EXPECT_TRUE(close("d_hidden", shifted.d_hidden, plain.d_hidden, error, LOGITLESS_F64));
-  EXPECT_TRUE(close("d_classifier", shifted.d_classifier, plain.d_classifier, error, LOGITLESS_F64));
-  EXPECT_TRUE(close("d_bias", shifted.d_bias, plain.d_bias, error, LOGITLESS_F64));
+  expect_gradients(shifted, plain, {.d_hidden = error, .d_classifier = error, .d_bias = error},
+                   LOGITLESS_F64);
 }
 
 TEST_P(Float64, ThinnedGradientsAreRefusedByNameOnADevice) {
   if (!engine().is_device()) GTEST_SKIP() << "the reference thins them";
   Case c = plain_case(1, {3, 5, 2}, LOGITLESS_F64);
   c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-  try {
-    solve(context_, c);
-    ADD_FAILURE() << "not refused";
-  } catch (const logitless::Error& error) {
-    EXPECT_EQ(error.status(), LOGITLESS_UNSUPPORTED);
-    EXPECT_NE(std::string(error.what()).find("gradient must be exact with float64"), std::string::npos)
-        << error.what();
-  }
+  const logitless::Error error = refusal([&] { solve(c); });
+  EXPECT_EQ(error.status(), LOGITLESS_UNSUPPORTED);
+  EXPECT_NE(std::string(error.what()).find("gradient must be exact with float64"), std::string::npos)
+      << error.what();
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Float64, testing::ValuesIn(engines_with_float64()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Float64, engines_with_float64());
 
 }  // namespace
 }  // namespace logitless_test

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <string>
 #include <vector>
 
 #include "engine_test.h"
@@ -13,8 +11,6 @@
 namespace logitless_test {
 
 using Sizes = std::vector<int64_t>;
-
-constexpr double kKeepsAll = 1e-30;  // as a threshold
 
 class GroupTest : public EngineTest {
  protected:
@@ -88,75 +84,13 @@ class GroupTest : public EngineTest {
   }
 
   Outputs solve_in_group(const Case& c, const Sizes& sizes, size_t budget = 0) const {
-    if (c.mode == Mode::kForwardBackward) {
-      return run_ranks(c, logitless::Pass::forward_backward, sizes, budget);
-    }
-    Outputs out = run_ranks(c, logitless::Pass::forward, sizes, budget);
-    if (c.mode == Mode::kForward) return out;
-    Outputs gradients = run_ranks(c, logitless::Pass::backward, sizes, budget, &out);
-    out.d_hidden = std::move(gradients.d_hidden);
-    out.d_classifier = std::move(gradients.d_classifier);
-    out.d_bias = std::move(gradients.d_bias);
-    return out;
+    return solve_passes(c, [&](logitless::Pass pass, const Outputs* known) {
+      return run_ranks(c, pass, sizes, budget, known);
+    });
   }
 
   mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
   mutable int64_t calls_ = 0;                       // of collectives in the last pass
-};
-
-class ThinnedGroupsTest : public GroupTest {
- protected:
-  static Case thinned(Case c, double threshold) {
-    logitless::Problem& p = c.problem;
-    p.gradient = LOGITLESS_ALWAYS_THINNED;
-    p.threshold = threshold;
-    p.top_k = 0;
-    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
-    c.d_hidden_start.clear();
-    c.d_classifier_start.clear();
-    c.d_bias_start.clear();
-    c.d_hidden_layout = {};
-    if (p.dtype.hidden != LOGITLESS_F64) {
-      p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
-    }
-    return c;
-  }
-
-  // The mean over seeds, but for 5 of its own standard deviations.
-  void expect_unbiased(Case c, const Sizes& sizes, int seed_count, double rounding) const {
-    const std::vector<double> truth = Expected(c).truth().d_hidden;
-    std::vector<double> sum(truth.size()), squares(truth.size());
-    for (int seed = 0; seed < seed_count; ++seed) {
-      c.problem.seed = seed;
-      const Outputs got = solve_in_group(c, sizes);
-      for (size_t i = 0; i < sum.size(); ++i) {
-        sum[i] += got.d_hidden[i];
-        squares[i] += got.d_hidden[i] * got.d_hidden[i];
-      }
-    }
-    for (size_t i = 0; i < sum.size(); ++i) {
-      const double mean = sum[i] / seed_count, variance = squares[i] / seed_count - mean * mean;
-      EXPECT_NEAR(mean, truth[i], 5 * std::sqrt(std::max(variance, 0.0) / seed_count) + rounding)
-          << "d_hidden[" << i << "]";
-    }
-  }
-};
-
-// Of engines that run on a device.
-class ThinnedDeviceGroupsTest : public ThinnedGroupsTest {
- protected:
-  void SetUp() override {
-    const std::string why = why_not_thinned(engine());
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-
-  // Each run is off by its own rounding, each rank's part of d_hidden is rounded, and so are the sums that
-  // ranks tell each other.
-  Bounds bounds_of(const Case& c, const Sizes& sizes) const {
-    Bounds bounds = static_cast<double>(sizes.size() + 1) * Expected(c).bounds_of(engine());
-    bounds.lse += static_cast<double>(sizes.size()) * 0x1p-23;
-    return bounds;
-  }
 };
 
 }  // namespace logitless_test

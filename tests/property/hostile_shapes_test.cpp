@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 
 #include "engine_test.h"
 
@@ -134,26 +135,14 @@ TEST_P(EdgeShapes, NoTokens) {
   }
 }
 
-// Address space of which only the pages in use exist.
-template <class T>
-class SparseMatrix {
- public:
-  SparseMatrix(int64_t rows, int64_t stride)
-      : bytes_(static_cast<size_t>(rows * stride) * sizeof(T)),
-        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                     0)) {}
-  ~SparseMatrix() {
-    if (usable()) munmap(memory_, bytes_);
-  }
-  SparseMatrix(const SparseMatrix&) = delete;
-  SparseMatrix& operator=(const SparseMatrix&) = delete;
-  bool usable() const { return memory_ != MAP_FAILED; }
-  T* data() { return static_cast<T*>(memory_); }
-
- private:
-  size_t bytes_;
-  void* memory_;
-};
+// Address space of which only the pages in use exist; null where there is none.
+std::shared_ptr<float> sparse_matrix(int64_t rows, int64_t stride) {
+  const size_t bytes = static_cast<size_t>(rows * stride) * sizeof(float);
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<float*>(memory), [bytes](float* data) { munmap(data, bytes); }};
+}
 
 // Rows so far apart that their offsets need more than 32 bits.
 TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
@@ -161,9 +150,9 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
   constexpr int64_t kTokens = 4, kVocab = 5, kHidden = 6;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden});
-  SparseMatrix<float> hidden(kTokens, kStride), classifier(kVocab, kStride), d_hidden(kTokens, kStride),
-      d_classifier(kVocab, kStride);
-  if (!hidden.usable() || !classifier.usable() || !d_hidden.usable() || !d_classifier.usable()) {
+  const auto hidden = sparse_matrix(kTokens, kStride), classifier = sparse_matrix(kVocab, kStride),
+             d_hidden = sparse_matrix(kTokens, kStride), d_classifier = sparse_matrix(kVocab, kStride);
+  if (!hidden || !classifier || !d_hidden || !d_classifier) {
     GTEST_SKIP() << "no address space for it";
   }
   const auto spread = [](const std::vector<double>& values, float* to) {
@@ -172,16 +161,16 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
           static_cast<float>(values[i]);
     }
   };
-  spread(c.hidden, hidden.data());
-  spread(c.classifier, classifier.data());
+  spread(c.hidden, hidden.get());
+  spread(c.classifier, classifier.get());
   const std::vector<float> bias(c.bias.begin(), c.bias.end());
   std::vector<float> d_bias(kVocab);
   float loss = 0;
   logitless::Buffers b;
-  b.hidden = hidden.data();
-  b.classifier = classifier.data();
-  b.d_hidden = d_hidden.data();
-  b.d_classifier = d_classifier.data();
+  b.hidden = hidden.get();
+  b.classifier = classifier.get();
+  b.d_hidden = d_hidden.get();
+  b.d_classifier = d_classifier.get();
   b.hidden_stride = b.classifier_stride = b.d_hidden_stride = b.d_classifier_stride = kStride;
   b.bias = bias.data();
   b.targets = c.targets.data();
@@ -195,8 +184,8 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
     for (int64_t i = 0; i < rows * kHidden; ++i) out.push_back(from[i / kHidden * kStride + i % kHidden]);
     return out;
   };
-  EXPECT_EQ(gathered(d_hidden.data(), kTokens), tight.d_hidden);
-  EXPECT_EQ(gathered(d_classifier.data(), kVocab), tight.d_classifier);
+  EXPECT_EQ(gathered(d_hidden.get(), kTokens), tight.d_hidden);
+  EXPECT_EQ(gathered(d_classifier.get(), kVocab), tight.d_classifier);
 }
 
 // More than 2^31 logits. Rows repeat after seven, so seven rows say what all must give.
@@ -211,28 +200,11 @@ TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
   Case c = plain_case(4, {kPeriod, kVocab, kHidden});
   c.mode = Mode::kForward;
   const Expected expected(c);
-  const std::vector<float> classifier(c.classifier.begin(), c.classifier.end());
-  const std::vector<float> bias(c.bias.begin(), c.bias.end());
-  std::vector<float> hidden, nll(kTokens);
-  std::vector<int64_t> targets;
-  for (int64_t row = 0; row < kTokens; ++row) {
-    const auto from = c.hidden.begin() + row % kPeriod * kHidden;
-    hidden.insert(hidden.end(), from, from + kHidden);
-    targets.push_back(c.targets[static_cast<size_t>(row % kPeriod)]);
-  }
-  logitless::Problem problem = pass_problem(c, logitless::Pass::forward);
-  problem.tokens = kTokens;
-  logitless::Buffers b;
-  b.hidden = hidden.data();
-  b.classifier = classifier.data();
-  b.bias = bias.data();
-  b.targets = targets.data();
-  b.nll = nll.data();
-  logitless::run_once(context_, problem, b);
-  std::vector<double> all;
-  for (int64_t row = 0; row < kTokens; ++row)
-    all.push_back(expected.truth().nll[static_cast<size_t>(row % kPeriod)]);
-  EXPECT_TRUE(close("nll", {nll.begin(), nll.end()}, all, expected.bounds_of(engine()).nll, LOGITLESS_F32));
+  std::vector<size_t> rows;
+  for (size_t row = 0; row < kTokens; ++row) rows.push_back(row % kPeriod);
+  const Outputs got = solve(rows_of(c, rows));
+  EXPECT_TRUE(close("nll", got.nll, rows_of(expected.truth().nll, kPeriod, rows),
+                    expected.bounds_of(engine()).nll, LOGITLESS_F32));
 }
 
 LOGITLESS_TEST_ON(EdgeShapes, engines());

@@ -1,8 +1,10 @@
-// Numbers at the edges: huge logits, infinities, NaN, the ends of the 16-bit formats.
+// Numbers at the edges: huge logits, infinities, NaN, the ends of the 16-bit formats, and a softcap that is
+// reached. Infinities and NaN give what PyTorch makes of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "engine_test.h"
 #include "formats.h"
@@ -10,11 +12,10 @@
 namespace logitless_test {
 namespace {
 
-class HostileValues : public EngineTest {};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-bool all_finite(const std::vector<double>& values) {
-  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
-}
+class HostileValues : public EngineTest {};
 
 // |logit| about 1e4: exp of it overflows everything, the loss must not.
 TEST_P(HostileValues, HugeLogits) {
@@ -136,8 +137,7 @@ TEST_P(HostileValues, CertainTargets) {
 // again, from another anchor: the same but for rounding.
 TEST_P(HostileValues, NonFiniteHiddenRow) {
   for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
-    for (double bad :
-         {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+    for (double bad : {kNaN, kInfinity, -kInfinity}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
         constexpr size_t kTokens = 37, kHidden = 11, kBadRow = 17;
         Case c = plain_case(10, {kTokens, 300, kHidden}, dtype);
@@ -183,8 +183,7 @@ TEST_P(HostileValues, NaNInTheClassifier) {
     Case bad = c;
     bad.classifier[column * 4 + 1] = NAN;
     const Outputs got = solve(bad);
-    for (double loss : got.loss) EXPECT_TRUE(std::isnan(loss)) << "column " << column;
-    for (double d : got.d_hidden) EXPECT_TRUE(std::isnan(d));
+    EXPECT_TRUE(all_are(kNaN, got.loss) && all_are(kNaN, got.d_hidden)) << "column " << column;
   }
 }
 
@@ -236,31 +235,25 @@ TEST_P(HostileValues, TargetOutOfRange) {
           without.targets[row] = c.problem.ignore_index;
         }
         if (!is_device()) {
-          try {
-            solve(c);
-            ADD_FAILURE() << "not refused";
-          } catch (const logitless::Error& error) {
-            EXPECT_EQ(error.status(), LOGITLESS_INVALID_TARGET);
-          }
+          EXPECT_EQ(refusal([&] { solve(c); }).status(), LOGITLESS_INVALID_TARGET);
           continue;
         }
         const Outputs got = solve(c);
         const Outputs expected = solve(without);
         EXPECT_EQ(got.invalid_targets, (std::vector<double>{2, 3}));
         EXPECT_EQ(got.valid_count, expected.valid_count);
+        std::vector<const std::vector<double>*> of_rows = {&got.nll, &got.lse};
+        if (reduction == LOGITLESS_REDUCTION_NONE) {
+          of_rows.push_back(&got.loss);
+        } else {
+          EXPECT_TRUE(std::isnan(got.loss[0]));
+        }
         for (size_t i = 0; i < 9; ++i) {
           const bool is_bad = i == 3 || i == 7;
-          EXPECT_EQ(std::isnan(got.nll[i]), is_bad);
-          EXPECT_EQ(std::isnan(got.lse[i]), is_bad);
+          for (const auto* values : of_rows) EXPECT_EQ(std::isnan((*values)[i]), is_bad);
           if (!is_bad) {
             EXPECT_EQ(got.nll[i], expected.nll[i]);
           }
-          if (got.loss.size() == 9) {
-            EXPECT_EQ(std::isnan(got.loss[i]), is_bad);
-          }
-        }
-        if (got.loss.size() == 1) {
-          EXPECT_TRUE(std::isnan(got.loss[0]));
         }
         EXPECT_EQ(got.d_hidden, expected.d_hidden);
         EXPECT_EQ(got.d_classifier, expected.d_classifier);
@@ -271,6 +264,173 @@ TEST_P(HostileValues, TargetOutOfRange) {
 }
 
 LOGITLESS_TEST_ON(HostileValues, engines());
+
+class Infinities : public EngineTest {
+ protected:
+  Case plain(uint64_t seed, PlainSize size) const {
+    Case c = EngineTest::plain(seed, size);
+    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
+    return c;
+  }
+};
+
+// A masked target costs infinity in its own row, whose gradient is finite: p = 0 there as in any other masked
+// column, and -1 of the target.
+TEST_P(Infinities, MaskedTarget) {
+  Case c = plain(9, {6, 50, 4});
+  c.targets = {1, 2, 3, 4, 5, 6};
+  Case finite = c;  // of the same gradients
+  c.bias[3] = -kInfinity;
+  finite.bias[3] = -1024;
+  const std::vector<Case> finite_ways = ways(finite, 0.5);
+  size_t at = 0;
+  for (const Case& way : ways(c, 0.5)) {
+    SCOPED_TRACE(describe(way));
+    Case same = finite_ways[at++];
+    const Answer truth = Expected(same).truth();
+    same.bias[3] = 0;  // a bound without the rounding of a logit of -1024
+    const Outputs got = solve(way);
+    for (size_t i = 0; i < 6; ++i) {
+      if (got.loss.size() == 6) {
+        EXPECT_EQ(got.loss[i] == kInfinity, i == 2);
+        EXPECT_FALSE(std::isnan(got.loss[i]));
+      }
+      EXPECT_EQ(got.nll[i] == kInfinity, i == 2);
+    }
+    expect_gradients(got, truth, bounds_of(same));
+  }
+}
+
+// A logit of +inf, of the target or not, makes loss and gradients of its row NaN, as in PyTorch.
+TEST_P(Infinities, PlusInfinity) {
+  for (int64_t column : {0, 7, 449}) {
+    Case c = plain(3, {3, 450, 4});
+    c.problem.has.argmax = c.problem.has.entropy = 1;
+    c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
+    c.targets = {7, 8, 9};
+    c.bias[static_cast<size_t>(column)] = kInfinity;
+    for (const Case& way : ways(c, 0.5)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(way);
+      EXPECT_EQ(got.mean_logit, std::vector<double>(3, kInfinity));
+      EXPECT_EQ(got.max_logit, std::vector<double>(3, kInfinity));
+      EXPECT_EQ(got.is_top1, (std::vector<double>{column == 7 ? 1.0 : 0.0, 0, 0}));
+      for (const auto* nan :
+           {&got.loss, &got.nll, &got.lse, &got.entropy, &got.log_sum_sq_probs, &got.d_hidden}) {
+        EXPECT_TRUE(all_are(kNaN, *nan));
+      }
+      EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(column)));
+    }
+  }
+}
+
+// Masked columns have probability 0, no part in what is summed over probabilities, and no gradient; all
+// others' mean is -inf. Some are a whole block.
+TEST_P(Infinities, MaskedColumns) {
+  Case c = plain(8, {5, 1500, 4});
+  c.problem.has.entropy = c.problem.has.argmax = 1;
+  c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
+  c.targets = {0, 1, 2, 3, 4};
+  Case finite = c;
+  const auto is_masked = [](size_t j) { return j >= 100 && (j < 1100 || j % 3 != 0); };
+  for (size_t j = 0; j < 1500; ++j) {
+    if (is_masked(j)) c.bias[j] = -kInfinity, finite.bias[j] = -1000;
+  }
+  const std::vector<Case> finite_ways = ways(finite, 0.5);
+  size_t at = 0;
+  for (const Case& way : ways(c, 0.5)) {
+    SCOPED_TRACE(describe(way));
+    Case same = finite_ways[at++];
+    const Answer truth = Expected(same).truth();
+    for (double& bias : same.bias) bias = std::max(bias, -10.0);  // a bound without the rounding of -1000
+    const Bounds bounds = bounds_of(same);
+    const Outputs got = solve(way);
+    const logitless_dtype dtype = stats_dtype(c.problem);
+    EXPECT_EQ(got.mean_logit, std::vector<double>(5, -kInfinity));
+    EXPECT_TRUE(close("loss", got.loss, truth.loss, bounds.loss, dtype));
+    EXPECT_TRUE(close("entropy", got.entropy, truth.entropy, bounds.entropy, dtype));
+    EXPECT_TRUE(close("log_sum_sq_probs", got.log_sum_sq_probs, truth.log_sum_sq_probs,
+                      bounds.log_sum_sq_probs, dtype));
+    EXPECT_TRUE(close("max_logit", got.max_logit, truth.max_logit, bounds.logit, dtype));
+    EXPECT_TRUE(close("target_logit", got.target_logit, truth.target_logit, bounds.logit, dtype));
+    expect_gradients(got, truth, bounds);
+    for (size_t j = 0; j < 1500; ++j) {
+      if (!is_masked(j)) continue;
+      EXPECT_EQ(got.d_bias[j], 0);
+      for (size_t k = 4 * j; k < 4 * j + 4; ++k) EXPECT_EQ(got.d_classifier[k], 0);
+    }
+  }
+}
+
+// The argmax of a row with NaN is the first of these.
+TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
+  for (int64_t first : {0, 5, 31, 300, 447, 448, 899}) {
+    Case c = plain(4, {3, 900, 4});
+    c.problem.has.argmax = c.problem.has.mean_logit = c.problem.has.log_sum_sq_probs = 1;
+    c.bias[20] = 100;  // before and after, where NaN are lost in a maximum of numbers
+    c.bias[600] = 200;
+    for (int64_t j : {first, int64_t{899}}) c.bias[static_cast<size_t>(j)] = NAN;
+    const Outputs got = solve(c);
+    EXPECT_EQ(got.argmax, std::vector<double>(3, static_cast<double>(first)));
+    EXPECT_TRUE(std::isnan(got.loss[0]));
+    for (const auto* nan : {&got.max, &got.max_logit, &got.mean_logit, &got.log_sum_sq_probs}) {
+      EXPECT_TRUE(std::isnan((*nan)[0]));
+    }
+  }
+}
+
+// Without label smoothing nobody reads the weight of a class that is no target: the inverse of its count is
+// infinite.
+TEST_P(Infinities, WeightsOfUnusedClasses) {
+  Case c = plain(7, {6, 90, 4});
+  c.problem.has.class_weight = 1;
+  c.targets = {1, 2, 3, 1, 2, 3};
+  c.class_weight.assign(90, 1.5);
+  const std::vector<Case> finite = ways(c, 0.5);
+  for (double weight : {kInfinity, -kInfinity, kNaN}) {
+    std::fill(c.class_weight.begin() + 4, c.class_weight.end(), weight);
+    size_t at = 0;
+    for (const Case& way : ways(c, 0.5)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(way), expected = solve(finite[at++]);
+      for (const auto member :
+           {&Outputs::loss, &Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias}) {
+        EXPECT_EQ(got.*member, expected.*member);
+      }
+    }
+  }
+}
+
+// Where tanh is 1 there is no gradient at all.
+TEST_P(Infinities, SaturatedSoftcap) {
+  for (double softcap : {1e-3, 0.3, 5.0, 30.1}) {
+    Case c = plain(5, {4, 500, 3});
+    c.problem.softcap = softcap;
+    for (size_t j = 0; j < 500; ++j) c.bias[j] = j % 2 == 0 ? 4096 : -4096;
+    for (const Case& way : ways(c, 0.5)) {
+      SCOPED_TRACE(describe(way));
+      const Outputs got = solve(way);
+      for (const auto* zero : {&got.d_hidden, &got.d_classifier, &got.d_bias}) {
+        EXPECT_TRUE(all_are(0, *zero));
+      }
+    }
+  }
+}
+
+// The slope of a small softcap is that of the logit, however far lse is.
+TEST_P(Infinities, SmallSoftcap) {
+  Case c = plain(6, {8, 700, 5});
+  c.problem.softcap = 0x1p-10;
+  c.problem.scale = 0x1p-11;
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  for (const Case& way : ways(c, 0.5)) {
+    SCOPED_TRACE(describe(way));
+    const Expected expected(way);
+    expect_gradients(solve(way), expected.truth(), expected.bounds_of(engine()));
+  }
+}
+
+LOGITLESS_TEST_ON(Infinities, engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -62,5 +62,95 @@ TEST_P(LogProbabilities, AreWithinOneHundredThousandthSlow) {
 
 LOGITLESS_TEST_ON(LogProbabilities, engines());
 
+// Long sums in float32 are sums of partial sums: their rounding does not grow with the number of terms as it
+// does in one chain. What is fair is twice the error of partial sums of 256 terms that are added in order,
+// and a rounding of the result; errors are root mean squares over many results.
+class LongSums : public EngineTest {
+ protected:
+  void SetUp() override {
+    if (is_device()) GTEST_SKIP() << "sums of tensor cores and of cuBLAS";
+  }
+};
+
+// Terms and their sum in blocks.
+class BlockedSum {
+ public:
+  void add(double x, double y) {
+    exact_ += x * y;
+    part_ = std::fma(static_cast<float>(x), static_cast<float>(y), part_);
+    if (++count_ % 256 == 0) close();
+  }
+  double exact() const { return exact_; }
+  double blocked() {
+    close();
+    return total_;
+  }
+
+ private:
+  void close() {
+    total_ += part_;
+    part_ = 0;
+  }
+  double exact_ = 0;
+  float total_ = 0, part_ = 0;
+  int64_t count_ = 0;
+};
+
+struct Errors {
+  double got = 0, fair = 0;
+  void add(double result, BlockedSum sum) {
+    got += std::pow(result - sum.exact(), 2);
+    fair += std::pow(2 * (sum.blocked() - sum.exact()), 2) + std::pow(0x1p-24 * sum.exact(), 2);
+  }
+};
+
+TEST_P(LongSums, OfLogits) {
+  for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
+    for (int64_t hidden : {256, 1024, 4096, 16384}) {
+      const int64_t tokens = 300;
+      Case c = plain_case(1, {tokens, 1, hidden}, dtype);
+      c.mode = Mode::kForward;
+      c.bias = {0};
+      const Outputs got = solve(c);
+      Errors errors;
+      for (size_t i = 0; i < tokens; ++i) {
+        BlockedSum sum;
+        for (size_t k = 0; k < static_cast<size_t>(hidden); ++k)
+          sum.add(c.hidden[i * static_cast<size_t>(hidden) + k], c.classifier[k]);
+        errors.add(got.max[i], sum);  // of one column: its logit
+      }
+      EXPECT_LE(errors.got, errors.fair)
+          << name_of(dtype) << ", D " << hidden << ": " << std::sqrt(errors.got / errors.fair);
+    }
+  }
+}
+
+// Sums over tokens, for the gradients of the classifier and of the bias.
+TEST_P(LongSums, OverTokens) {
+  constexpr int64_t kTokens = 16384, kVocab = 64;
+  Case c = plain_case(2, {kTokens, kVocab, 2});
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
+  std::fill(c.targets.begin(), c.targets.end(), 0);  // sums of the other columns have terms of one sign
+  const Answer truth = materialise<double>(c);
+  for (size_t first_chunk : {size_t{0}, size_t{1}}) {
+    const Outputs got = solve(c, first_chunk == 0 ? 0 : size_t{4} << 20);
+    Errors bias, classifier;
+    for (size_t j = 1; j < kVocab; ++j) {
+      BlockedSum of_bias, of_classifier;
+      for (size_t i = 0; i < kTokens; ++i) {
+        const double p = static_cast<float>(std::exp(truth.logits[i * kVocab + j] - truth.lse[i]));
+        of_bias.add(p, 1);
+        of_classifier.add(p, c.hidden[2 * i]);
+      }
+      bias.add(got.d_bias[j], of_bias);
+      classifier.add(got.d_classifier[2 * j], of_classifier);
+    }
+    EXPECT_LE(bias.got, bias.fair) << std::sqrt(bias.got / bias.fair);
+    EXPECT_LE(classifier.got, classifier.fair) << std::sqrt(classifier.got / classifier.fair);
+  }
+}
+
+LOGITLESS_TEST_ON(LongSums, engines());
+
 }  // namespace
 }  // namespace logitless_test

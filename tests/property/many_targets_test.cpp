@@ -122,7 +122,7 @@ TEST_P(ManyTargets, AMaskedColumnOfTheWeightZeroTakesNoPart) {
   const Outputs got = solve(c);
   EXPECT_TRUE(std::isfinite(got.loss[0]));
   for (const auto* values : {&got.nll, &got.d_hidden, &got.d_classifier, &got.d_bias}) {
-    for (const double value : *values) ASSERT_TRUE(std::isfinite(value));
+    ASSERT_TRUE(all_finite(*values));
   }
   for (size_t row = 0; row < 10; ++row) EXPECT_EQ(got.target_log_probs[3 * row + 1], -INFINITY);
 }

@@ -16,16 +16,11 @@ class Plans : public EngineTest {
   // The smallest budget, as the refusal of one byte names it.
   size_t smallest_budget(logitless::Problem problem) const {
     problem.max_workspace_bytes = 1;
-    try {
-      const logitless::Plan plan(context_, problem);
-    } catch (const logitless::Error& error) {
-      EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL);
-      EXPECT_EQ(error.argument, "max_workspace_bytes");
-      EXPECT_EQ(error.got, "1 byte");
-      return error.required_bytes;
-    }
-    ADD_FAILURE() << "a budget of one byte was not refused";
-    return 0;
+    const logitless::Error error = refusal([&] { logitless::Plan(context_, problem); });
+    EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL);
+    EXPECT_EQ(error.argument, "max_workspace_bytes");
+    EXPECT_EQ(error.got, "1 byte");
+    return error.required_bytes;
   }
 
   logitless::PlanInfo fastest(logitless::Problem problem) const {
@@ -37,25 +32,23 @@ class Plans : public EngineTest {
     if (c.mode == Mode::kForwardBackward) return logitless::Pass::forward_backward;
     return c.mode == Mode::kForward ? logitless::Pass::forward : logitless::Pass::backward;
   }
-};
 
-// Random problems, and larger ones of which plans make several chunks.
-std::vector<Case> cases_for(const Engine& engine) {
-  std::vector<Case> out;
-  const auto add = [&](Case c) {
-    if (engine.can_run(c.problem)) out.push_back(std::move(c));
-  };
-  for (uint64_t seed = 300; out.size() < seeds(25); ++seed) {
-    Case c = random_case(seed, {.allow_fp64 = engine.has_float64()});
-    if (c.mode != Mode::kForwardThenBackward) add(std::move(c));
+  // Random problems, and larger ones of which plans make several chunks.
+  std::vector<Case> cases() const {
+    const auto in_one_run = [](Case* c) { return c->mode != Mode::kForwardThenBackward; };
+    std::vector<Case> out = random_cases(300, seeds(25), {}, in_one_run);
+    if (engine().has_float64()) {
+      for (Case& c : random_cases(300, seeds(20), {.only_fp64 = true})) out.push_back(std::move(c));
+    }
+    const PlainSize size =
+        engine().is_reference() ? PlainSize{30, 100, 20} : PlainSize{520, is_slowed_down() ? 300 : 1100, 40};
+    for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16, LOGITLESS_F64}) {
+      const Case c = plain_case(1, size, dtype);
+      if (engine().can_run(c.problem)) out.push_back(c);
+    }
+    return out;
   }
-  const bool fast = !engine.is_reference();
-  for (logitless_dtype dtype : {engine.plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
-    add(plain_case(1, fast ? PlainSize{520, is_slowed_down() ? 300 : 1100, 40} : PlainSize{30, 100, 20},
-                   dtype));
-  }
-  return out;
-}
+};
 
 // And those whose plans are of a kind of their own.
 std::vector<Case> special_cases(const Engine& engine) {
@@ -129,9 +122,9 @@ std::vector<Case> special_cases(const Engine& engine) {
 // The smallest budget is named and tight, every one from it on agrees with the oracle, none is exceeded, and
 // on a host none changes a bit.
 TEST_P(Plans, EveryBudgetAgreesSlow) {
-  std::vector<Case> cases = cases_for(engine());
-  for (Case& each : special_cases(engine())) cases.push_back(std::move(each));
-  for (const Case& c : cases) {
+  std::vector<Case> all = cases();
+  for (Case& each : special_cases(engine())) all.push_back(std::move(each));
+  for (const Case& c : all) {
     SCOPED_TRACE(describe(c));
     logitless::Problem problem = pass_problem(c, pass_of(c));
     const Expected expected(c);
@@ -234,7 +227,7 @@ double handicap_of(const logitless::Problem& problem, const logitless::PlanInfo&
 
 // A list of plans: the chosen one is in it, and is the fastest.
 TEST_P(Plans, TheFastestIsChosen) {
-  for (const Case& c : cases_for(engine())) {
+  for (const Case& c : cases()) {
     logitless::Problem problem = pass_problem(c, pass_of(c));
     problem.max_workspace_bytes = LOGITLESS_FASTEST;
     const logitless::PlanInfo chosen = logitless::Plan(context_, problem).info();
@@ -251,7 +244,7 @@ TEST_P(Plans, TheFastestIsChosen) {
 
 // By default: of the plans that are listed none is smaller and as good, within 3% of the fastest.
 TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
-  for (const Case& c : cases_for(engine())) {
+  for (const Case& c : cases()) {
     SCOPED_TRACE(describe(c));
     const logitless::Problem problem = pass_problem(c, pass_of(c));
     const logitless::PlanInfo chosen = logitless::Plan(context_, problem).info(), fast = fastest(problem);
@@ -271,35 +264,26 @@ TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
 
 TEST_P(Plans, WorkspaceIsChecked) {
   const Case c = plain(1, {5, 7, 3});
-  const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
+  const logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
+  const logitless::Plan plan(context_, problem);
   const size_t bytes = plan.info().workspace_bytes;
-  std::vector<float> hidden(15), classifier(21), bias(7), d_hidden(15), d_classifier(21), d_bias(7);
-  logitless::Buffers b;
-  b.hidden = hidden.data();
-  b.classifier = classifier.data();
-  b.bias = bias.data();
-  b.targets = c.targets.data();
-  b.d_hidden = d_hidden.data();
-  b.d_classifier = d_classifier.data();
-  b.d_bias = d_bias.data();
+  RunTensors tensors(problem, c);
+  tensors.add_inputs();
+  tensors.add_outputs(0, is_device(), false);
   const logitless::Workspace workspace(bytes + 64);
   if (!is_device()) {
-    EXPECT_NO_THROW(plan.run(b, workspace.bytes()));
+    EXPECT_NO_THROW(plan.run(tensors.buffers(), workspace.bytes()));
   }
-  const auto refusal = [&](std::span<std::byte> memory) -> std::string {
-    try {
-      plan.run(b, memory);
-    } catch (const logitless::Error& error) {
-      EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
-      return error.what();
-    }
-    return "";
+  const auto refused = [&](std::span<std::byte> memory) -> std::string {
+    const logitless::Error error = refusal([&] { plan.run(tensors.buffers(), memory); });
+    EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
+    return error.what();
   };
   EXPECT_EQ(
-      refusal(workspace.bytes().first(bytes - 1)),
+      refused(workspace.bytes().first(bytes - 1)),
       "workspace_bytes: expected at least " + std::to_string(bytes) + ", got " + std::to_string(bytes - 1));
-  EXPECT_EQ(refusal({static_cast<std::byte*>(nullptr), bytes}), "workspace: expected a pointer, got null");
-  EXPECT_EQ(refusal(workspace.bytes().subspan(8)),
+  EXPECT_EQ(refused({static_cast<std::byte*>(nullptr), bytes}), "workspace: expected a pointer, got null");
+  EXPECT_EQ(refused(workspace.bytes().subspan(8)),
             "workspace: expected 64-byte alignment, got a pointer off by 8");
 }
 

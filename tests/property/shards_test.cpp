@@ -150,14 +150,7 @@ class Shards : public EngineTest {
                            Join how) {
     SCOPED_TRACE(testing::Message() << "cut into " << testing::PrintToString(sizes) << ", joined by "
                                     << static_cast<int>(how));
-    // Every joining rounds the statistics once more, as each shard's part of d_hidden is rounded.
-    const double times = static_cast<double>(sizes.size() + 1);
-    Bounds bounds = times * expected.bounds_of(engine());
-    const double unit = stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
-    bounds.lse += times * unit;  // of log(sum_exp): one rounding of its argument
-    bounds.nll += times * unit;
-    bounds.log_sum_sq_probs += 3 * times * unit;  // of both sums, one of them twice
-    expected.check(solve_in_shards(context_, c, sizes, how), bounds);
+    expected.check(solve_in_shards(context_, c, sizes, how), joined_bounds(c, expected, sizes.size()));
   }
 };
 

@@ -12,32 +12,6 @@ namespace {
 
 constexpr int64_t kSeeds = 1000;
 
-// Sums over seeds of a gradient.
-struct Sums {
-  std::vector<double> sum, square, least, most;
-  int64_t seeds = 0;
-
-  void add(const std::vector<double>& values) {
-    if (sum.empty()) {
-      sum.assign(values.size(), 0);
-      square = sum;
-      least = most = values;
-    }
-    for (size_t i = 0; i < values.size(); ++i) {
-      sum[i] += values[i];
-      square[i] += values[i] * values[i];
-      least[i] = std::min(least[i], values[i]);
-      most[i] = std::max(most[i], values[i]);
-    }
-    ++seeds;
-  }
-  double mean(size_t i) const { return sum[i] / static_cast<double>(seeds); }
-  double variance(size_t i) const {
-    return std::max(0.0, square[i] / static_cast<double>(seeds) - mean(i) * mean(i));
-  }
-  double range(size_t i) const { return most[i] - least[i]; }
-};
-
 // What the mean of chi^2 variables of as many degrees of freedom stays below but for 3e-7: 5 standard
 // deviations (Wilson and Hilferty).
 double largest_chi_square_mean(double degrees) {
@@ -52,7 +26,6 @@ class ThinnedBias : public ThinnedTest {
   static void expect_unbiased(const char* what, const Sums& sums, const Sums& early,
                               const std::vector<double>& truth, double bound, double degrees) {
     ASSERT_EQ(sums.sum.size(), truth.size()) << what;
-    const auto n = static_cast<double>(sums.seeds);
     double widest = 0;
     for (size_t i = 0; i < truth.size(); ++i) widest = std::max(widest, sums.range(i));
     for (size_t i = 0; i < truth.size(); ++i) {
@@ -60,8 +33,9 @@ class ThinnedBias : public ThinnedTest {
       // tail of a Poisson variable instead (Bernstein's bound, of the same chance). Its range is that of all
       // that could be drawn, which a component's own few draws do not show: the widest range of any is taken.
       constexpr double kDeviations = 5.5;
-      const double allowed = kDeviations * std::sqrt(sums.variance(i) / n) +
-                             kDeviations * kDeviations / 2 * widest / (3 * n) + bound;
+      const double allowed = kDeviations * std::sqrt(sums.variance(i)) +
+                             kDeviations * kDeviations / 2 * widest / (3 * static_cast<double>(sums.seeds)) +
+                             bound;
       EXPECT_LE(std::fabs(sums.mean(i) - truth[i]), allowed)
           << what << "[" << i << "]: mean " << sums.mean(i) << ", exact " << truth[i];
     }
@@ -71,34 +45,38 @@ class ThinnedBias : public ThinnedTest {
       double expected = 0;
       for (size_t i = 0; i < truth.size(); ++i) {
         distance += std::pow(s->mean(i) - truth[i], 2);
-        expected += sums.variance(i) / static_cast<double>(s->seeds) + bound * bound;
+        expected += sums.variance(i) * static_cast<double>(sums.seeds) / static_cast<double>(s->seeds) +
+                    bound * bound;
       }
       EXPECT_LE(distance, expected * largest_chi_square_mean(degrees)) << what << " after " << s->seeds;
     }
   }
 
   void check(const Case& c, const std::function<Outputs(int64_t seed)>& draw) const {
-    const Answer truth = materialise<double>(c);
     const Expected expected(c);
+    const Answer& truth = expected.truth();
     const Bounds bounds = expected.bounds_of(engine());
-    Sums d_hidden, d_classifier, d_bias;
-    Sums early[3];
+    struct {
+      const char* name;
+      std::vector<double> Outputs::*got;
+      const std::vector<double>& truth;
+      double bound;
+      Sums sums = {}, early = {};
+    } gradients[] = {{"d_hidden", &Outputs::d_hidden, truth.d_hidden, bounds.d_hidden},
+                     {"d_classifier", &Outputs::d_classifier, truth.d_classifier, bounds.d_classifier},
+                     {"d_bias", &Outputs::d_bias, truth.d_bias, bounds.d_bias}};
     for (int64_t seed = 0; seed < kSeeds; ++seed) {
-      if (seed == kSeeds / 16) {
-        early[0] = d_hidden;
-        early[1] = d_classifier;
-        early[2] = d_bias;
-      }
       const Outputs got = draw(seed);
-      d_hidden.add(got.d_hidden);
-      d_classifier.add(got.d_classifier);
-      d_bias.add(got.d_bias);
+      for (auto& each : gradients) {
+        if (seed == kSeeds / 16) each.early = each.sums;
+        each.sums.add(got.*each.got);
+      }
     }
     // Rows are drawn independently of each other; some may have next to no variance.
     const double degrees = static_cast<double>(c.problem.tokens) / 2;
-    expect_unbiased("d_hidden", d_hidden, early[0], truth.d_hidden, bounds.d_hidden, degrees);
-    expect_unbiased("d_classifier", d_classifier, early[1], truth.d_classifier, bounds.d_classifier, degrees);
-    expect_unbiased("d_bias", d_bias, early[2], truth.d_bias, bounds.d_bias, degrees);
+    for (const auto& each : gradients) {
+      expect_unbiased(each.name, each.sums, each.early, each.truth, each.bound, degrees);
+    }
   }
 
   // Gradients in float32, so that a rounding to their dtype is no bias of the mean.
@@ -114,9 +92,7 @@ class ThinnedBias : public ThinnedTest {
     logitless::Problem& p = c->problem;
     Random random(77);
     const auto uniform = [&](int64_t count, double low, double high) {
-      std::vector<double> out(static_cast<size_t>(count));
-      for (double& v : out) v = static_cast<float>(random.uniform(low, high));
-      return out;
+      return uniform_values(random, count, low, high, LOGITLESS_F32);
     };
     p.has.class_weight = p.has.token_weight = p.has.temperature = p.has.entropy = 1;
     p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = 1;
@@ -188,14 +164,9 @@ TEST_P(ThinnedBias, Shards) {
     add_options(&c);
     c.problem.label_smoothing = 0.1;
     c.problem.has.draws = keeps;
-    const Outputs whole_vocabulary = run_pass(
-        context_,
-        [&] {
-          logitless::Problem p = pass_problem(c, logitless::Pass::forward);
-          p.has.draws = 0;
-          return p;
-        }(),
-        c);
+    logitless::Problem forward = pass_problem(c, logitless::Pass::forward);
+    forward.has.draws = 0;
+    const Outputs whole_vocabulary = run_pass(context_, forward, c);
     const int64_t half = c.problem.vocab / 3;
     check(c, [&](int64_t seed) {
       Outputs out;

@@ -10,13 +10,6 @@
 namespace logitless_test {
 namespace {
 
-Case as_thinned(Case c, double threshold, int64_t seed) {
-  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-  c.problem.threshold = threshold;
-  c.problem.seed = seed;
-  return c;
-}
-
 constexpr const char* kPortableSkip = "draws and sums follow the blocks of logits that the budget holds";
 
 class Thinned : public ThinnedTest {
@@ -183,10 +176,10 @@ TEST_P(Thinned, KeptCounts) {
           const double p = std::exp(truth.logits[i * vocab + j] - truth.lse[i]);
           sure += static_cast<int64_t>(j) != target && p > 1.001 * threshold;
         }
-        const double most = 1 / threshold + std::sqrt(128 / threshold) + 48;
         EXPECT_GE(got.kept_count[i], sure) << describe(c);
         const double dense = is_device() ? 8.0 + static_cast<double>(vocab) / 96 : 0;
-        EXPECT_LE(got.kept_count[i], std::min(static_cast<double>(vocab), most + dense + 1)) << describe(c);
+        EXPECT_LE(got.kept_count[i], std::min(static_cast<double>(vocab), most_kept(threshold) + dense + 1))
+            << describe(c);
       }
     }
   }

@@ -10,13 +10,6 @@
 namespace logitless_test {
 namespace {
 
-std::vector<double> uniform_values(Random& random, int64_t count, double low, double high,
-                                   logitless_dtype dtype) {
-  std::vector<double> out(static_cast<size_t>(count));
-  for (double& value : out) value = rounded(random.uniform(low, high), dtype);
-  return out;
-}
-
 // One for all rows, or a different one for each.
 void choose_temperature(Random& random, Case* c) {
   logitless::Problem& p = c->problem;
@@ -183,6 +176,13 @@ logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype) 
 std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype) {
   std::vector<double> out(static_cast<size_t>(count));
   for (double& value : out) value = rounded(deviation * random.normal(), dtype);
+  return out;
+}
+
+std::vector<double> uniform_values(Random& random, int64_t count, double low, double high,
+                                   logitless_dtype dtype) {
+  std::vector<double> out(static_cast<size_t>(count));
+  for (double& value : out) value = rounded(random.uniform(low, high), dtype);
   return out;
 }
 

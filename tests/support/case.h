@@ -113,4 +113,8 @@ logitless_dtype stats_dtype(const logitless::Problem& problem);
 // count draws of deviation * N(0, 1), rounded to the dtype.
 std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype);
 
+// And of numbers between the two.
+std::vector<double> uniform_values(Random& random, int64_t count, double low, double high,
+                                   logitless_dtype dtype);
+
 }  // namespace logitless_test
