@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compare.h"
+#include "engine_test.h"
 #include "formats.h"
 
 namespace logitless_test {
@@ -127,6 +127,14 @@ class PlainTensors {
   std::vector<DeviceMemory> inputs_, outputs_;
   logitless::Buffers b_;
 };
+
+// Runs a plan on a stream in a workspace of its own, and waits.
+inline void run_and_wait(const logitless::Plan& plan, const logitless::Buffers& buffers,
+                         cudaStream_t stream = nullptr) {
+  const DeviceMemory workspace(plan.info().workspace_bytes);
+  plan.run(buffers, workspace.bytes(), stream);
+  cuda_check(cudaStreamSynchronize(stream));
+}
 
 // The context of an engine on another device than 0.
 inline logitless::Context context_on(const Engine& engine, int device) {

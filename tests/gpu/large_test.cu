@@ -22,14 +22,14 @@ __global__ void fill_kernel(__nv_bfloat16* data, int64_t count, uint32_t seed, f
   }
 }
 
-// z[i][j] = a[first_i[i]] . b[first_j[j]], null lists: all.
+// z[i][j] = a[a_rows[i]] . b[j]
 __global__ void dots_kernel(const __nv_bfloat16* a, const int64_t* a_rows, int64_t m, const __nv_bfloat16* b,
-                            const int64_t* b_rows, int64_t n, int64_t depth, double* z) {
+                            int64_t n, int64_t depth, double* z) {
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at >= m * n) return;
   const int64_t i = at / n, j = at % n;
-  const __nv_bfloat16* x = a + (a_rows != nullptr ? a_rows[i] : i) * depth;
-  const __nv_bfloat16* y = b + (b_rows != nullptr ? b_rows[j] : j) * depth;
+  const __nv_bfloat16* x = a + a_rows[i] * depth;
+  const __nv_bfloat16* y = b + j * depth;
   double sum = 0;
   for (int64_t k = 0; k < depth; ++k) sum += double{__bfloat162float(x[k])} * __bfloat162float(y[k]);
   z[at] = sum;
@@ -61,12 +61,8 @@ DeviceMemory uploaded(const std::vector<T>& values) {
   return memory;
 }
 
-class Large : public testing::TestWithParam<Engine> {
+class Large : public EngineTest {
  protected:
-  struct Sizes {
-    int64_t tokens, vocab, hidden;
-  };
-
   void skip_unless_free(int64_t bytes) {
     size_t free = 0, total = 0;
     cuda_check(cudaMemGetInfo(&free, &total));
@@ -96,17 +92,13 @@ class Large : public testing::TestWithParam<Engine> {
     const std::vector<double> truth = sums.read<double>(), sizes = magnitudes.read<double>();
     const double unit = 0x1p-8 * roundings + 0x1p-23 * static_cast<double>(terms / 16 + 64);
     ASSERT_EQ(got.size(), truth.size());
-    int bad = 0;
-    for (size_t i = 0; i < got.size() && bad < 5; ++i) {
-      const double bound = unit * sizes[i] + 0x1p-8 * std::fabs(truth[i]) + 0x1p-100;
-      if (std::fabs(got[i] - truth[i]) <= bound) continue;
-      ++bad;
-      ADD_FAILURE() << what << "[" << i << "] = " << got[i] << " instead of " << truth[i] << ", allowed "
-                    << bound;
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(is_close(got[i], truth[i], unit * sizes[i] + 0x1p-100, LOGITLESS_BF16))
+          << what << "[" << i << "] = " << got[i] << " instead of " << truth[i];
     }
   }
 
-  void check(const Sizes& s, size_t budget) {
+  void check(const PlainSize& s, size_t budget) {
     SCOPED_TRACE(testing::Message() << "budget " << budget);
     const auto elements = [](int64_t rows, int64_t columns) {
       return static_cast<size_t>(rows * columns) * 2;
@@ -137,7 +129,6 @@ class Large : public testing::TestWithParam<Engine> {
     problem.max_workspace_bytes = budget;
     const logitless::Plan plan(context_, problem);
     SCOPED_TRACE(plan.info().config);
-    const DeviceMemory workspace(plan.info().workspace_bytes);
     logitless::Buffers b;
     b.hidden = hidden.as();
     b.classifier = classifier.as();
@@ -147,80 +138,60 @@ class Large : public testing::TestWithParam<Engine> {
     b.loss = loss.as();
     b.d_hidden = d_hidden.as();
     b.d_classifier = d_classifier.as();
-    plan.run(b, workspace.bytes());
-    cuda_check(cudaDeviceSynchronize());
+    run_and_wait(plan, b);
 
+    const std::vector<float> got_nll = nll.read<float>(), got_lse = lse.read<float>();
     const std::vector<int64_t> rows{0, s.tokens / 2, s.tokens - 2, s.tokens - 1};
+    // Losses and d_hidden of some rows.
+    expect_gradient(
+        "d_hidden", d_hidden, hidden, rows, classifier, s.vocab, s.hidden, 1, [&](size_t r, double* row) {
+          const auto i = static_cast<size_t>(rows[r]);
+          const double max = *std::max_element(row, row + s.vocab);
+          double sum = 0;
+          for (int64_t j = 0; j < s.vocab; ++j) sum += std::exp(row[j] - max);
+          const double truth = max + std::log(sum);
+          // What the matrix instructions cut off, 16 products at a time, and a sum of V exponentials.
+          const double bound = 0x1p-23 * (static_cast<double>(s.hidden) / 16 + 32) * (std::fabs(max) + 16);
+          EXPECT_NEAR(got_lse[i], truth, bound) << "row " << i;
+          EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
+          for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
+        });
+    // d_classifier of some ids, from the lse of all rows. Kept exps and the rows they multiply are rounded;
+    // so may be the sum between two chunks.
     const std::vector<int64_t> ids{0, s.vocab / 2 + 1, s.vocab - 2, s.vocab - 1};
-    check_rows(s, rows, targets, hidden, classifier, nll, lse, d_hidden);
-    check_ids(s, ids, targets, hidden, classifier, lse, d_classifier);
+    expect_gradient("d_classifier", d_classifier, classifier, ids, hidden, s.tokens, s.hidden, 3,
+                    [&](size_t r, double* column) {
+                      for (size_t i = 0; i < targets.size(); ++i) {
+                        column[i] = std::exp(column[i] - double{got_lse[i]}) - (targets[i] == ids[r] ? 1 : 0);
+                      }
+                    });
     double sum = 0;
-    for (float each : nll.read<float>()) sum += each;
+    for (float each : got_nll) sum += each;
     EXPECT_NEAR(loss.read<float>()[0], sum, 0x1p-22 * std::fabs(sum));
   }
 
-  // Losses and d_hidden of some rows.
-  void check_rows(const Sizes& s, const std::vector<int64_t>& rows, const std::vector<int64_t>& targets,
-                  const DeviceMemory& hidden, const DeviceMemory& classifier, const DeviceMemory& nll,
-                  const DeviceMemory& lse, const DeviceMemory& d_hidden) {
+  // Some rows of a gradient: dz's products with the n rows of `other`. dz_of(r, z): of the r-th of them from
+  // its logits.
+  template <class F>
+  static void expect_gradient(const char* what, const DeviceMemory& gradient, const DeviceMemory& of,
+                              const std::vector<int64_t>& rows, const DeviceMemory& other, int64_t n,
+                              int64_t depth, double roundings, const F& dz_of) {
     const auto m = static_cast<int64_t>(rows.size());
-    const DeviceMemory list = uploaded(rows), logits(static_cast<size_t>(m * s.vocab) * 8);
-    dots_kernel<<<blocks(m * s.vocab), 256>>>(hidden.as<__nv_bfloat16>(), list.as<int64_t>(), m,
-                                              classifier.as<__nv_bfloat16>(), nullptr, s.vocab, s.hidden,
-                                              logits.as<double>());
+    const DeviceMemory list = uploaded(rows), logits(static_cast<size_t>(m * n) * 8);
+    dots_kernel<<<blocks(m * n), 256>>>(of.as<__nv_bfloat16>(), list.as<int64_t>(), m,
+                                        other.as<__nv_bfloat16>(), n, depth, logits.as<double>());
     std::vector<double> z = logits.read<double>();
-    const std::vector<float> got_nll = nll.read<float>(), got_lse = lse.read<float>();
-    for (int64_t r = 0; r < m; ++r) {
-      double* row = z.data() + r * s.vocab;
-      const auto i = static_cast<size_t>(rows[static_cast<size_t>(r)]);
-      const double max = *std::max_element(row, row + s.vocab);
-      double sum = 0;
-      for (int64_t j = 0; j < s.vocab; ++j) sum += std::exp(row[j] - max);
-      const double truth = max + std::log(sum);
-      // What the matrix instructions cut off, 16 products at a time, and a sum of V exponentials.
-      const double bound = 0x1p-23 * (static_cast<double>(s.hidden) / 16 + 32) * (std::fabs(max) + 16);
-      EXPECT_NEAR(got_lse[i], truth, bound) << "row " << i;
-      EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
-      for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
-    }
+    for (size_t r = 0; r < rows.size(); ++r) dz_of(r, z.data() + static_cast<int64_t>(r) * n);
     const DeviceMemory dz = uploaded(z);
-    const DeviceMemory sums(static_cast<size_t>(m * s.hidden) * 8), magnitudes(sums.size());
-    sums_kernel<<<dim3(blocks(s.hidden), static_cast<unsigned>(m)), 256>>>(
-        dz.as<double>(), s.vocab, classifier.as<__nv_bfloat16>(), s.hidden, sums.as<double>(),
-        magnitudes.as<double>());
-    expect_close("d_hidden", rows_of(d_hidden, rows, s.hidden), sums, magnitudes, 1, s.vocab);
+    const DeviceMemory sums(static_cast<size_t>(m * depth) * 8), magnitudes(sums.size());
+    sums_kernel<<<dim3(blocks(depth), static_cast<unsigned>(m)), 256>>>(
+        dz.as<double>(), n, other.as<__nv_bfloat16>(), depth, sums.as<double>(), magnitudes.as<double>());
+    expect_close(what, rows_of(gradient, rows, depth), sums, magnitudes, roundings, n);
   }
-
-  // d_classifier of some ids, from the lse of all rows.
-  void check_ids(const Sizes& s, const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
-                 const DeviceMemory& hidden, const DeviceMemory& classifier, const DeviceMemory& lse,
-                 const DeviceMemory& d_classifier) {
-    const auto m = static_cast<int64_t>(ids.size());
-    const DeviceMemory list = uploaded(ids), logits(static_cast<size_t>(m * s.tokens) * 8);
-    dots_kernel<<<blocks(m * s.tokens), 256>>>(classifier.as<__nv_bfloat16>(), list.as<int64_t>(), m,
-                                               hidden.as<__nv_bfloat16>(), nullptr, s.tokens, s.hidden,
-                                               logits.as<double>());
-    std::vector<double> z = logits.read<double>();
-    const std::vector<float> rows_lse = lse.read<float>();
-    for (size_t at = 0; at < z.size(); ++at) {
-      const size_t r = at / static_cast<size_t>(s.tokens), i = at % static_cast<size_t>(s.tokens);
-      z[at] = std::exp(z[at] - double{rows_lse[i]}) - (targets[i] == ids[r] ? 1 : 0);
-    }
-    const DeviceMemory dz = uploaded(z);
-    const DeviceMemory sums(static_cast<size_t>(m * s.hidden) * 8), magnitudes(sums.size());
-    sums_kernel<<<dim3(blocks(s.hidden), static_cast<unsigned>(m)), 256>>>(
-        dz.as<double>(), s.tokens, hidden.as<__nv_bfloat16>(), s.hidden, sums.as<double>(),
-        magnitudes.as<double>());
-    // Kept exps and the rows they multiply are rounded; so may be the sum between two chunks.
-    expect_close("d_classifier", rows_of(d_classifier, ids, s.hidden), sums, magnitudes, 3, s.tokens);
-  }
-
-  logitless::Context context_ = make_context(GetParam());
 };
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Large);
 
 TEST_P(Large, MoreThanTwoToThe31Logits) {
-  constexpr Sizes kSizes{16640, 131080, 64};
+  constexpr PlainSize kSizes{16640, 131080, 64};
   static_assert(kSizes.tokens * kSizes.vocab > int64_t{1} << 31);
   skip_unless_free(int64_t{12} << 30);
   if (IsSkipped()) return;
@@ -228,7 +199,7 @@ TEST_P(Large, MoreThanTwoToThe31Logits) {
 }
 
 TEST_P(Large, ClassifierOfMoreThanTwoToThe31Elements) {
-  constexpr Sizes kSizes{96, 262150, 8200};
+  constexpr PlainSize kSizes{96, 262150, 8200};
   static_assert(kSizes.vocab * kSizes.hidden > int64_t{1} << 31);
   skip_unless_free(int64_t{24} << 30);
   if (IsSkipped()) return;
@@ -242,11 +213,9 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   if (IsSkipped()) return;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden}, LOGITLESS_BF16);
   const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
-  const DeviceMemory workspace(plan.info().workspace_bytes);
   PlainTensors tensors(c);
   logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
-  plan.run(b, workspace.bytes());
-  cuda_check(cudaDeviceSynchronize());
+  run_and_wait(plan, b);
   const std::vector<std::byte> packed = tensors.results();
   const auto far = [](int64_t rows) {
     return DeviceMemory(static_cast<size_t>((rows - 1) * kStride + kHidden) * 2);
@@ -267,8 +236,7 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   apart.d_hidden = d_hidden.as();
   apart.d_classifier = d_classifier.as();
   apart.hidden_stride = apart.classifier_stride = apart.d_hidden_stride = apart.d_classifier_stride = kStride;
-  plan.run(apart, workspace.bytes());
-  cuda_check(cudaDeviceSynchronize());
+  run_and_wait(plan, apart);
   copy(b.d_hidden, kHidden, d_hidden.as(), kStride, kTokens);
   copy(b.d_classifier, kHidden, d_classifier.as(), kStride, kVocab);
   EXPECT_EQ(tensors.results() == packed, true);
@@ -282,15 +250,13 @@ TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
   Case c = plain_case(4, {kRows, kRows, kHidden}, LOGITLESS_BF16);
   c.problem.scale = 0;
   const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
-  const DeviceMemory workspace(plan.info().workspace_bytes);
   const PlainTensors tensors(c);
   const DeviceMemory d_hidden(static_cast<size_t>(kStride + kHidden) * 2), d_classifier(d_hidden.size());
   logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
   b.d_hidden = d_hidden.as();
   b.d_classifier = d_classifier.as();
   b.d_hidden_stride = b.d_classifier_stride = kStride;
-  plan.run(b, workspace.bytes());
-  cuda_check(cudaDeviceSynchronize());
+  run_and_wait(plan, b);
   for (const DeviceMemory* gradient : {&d_hidden, &d_classifier}) {
     const auto elements = [&](int64_t first) {
       std::vector<uint16_t> out(kHidden);
@@ -305,8 +271,7 @@ TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Large, testing::ValuesIn(device_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Large, device_engines());
 
 }  // namespace
 }  // namespace logitless_test

@@ -57,20 +57,17 @@ Launches count(cudaGraph_t graph) {
   return out;
 }
 
-class LaunchCounts : public testing::TestWithParam<Engine> {
+class LaunchCounts : public EngineTest {
  protected:
   struct Counted {
-    int32_t kind;
-    size_t workspace_bytes;
-    int64_t token_chunk, vocab_window;
-    std::string config;
+    logitless::PlanInfo plan;
     Launches launches;
   };
 
   Counted counted(const Case& c, logitless::Pass pass, size_t budget = 0) const {
     logitless::Problem problem = pass_problem(c, pass);
     problem.max_workspace_bytes = budget;
-    const logitless::Plan plan(make_context(GetParam()), problem);
+    const logitless::Plan plan(context_, problem);
     const PlainTensors tensors(c);
     const DeviceMemory workspace(plan.info().workspace_bytes);
     const Stream stream;
@@ -85,20 +82,19 @@ class LaunchCounts : public testing::TestWithParam<Engine> {
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     run();
     cuda_check(cudaStreamEndCapture(stream, &graph));
-    const logitless::PlanInfo info = plan.info();
-    Counted out{.kind = info.kind,
-                .workspace_bytes = info.workspace_bytes,
-                .token_chunk = info.token_chunk,
-                .vocab_window = info.vocab_window,
-                .config = info.config,
-                .launches = count(graph)};
+    Counted out{plan.info(), count(graph)};
     cuda_check(cudaGraphDestroy(graph));
     return out;
   }
 
   static Case case_of() { return plain_case(1, {1000, 4800, 512}, LOGITLESS_BF16); }
+
+  void expect_at_most(int most, const Case& c, logitless::Pass pass, int32_t kind) const {
+    const Counted got = counted(c, pass);
+    ASSERT_EQ(got.plan.kind, kind);
+    EXPECT_LE(got.launches.own, most) << got.launches.names << got.plan.config;
+  }
 };
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LaunchCounts);
 
 // Of a number of tokens or columns; size 0: no such cut.
 int64_t parts(int64_t number, int64_t size) {
@@ -109,61 +105,48 @@ int64_t parts(int64_t number, int64_t size) {
 TEST_P(LaunchCounts, LossAlone) {
   Case c = case_of();
   c.problem.has.bias = c.problem.has.d_bias = 0;
-  const Counted got = counted(c, logitless::Pass::forward);
-  ASSERT_EQ(got.kind, LOGITLESS_PLAN_FORWARD);
-  EXPECT_LE(got.launches.own, 4) << got.launches.names;
+  expect_at_most(4, c, logitless::Pass::forward, LOGITLESS_PLAN_FORWARD);
 }
 
 // Targets, rows, exps, four for blocks that are done again, losses and factors; sums of d_bias, d_hidden.
 TEST_P(LaunchCounts, AllExpsKept) {
-  const Counted got = counted(case_of(), logitless::Pass::forward_backward);
-  ASSERT_EQ(got.kind, LOGITLESS_PLAN_WHOLE);
-  EXPECT_LE(got.launches.own, 10) << got.launches.names;
+  expect_at_most(10, case_of(), logitless::Pass::forward_backward, LOGITLESS_PLAN_WHOLE);
 }
 
 // A softcap bounds logits: no block is done again.
 TEST_P(LaunchCounts, AllExpsKeptWithSoftcap) {
   Case c = case_of();
   c.problem.softcap = 30;
-  const Counted got = counted(c, logitless::Pass::forward_backward);
-  ASSERT_EQ(got.kind, LOGITLESS_PLAN_WHOLE);
-  EXPECT_LE(got.launches.own, 6) << got.launches.names;
+  expect_at_most(6, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_WHOLE);
 }
 
 // Targets, rows, coefficients; dz and sums of d_bias for each window; d_hidden.
 TEST_P(LaunchCounts, Backward) {
-  const Counted got = counted(case_of(), logitless::Pass::backward);
-  ASSERT_EQ(got.kind, LOGITLESS_PLAN_BACKWARD);
-  EXPECT_LE(got.launches.own, 6) << got.launches.names << got.config;
-}
-
-// Every plan of less memory.
-TEST_P(LaunchCounts, OfEachChunkAndWindow) {
-  const Case c = case_of();
-  size_t budget = counted(c, logitless::Pass::forward_backward).workspace_bytes;
-  for (; budget > (size_t{1} << 20); budget = budget * 3 / 4) {
-    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-    problem.max_workspace_bytes = budget;
-    try {
-      logitless::Plan(make_context(GetParam()), problem);
-    } catch (const logitless::Error& error) {
-      ASSERT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
-      break;
-    }
-    const Counted got = counted(c, logitless::Pass::forward_backward, budget);
-    const int64_t chunks = parts(c.problem.tokens, got.token_chunk);
-    const int64_t windows = parts(c.problem.vocab, got.vocab_window);
-    // Before and after; with a window of kept exps seven more a chunk.
-    EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.config << got.launches.names;
-  }
+  expect_at_most(6, case_of(), logitless::Pass::backward, LOGITLESS_PLAN_BACKWARD);
 }
 
 TEST_P(LaunchCounts, Thinned) {
   Case c = case_of();
   c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-  const Counted got = counted(c, logitless::Pass::forward_backward);
-  ASSERT_EQ(got.kind, LOGITLESS_PLAN_THINNED);
-  EXPECT_LE(got.launches.own, 33) << got.launches.names;
+  expect_at_most(33, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_THINNED);
+}
+
+// Every plan of less memory.
+TEST_P(LaunchCounts, OfEachChunkAndWindow) {
+  const Case c = case_of();
+  size_t budget = counted(c, logitless::Pass::forward_backward).plan.workspace_bytes;
+  for (; budget > (size_t{1} << 20); budget = budget * 3 / 4) {
+    try {
+      const Counted got = counted(c, logitless::Pass::forward_backward, budget);
+      const int64_t chunks = parts(c.problem.tokens, got.plan.token_chunk);
+      const int64_t windows = parts(c.problem.vocab, got.plan.vocab_window);
+      // Before and after; with a window of kept exps seven more a chunk.
+      EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.plan.config << got.launches.names;
+    } catch (const logitless::Error& error) {
+      ASSERT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
+      break;
+    }
+  }
 }
 
 std::vector<Engine> fused_engines() {
@@ -174,8 +157,7 @@ std::vector<Engine> fused_engines() {
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, LaunchCounts, testing::ValuesIn(fused_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(LaunchCounts, fused_engines());
 
 }  // namespace
 }  // namespace logitless_test

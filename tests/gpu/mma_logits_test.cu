@@ -1,9 +1,6 @@
 // The mma kernels on devices of different sizes: both numbers of stages, few processors, depths and columns
 // that no tile divides, rows that do not exist, and blocks of rows that stay as they are. Compiled for the
 // CPU as well as for a GPU.
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -15,31 +12,12 @@
 #include "cuda/rows/anchor.h"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
+#include "guarded.h"
 
 namespace logitless::cuda::mma::test {
 namespace {
 
-template <class T>
-class Memory {
- public:
-  explicit Memory(const std::vector<T>& values) : count_(values.size()) {
-    EXPECT_EQ(cudaMalloc(&data_, count_ * sizeof(T)), cudaSuccess);
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> read() const {
-    std::vector<T> values(count_);
-    EXPECT_EQ(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
-    return values;
-  }
-
- private:
-  size_t count_;
-  T* data_ = nullptr;
-};
+using namespace cuda::test;
 
 struct Shape {
   int64_t rows, columns, depth;
@@ -77,6 +55,18 @@ struct Problem {
   std::vector<uint16_t> hidden, classifier;
 };
 
+LogitsArgs args_of(const Problem& problem, const Guarded<uint16_t>& hidden,
+                   const Guarded<uint16_t>& classifier) {
+  LogitsArgs args;
+  args.hidden = hidden.get();
+  args.classifier = classifier.get();
+  args.hidden_stride = args.classifier_stride = problem.stride;
+  args.rows = problem.shape.rows;
+  args.columns = problem.shape.columns;
+  args.depth = problem.shape.depth;
+  return args;
+}
+
 // No more of a device than these; the test's own device has at least so much.
 Device small_device(int processors, int stages) {
   Device device;
@@ -90,8 +80,7 @@ Device small_device(int processors, int stages) {
 class Logits : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "needs a GPU";
+    if (!has_gpu()) GTEST_SKIP() << "needs a GPU";
     if (stages_of(query_device(0).shared_bytes) < std::get<1>(GetParam())) GTEST_SKIP() << "shared memory";
     device = small_device(std::get<0>(GetParam()), std::get<1>(GetParam()));
   }
@@ -106,29 +95,24 @@ const std::vector<Shape> kShapes{{1, 1, 8},       {300, 500, 20},  {257, 193, 96
 TEST_P(Logits, StatisticsOfEveryRow) {
   for (const Shape& shape : kShapes) {
     const Problem problem(shape);
-    const Memory<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
+    const Guarded<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
     std::vector<int32_t> targets(static_cast<size_t>(shape.rows));
     for (int64_t i = 0; i < shape.rows; ++i) targets[i] = static_cast<int32_t>(i * 7 % shape.columns);
-    const Memory<int32_t> target(targets);
-    const Memory<float> target_logit(std::vector<float>(static_cast<size_t>(shape.rows), NAN));
-    LogitsArgs args;
-    args.hidden = hidden.get();
-    args.classifier = classifier.get();
-    args.hidden_stride = args.classifier_stride = problem.stride;
-    args.rows = shape.rows;
-    args.columns = shape.columns;
-    args.depth = shape.depth;
+    const Guarded<int32_t> target(targets);
+    const Guarded<float> target_logit(std::vector<float>(static_cast<size_t>(shape.rows), NAN));
+    LogitsArgs args = args_of(problem, hidden, classifier);
     args.target = target.get();
     args.of_epilogue = StatsArgs{};
     const int slots = plan_logits(args, device, false).slots;
     const size_t count = static_cast<size_t>(slots * shape.rows);
-    const Memory<float> max(std::vector<float>(count, -INFINITY)), sum(std::vector<float>(count, 0.0f));
+    const Guarded<float> max(std::vector<float>(count, -INFINITY)), sum(std::vector<float>(count, 0.0f));
     StatsArgs stats;
     stats.stats = {.slots = slots, .stride = shape.rows, .max = max.get(), .sum = sum.get()};
     stats.target_logit = target_logit.get();
     args.of_epilogue = stats;
     launch_logits(args, device, Queue(cudaStream_t{}));
 
+    for (const auto* array : {&max, &sum, &target_logit}) array->expect_guards();
     const auto maxima = max.read(), sums = sum.read(), at_target = target_logit.read();
     for (int64_t i = 0; i < shape.rows; ++i) {
       RowStats<double> got, truth;
@@ -149,26 +133,19 @@ TEST_P(Logits, StatisticsOfEveryRow) {
 TEST_P(Logits, StoresEveryElementInItsPlace) {
   for (const Shape& shape : kShapes) {
     const Problem problem(shape);
-    const Memory<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
+    const Guarded<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
     const int64_t stride = (shape.columns + 7) / 8 * 8 + 8;
     const uint16_t untouched = 0x1234;
-    const Memory<uint16_t> dz(std::vector<uint16_t>(static_cast<size_t>(shape.rows * stride), untouched));
-    const Memory<float> lse(std::vector<float>(static_cast<size_t>(shape.rows), 2.0f));
-    const Memory<float> ones(std::vector<float>(static_cast<size_t>(shape.rows), 1.0f));
+    const Guarded<uint16_t> dz(std::vector<uint16_t>(static_cast<size_t>(shape.rows * stride), untouched));
+    const Guarded<float> lse(std::vector<float>(static_cast<size_t>(shape.rows), 2.0f));
+    const Guarded<float> ones(std::vector<float>(static_cast<size_t>(shape.rows), 1.0f));
     // Rows from row_count on are zeros up to the end of their block of 128, whose other blocks stay.
     const int32_t rows = static_cast<int32_t>(shape.rows > 128 ? shape.rows - 120 : shape.rows);
-    const Memory<int32_t> row_count({rows});
-    const std::vector<uint8_t> is_active(static_cast<size_t>((shape.rows + 127) / 128), 1);
-    std::vector<uint8_t> some_active = is_active;
+    const Guarded<int32_t> row_count(std::vector<int32_t>{rows});
+    std::vector<uint8_t> some_active(static_cast<size_t>((shape.rows + 127) / 128), 1);
     if (some_active.size() > 2) some_active[1] = 0;
-    const Memory<uint8_t> active(some_active);
-    LogitsArgs args;
-    args.hidden = hidden.get();
-    args.classifier = classifier.get();
-    args.hidden_stride = args.classifier_stride = problem.stride;
-    args.rows = shape.rows;
-    args.columns = shape.columns;
-    args.depth = shape.depth;
+    const Guarded<uint8_t> active(some_active);
+    LogitsArgs args = args_of(problem, hidden, classifier);
     args.row_count = row_count.get();
     args.row_block_active = active.get();
     GradientArgs gradient;
@@ -179,6 +156,7 @@ TEST_P(Logits, StoresEveryElementInItsPlace) {
     args.of_epilogue = gradient;
     launch_logits(args, device, Queue(cudaStream_t{}));
 
+    dz.expect_guards();
     const auto got = dz.read();
     const int64_t clip = (shape.columns + 7) / 8 * 8;
     for (int64_t i = 0; i < shape.rows; ++i) {

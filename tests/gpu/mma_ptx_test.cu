@@ -1,8 +1,5 @@
 // The instructions that the mma kernels are made of, each on its own: which lane holds what. Compiled for the
 // CPU, where lanes are fibers, as well as for a GPU.
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
 #include <random>
 #include <vector>
 
@@ -14,9 +11,12 @@
 #include "cuda/engines/mma/ptx/ldmatrix.cuh"
 #include "cuda/engines/mma/ptx/mma_sync.cuh"
 #include "cuda/runtime/queue.h"
+#include "guarded.h"
 
 namespace logitless::cuda::mma::test {
 namespace {
+
+using namespace cuda::test;
 
 // A [16, 16] and B [8, 16], row by row: D = A B^T. Their rows, of 32 bytes, are copied to shared memory, the
 // last elements of depth from `depth` on as zeros.
@@ -53,15 +53,13 @@ void check_multiply(int depth) {
     values[i] = static_cast<float>(small(random));
     bits[i] = kType == DType::kBF16 ? float_to_bf16(values[i]) : float_to_f16(values[i]);
   }
-  uint16_t* operands = nullptr;
-  float* d = nullptr;
-  ASSERT_EQ(cudaMalloc(&operands, bits.size() * 2), cudaSuccess);
-  ASSERT_EQ(cudaMalloc(&d, 16 * 8 * sizeof(float)), cudaSuccess);
-  ASSERT_EQ(cudaMemcpy(operands, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), cudaSuccess);
+  const Guarded<uint16_t> operands(bits);
+  const Guarded<float> d(16 * 8);
   Queue(cudaStream_t{})
-      .launch(multiply_kernel<kType>, dim3(1), 32, 1024, operands, operands + 16 * 16, depth, d);
-  std::vector<float> got(16 * 8);
-  ASSERT_EQ(cudaMemcpy(got.data(), d, got.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
+      .launch(multiply_kernel<kType>, dim3(1), 32, 1024, operands.get(), operands.get() + 16 * 16, depth,
+              d.get());
+  d.expect_guards();
+  const std::vector<float> got = d.read();
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 8; ++j) {
       float sum = 1;
@@ -69,15 +67,12 @@ void check_multiply(int depth) {
       EXPECT_EQ(got[i * 8 + j], sum) << i << ", " << j;
     }
   }
-  cudaFree(operands);
-  cudaFree(d);
 }
 
 class Ptx : public testing::Test {
  protected:
   void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "needs a GPU";
+    if (!has_gpu()) GTEST_SKIP() << "needs a GPU";
   }
 };
 

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kRuns = 6;  // the first ones are launched one by one
 
-class Replays : public testing::TestWithParam<Engine> {
+class Replays : public EngineTest {
  protected:
   Case case_of(uint64_t seed) const {
-    Case c = plain_case(seed, {700, 555, 72}, GetParam().plain_dtype());
+    Case c = plain(seed, {700, 555, 72});
     for (size_t i = 0; i < c.targets.size(); i += 5) c.targets[i] = c.problem.ignore_index;
     return c;
   }
@@ -51,10 +51,7 @@ class Replays : public testing::TestWithParam<Engine> {
     const logitless::Plan plan = plan_of(c, gradient, budget);
     return Runs(c, plan).results_of(plan);
   }
-
-  logitless::Context context_ = make_context(GetParam());
 };
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Replays);
 
 // Other targets are written between the runs: what they ignore, the device finds out in each run anew.
 TEST_P(Replays, ReadWhatTheBuffersHold) {
@@ -175,8 +172,7 @@ TEST_P(Replays, OutliveTheirPlan) {
   EXPECT_EQ(tensors.results() == result, true) << "after its plan";
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Replays, testing::ValuesIn(device_engines()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+LOGITLESS_TEST_ON(Replays, device_engines());
 
 }  // namespace
 }  // namespace logitless_test

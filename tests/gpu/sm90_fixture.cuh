@@ -1,9 +1,5 @@
 #pragma once
-// Random problems for the sm90 logits kernels, their double-precision logits, and device arrays with guarded
-// ends.
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
+// Random problems for the sm90 logits kernels, and their double-precision logits.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,58 +11,11 @@
 #include "cuda/engines/sm90/launch.h"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
+#include "guarded.h"
 
 namespace logitless::cuda::sm90::test {
 
-inline void check_cuda(cudaError_t error) {
-  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
-}
-
-// Whether there is a GPU that runs these kernels; tests skip where there is none.
-inline bool has_hopper() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return false;
-  cudaDeviceProp properties;
-  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess && properties.major == 9;
-}
-
-// A device array between two guards of 256 bytes.
-template <class T>
-class Guarded {
- public:
-  explicit Guarded(size_t count) : count_(count) {
-    check_cuda(cudaMalloc(&base_, bytes() + 2 * kGuard));
-    check_cuda(cudaMemset(base_, kPattern, bytes() + 2 * kGuard));
-  }
-  explicit Guarded(const std::vector<T>& values) : Guarded(values.size()) { write(values); }
-  Guarded(const Guarded&) = delete;
-  Guarded& operator=(const Guarded&) = delete;
-  ~Guarded() { cudaFree(base_); }
-
-  T* get() const { return reinterpret_cast<T*>(base_ + kGuard); }
-  void write(const std::vector<T>& values) {
-    check_cuda(cudaMemcpy(get(), values.data(), bytes(), cudaMemcpyHostToDevice));
-  }
-  std::vector<T> read() const {
-    std::vector<T> values(count_);
-    check_cuda(cudaMemcpy(values.data(), get(), bytes(), cudaMemcpyDeviceToHost));
-    return values;
-  }
-  void expect_guards() const {
-    std::vector<uint8_t> ends(2 * kGuard);
-    check_cuda(cudaMemcpy(ends.data(), base_, kGuard, cudaMemcpyDeviceToHost));
-    check_cuda(cudaMemcpy(ends.data() + kGuard, base_ + kGuard + bytes(), kGuard, cudaMemcpyDeviceToHost));
-    for (const uint8_t byte : ends) ASSERT_EQ(byte, kPattern) << "written past an end";
-  }
-
-  static constexpr uint8_t kPattern = 0xA5;
-
- private:
-  static constexpr size_t kGuard = 256;
-  size_t bytes() const { return count_ * sizeof(T); }
-  size_t count_;
-  uint8_t* base_ = nullptr;
-};
+using namespace cuda::test;
 
 inline float to_float(uint16_t bits, DType dtype) {
   return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
@@ -193,21 +142,17 @@ inline std::vector<int32_t> make_targets(Shape shape, bool ignored) {
   return targets;
 }
 
-struct Options {
+inline Transform make_transform(Shape shape, bool general) {
   Transform transform;
-};
-
-inline Options make_options(Shape shape, bool general) {
-  Options options;
-  options.transform.scale = general ? -0.7f : 1.25f;
-  if (!general) return options;
-  options.transform.softcap = 5;
-  options.transform.bias = random_floats(shape.columns, 1.f, 11);
-  return options;
+  transform.scale = general ? -0.7f : 1.25f;
+  if (!general) return transform;
+  transform.softcap = 5;
+  transform.bias = random_floats(shape.columns, 1.f, 11);
+  return transform;
 }
 
 inline LogitsProduct make_product(const Problem& problem, const Guarded<uint16_t>& hidden,
-                                  const Guarded<uint16_t>& classifier, const Options& options) {
+                                  const Guarded<uint16_t>& classifier, const Transform& transform) {
   LogitsProduct product;
   product.dtype = problem.dtype;
   product.hidden = hidden.get();
@@ -217,8 +162,8 @@ inline LogitsProduct make_product(const Problem& problem, const Guarded<uint16_t
   product.columns = problem.shape.columns;
   product.depth = problem.shape.depth;
   product.column_offset = kColumnOffset;
-  product.transform.scale = options.transform.scale;
-  product.transform.softcap = options.transform.softcap;
+  product.transform.scale = transform.scale;
+  product.transform.softcap = transform.softcap;
   return product;
 }
 
@@ -228,10 +173,13 @@ inline int processors() {
   return count;
 }
 
-class Logits : public testing::TestWithParam<Shape> {
+template <class T>
+class OnHopper : public testing::TestWithParam<T> {
  protected:
   void SetUp() override {
-    if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    cudaDeviceProp properties{};
+    if (has_gpu()) check_cuda(cudaGetDeviceProperties(&properties, 0));
+    if (properties.major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   }
 };
 

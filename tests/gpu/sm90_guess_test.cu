@@ -22,12 +22,8 @@ const Size kSizes[] = {{1, 1, 1, 0},
                        {3000, 131072, 768, 384},
                        {100, 40000, 416, 576}};
 
-class Guessing : public testing::TestWithParam<Size> {
+class Guessing : public OnHopper<Size> {
  protected:
-  void SetUp() override {
-    if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
-  }
-
   // Low columns are frequent; some targets are of another shard, or ignored.
   static std::vector<int32_t> random_targets(const Size& size) {
     std::mt19937 engine(5);

@@ -40,9 +40,9 @@ class Thinning {
  public:
   Thinning(Shape shape, const ThinOptions& wishes)
       : shape_(shape), wishes_(wishes), problem_(shape, wishes.dtype) {
-    options_ = make_options(shape, wishes.general);
+    transform_ = make_transform(shape, wishes.general);
     targets_ = make_targets(shape, true);
-    const std::vector<double> lse = exact_lse(problem_, options_.transform);
+    const std::vector<double> lse = exact_lse(problem_, transform_);
     std::mt19937 engine(3);
     std::uniform_real_distribution<double> off(-1, 0.6);
     for (int64_t i = 0; i < shape.rows; ++i) {
@@ -58,7 +58,7 @@ class Thinning {
 
   void launch(bool with_sums) {
     const Guarded<uint16_t> hidden(problem_.hidden_bits), classifier(problem_.classifier_bits);
-    const Guarded<float> bias(options_.transform.bias), anchor(anchor_), threshold(threshold_);
+    const Guarded<float> bias(transform_.bias), anchor(anchor_), threshold(threshold_);
     const Guarded<int32_t> target(targets_), role(role_), list_of(list_of_);
     const Guarded<int32_t> row_count(std::vector<int32_t>{static_cast<int32_t>(wishes_.rows)});
     const Guarded<uint8_t> active(active_);
@@ -66,8 +66,8 @@ class Thinning {
     Guarded<int32_t> count(std::vector<int32_t>(shape_.rows, 0));
     Guarded<Draw> elements(shape_.rows * wishes_.capacity);
     Guarded<float> target_logit(std::vector<float>(shape_.rows, kUntouched));
-    LogitsProduct product = make_product(problem_, hidden, classifier, options_);
-    if (!options_.transform.bias.empty()) product.transform.bias = bias.get();
+    LogitsProduct product = make_product(problem_, hidden, classifier, transform_);
+    if (!transform_.bias.empty()) product.transform.bias = bias.get();
     if (wishes_.rows < shape_.rows) product.row_count = row_count.get();
     if (wishes_.inactive_blocks) product.row_block_active = active.get();
     product.target = target.get();
@@ -122,8 +122,7 @@ class Thinning {
     }
     const int64_t y = targets_[i] - kColumnOffset;
     if (y >= 0 && y < shape_.columns) {
-      ASSERT_NEAR(target_logit_[i], options_.transform.logit(problem_, i, y),
-                  options_.transform.error(problem_, i, y));
+      ASSERT_NEAR(target_logit_[i], transform_.logit(problem_, i, y), transform_.error(problem_, i, y));
     } else {
       ASSERT_EQ(target_logit_[i], kUntouched);
     }
@@ -134,8 +133,8 @@ class Thinning {
       ASSERT_GE(column, 0);
       ASSERT_LT(column, shape_.columns);
       ASSERT_TRUE(kept.emplace(column, list[k].column_and_certain % 2 != 0).second) << "column " << column;
-      ASSERT_NEAR(list[k].logit, options_.transform.logit(problem_, i, column),
-                  options_.transform.error(problem_, i, column));
+      ASSERT_NEAR(list[k].logit, transform_.logit(problem_, i, column),
+                  transform_.error(problem_, i, column));
     }
     double sum = 0, expected = 0, sum_error = 0, expected_error = 0;
     const double threshold = threshold_[i], certain = threshold * wishes_.certain_share;
@@ -175,10 +174,10 @@ class Thinning {
 
   // Exponents are made of fp32 terms of the size of the logit and the anchor.
   Element element(int64_t i, int64_t j) const {
-    const double z = options_.transform.logit(problem_, i, j), anchor = anchor_[i];
+    const double z = transform_.logit(problem_, i, j), anchor = anchor_[i];
     const double q = std::exp(z - anchor);
     const double slack = 0x1p-22 * (2 + std::abs(z) + std::abs(anchor));
-    return {q, q * (options_.transform.error(problem_, i, j) + slack)};
+    return {q, q * (transform_.error(problem_, i, j) + slack)};
   }
 
   // The 48 columns that one thread draws from, 8 apart in pairs: follows its decisions, each of which must be
@@ -237,13 +236,13 @@ class Thinning {
   Shape shape_;
   ThinOptions wishes_;
   Problem problem_;
-  Options options_;
+  Transform transform_;
   std::vector<float> anchor_, threshold_;
   std::vector<int32_t> targets_, role_, list_of_;
   std::vector<uint8_t> active_;
 };
 
-class Thin : public Logits {};
+class Thin : public OnHopper<Shape> {};
 
 void run(Shape shape, const ThinOptions& wishes) {
   Thinning thinning(shape, wishes);
