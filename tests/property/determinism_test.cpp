@@ -19,7 +19,7 @@ class Determinism : public EngineTest {
       if (engine().can_run(c.problem)) out.push_back(std::move(c));
     };
     Random random(1);
-    // Of a fused engine as many as have its operands of the first 25.
+    // A fused engine gets as many as have its operands among the first 25.
     const uint64_t count = seeds(25) / (engine().is_fused() ? 4 : 1);
     for (Case c : random_cases(0, count, {.largest_dimension = 200})) {
       add(c);

@@ -157,7 +157,7 @@ class ThinnedDeviceGroups : public AnyThinnedGroups {
     Expected(c).check(got, bounds_of(c, sizes));
   }
 
-  // But of one row.
+  // Leaves out one row.
   static void expect_lse(const std::vector<double>& got, const std::vector<double>& expected, double allowed,
                          size_t but_of = SIZE_MAX) {
     for (size_t i = 0; i < got.size(); ++i) {

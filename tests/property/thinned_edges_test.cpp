@@ -71,7 +71,7 @@ TEST_P(ThinnedEdges, Uniform) {
     const double dense = is_device() ? 208 : 0;  // of 20,000 columns
     EXPECT_NEAR(kept, expected * (1 - dense / 20'000) + 1 + dense,
                 5 * std::sqrt(expected / 16) + (dense > 0));
-    // Of dz: the target's exact part, and draws of the same weight.
+    // dz is the target's exact part, and draws of the same weight.
     EXPECT_NEAR(sum_of(got.d_bias), 0, 5 * std::sqrt(c.problem.threshold / 16));
   }
 }

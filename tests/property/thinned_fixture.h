@@ -38,7 +38,7 @@ struct Sums {
     ++seeds;
   }
   double mean(size_t i) const { return sum[i] / static_cast<double>(seeds); }
-  // Of the mean.
+  // The mean's.
   double variance(size_t i) const {
     const auto n = static_cast<double>(seeds);
     return std::max(0.0, square[i] / n - mean(i) * mean(i)) / n;
@@ -72,11 +72,11 @@ class ThinnedTest : public EngineTest {
     return out;
   }
 
-  // What a row keeps at most, beside a device's dense columns and its target.
+  // The most that a row keeps beside a device's dense columns and its target.
   static double most_kept(double threshold) { return 1 / threshold + std::sqrt(128 / threshold) + 48; }
 
-  // Of rows whose elements but the target's are all drawn: dz of each sums up to 0, and it keeps as many as
-  // it may. dense: what a device keeps beside these.
+  // Draws make all elements of these rows but the target's: dz of each sums up to 0, and each keeps as many
+  // as it may. dense: elements that a device keeps beside these.
   void expect_drawn(const Outputs& got, const Case& c, double dense) const {
     const double threshold = c.problem.threshold, rows = static_cast<double>(c.problem.tokens);
     const double of_rows = c.problem.reduction == LOGITLESS_REDUCTION_SUM ? rows : 1 / rows;

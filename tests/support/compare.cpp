@@ -19,7 +19,8 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return largest;
 }
 
-// What is compared. wanted: the tensor that a plan needs for it; dtype: its own, else that of statistics.
+// A number that is compared. wanted: the tensor that a plan needs for it; dtype: its own, else that of
+// statistics.
 struct Compared {
   const char* name;
   std::vector<double> Outputs::*got;

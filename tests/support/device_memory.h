@@ -8,7 +8,7 @@
 
 namespace logitless_test {
 
-// What a run on CUDA device 0 works on: a copy of host memory, a workspace and a cudaStream_t.
+// A run on CUDA device 0 works on a copy of host memory, in a workspace, on a cudaStream_t.
 struct OnDevice {
   std::function<void*(const void*)>
       of;  // the copy of what a pointer to the host's memory points to; null for null

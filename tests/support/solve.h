@@ -18,7 +18,7 @@ struct Outputs {
   size_t workspace_bytes = 0;
 };
 
-// What a list of tensors says of each.
+// A tensor as the list of tensors has it.
 enum class TensorRole { INPUT, UPSTREAM, STATISTIC, OUTPUT, GRADIENT };
 enum class TensorDtype { FLOAT, INDEX, STATS, I64, I32, U8, BYTES };
 struct ListedTensor {
@@ -45,7 +45,7 @@ class RunTensors {
   RunTensors(const logitless::Problem& problem, const Case& c);
 
   void add_inputs();
-  // Of the problem's pass: draws have as many bytes, invalid_targets are told on a device alone.
+  // Those of the problem's pass. Only a run on a device tells of invalid_targets.
   void add_outputs(int64_t draws_bytes, bool on_device, bool only_losses);
   // Inputs that a forward pass made.
   void add_known(const Outputs& known, int64_t draws_bytes);
@@ -56,7 +56,7 @@ class RunTensors {
 
   const logitless::Buffers& buffers() const { return b_; }
   std::vector<GuardedMemory*> memory();
-  // What outputs and statistics hold. Anything written outside of them, or into an input, fails the test.
+  // The values of outputs and statistics. Anything written outside of them, or into an input, fails the test.
   Outputs read();
 
  private:
