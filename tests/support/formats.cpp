@@ -65,10 +65,6 @@ const char* name_of(logitless_dtype dtype) {
   return format_of(dtype).name;
 }
 
-int precision(logitless_dtype dtype) {
-  return format_of(dtype).precision;
-}
-
 double rounding_unit(logitless_dtype dtype) {
   return std::ldexp(1.0, -format_of(dtype).precision);
 }

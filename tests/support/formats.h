@@ -9,8 +9,6 @@ namespace logitless_test {
 size_t size_of(logitless_dtype dtype);
 const char* name_of(logitless_dtype dtype);
 
-// Significant bits, the hidden one included.
-int precision(logitless_dtype dtype);
 // Largest relative error of one rounding of a normal number: 2^-precision.
 double rounding_unit(logitless_dtype dtype);
 // Largest absolute error of rounding a subnormal number: half of the smallest positive one.

@@ -168,7 +168,6 @@ class Materialised {
     answer_.log_sum_sq_probs[i] = static_cast<double>(std::log(squares) - 2 * std::log(sum));
     answer_.max_logit[i] = static_cast<double>(z[best]);
     answer_.argmax[i] = static_cast<int64_t>(best);
-    if (best == y) ++answer_.correct_count;
   }
 
   // Rounded to the operands' precision. Exponents have no end: an engine scales float16 gradients into their

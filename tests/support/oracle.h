@@ -13,7 +13,6 @@ struct Answer {
   std::vector<double> nll, lse, entropy;  // [N], 0 in ignored rows
   std::vector<double> target_logit, mean_logit, log_sum_sq_probs, max_logit;  // the same
   std::vector<int64_t> argmax;                                                // [N], -1 in ignored rows
-  int64_t correct_count = 0;
   int64_t valid_count = 0;
   std::vector<double> d_hidden, d_classifier, d_bias;
   std::vector<double> logits;  // [N, V]
