@@ -26,6 +26,20 @@ elseif(NOT LOGITLESS_CUDA STREQUAL OFF)
 endif()
 message(STATUS "CUDA backend: ${LOGITLESS_WITH_CUDA}")
 
+# Source files for the kernels of a fused engine, one for each line of instances.def.
+function(logitless_instances out engine)
+  set(list ${PROJECT_SOURCE_DIR}/src/cuda/engines/fused/instances.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
+  file(STRINGS ${list} lines REGEX "^LOGITLESS_INSTANCE")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^LOGITLESS_INSTANCE\\(([a-z0-9_]+),.*" "\\1" name "${line}")
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/${engine}_${name}.cu)
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include \"cuda/engines/${engine}/define_kernel.cuh\"\n${line}\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
+
 # Why it is left out, and the remedy: in the library's messages, and in no_cuda.txt beside the library for Python.
 set(no_cuda ${PROJECT_BINARY_DIR}/src/no_cuda.txt)
 if(LOGITLESS_WITH_CUDA OR LOGITLESS_CUDA_ON_CPU)

@@ -83,6 +83,16 @@ class Engine {
   ~Engine() = default;
 };
 
+namespace sm90 {  // Hopper's: one fused kernel of 16-bit operands (logits.h)
+const Engine& engine();
+}
+namespace mma {  // the same for compute capability 8.0 and newer
+const Engine& engine();
+}
+namespace portable {  // plain products and row kernels: any device and operands
+const Engine& engine();
+}
+
 // All of them, the preferred ones first; the last takes any device and operands.
 const std::vector<const Engine*>& engines();
 // Null where there is none of this name.

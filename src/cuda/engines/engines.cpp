@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "cuda/engines/engine.h"
-#include "cuda/engines/mma/engine.h"
-#include "cuda/engines/portable/engine.h"
-#include "cuda/engines/sm90/engine.h"
+#include "cuda/engines/mma/launch.h"
+#include "cuda/engines/portable/launch.h"
+#include "cuda/engines/sm90/launch.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/top/sizes.h"
 
@@ -43,5 +43,20 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
   }
   return {engines().back(), reason};
 }
+
+#ifdef LOGITLESS_WHY_NO_CUDA  // no plan of such a build is run
+void sm90::launch_logits(const LogitsArgs&, const Queue&) {
+  throw Error(Status::kUnsupported, LOGITLESS_WHY_NO_CUDA);
+}
+void mma::launch_logits(const LogitsArgs&, const Queue&) {
+  throw Error(Status::kUnsupported, LOGITLESS_WHY_NO_CUDA);
+}
+template <class Real>
+void portable::launch_logits(const LogitsArgsOf<Real>&, const LogitsScratch&, const Queue&) {
+  throw Error(Status::kUnsupported, LOGITLESS_WHY_NO_CUDA);
+}
+template void portable::launch_logits(const LogitsArgs&, const LogitsScratch&, const Queue&);
+template void portable::launch_logits(const LogitsArgsOf<double>&, const LogitsScratch&, const Queue&);
+#endif
 
 }  // namespace logitless::cuda

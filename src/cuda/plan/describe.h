@@ -4,6 +4,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "cuda/run/arena.h"
+#include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
 
@@ -13,5 +14,22 @@ uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
 Plan plan_of(const Problem& problem, const PlanDetail& detail);
 // Its configuration, for people, behind the name of its main kernel.
 std::string description_of(const Problem& problem, const PlanDetail& detail);
+
+// ---- predict.cpp
+// What a plan will take, in seconds: from products' whole waves of tiles, bytes and launches. Of a thinned
+// plan it is what a flat softmax takes, at most. The figures are an H200's; other devices are scaled by their
+// processors.
+double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
+                       const Device& device);
+
+// Plan::handicap of d_classifier's roundings between chunks of tokens.
+double rounding_handicap(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
+
+// With it: where candidates are compared.
+inline double ranked_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk,
+                             const PlanDetail& detail, const Device& device) {
+  return predict_seconds(problem, kind, token_chunk, detail, device) *
+         rounding_handicap(problem, token_chunk, detail);
+}
 
 }  // namespace logitless::cuda

@@ -6,7 +6,6 @@
 #include "core/status.h"
 #include "core/workspace.h"
 #include "cuda/plan/describe.h"
-#include "cuda/plan/search.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/thinned/arena.h"
 

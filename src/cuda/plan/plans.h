@@ -4,10 +4,18 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
+#include "cuda/engines/engine.h"
 #include "cuda/runtime/device.h"
 
 namespace logitless::cuda {
 
+// ---- search.cpp
+// Of each kind the fastest plan within the budget (0: none) of a problem whose gradient is settled, and the
+// plan that needs least memory. A pure function.
+std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
+                               uint64_t budget);
+
+// ---- plans.cpp
 // As Backend::plans. A pure function: no call of the driver. A thinned problem (not kAlwaysThinned) has exact
 // plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
 // same.

@@ -1,4 +1,4 @@
-#include "cuda/plan/predict.h"
+#include "cuda/plan/describe.h"
 
 #include <algorithm>
 

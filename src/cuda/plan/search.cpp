@@ -1,12 +1,9 @@
-#include "cuda/plan/search.h"
+#include "cuda/plan/plans.h"
 
 #include <algorithm>
 #include <map>
 
 #include "cuda/plan/describe.h"
-#include "cuda/plan/launch_sizes.h"
-#include "cuda/plan/predict.h"
-#include "cuda/plan/search_sizes.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/thinned/arena.h"
@@ -26,6 +23,33 @@ constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or 
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
 
+// Rows that are worked on at once, the most first.
+std::vector<int64_t> token_chunks(int64_t tokens) {
+  const int64_t all = std::max<int64_t>(tokens, 1);
+  std::vector<int64_t> chunks;
+  for (int64_t parts = 1; parts <= 64; parts = parts < 8 ? parts + 1 : parts * 2) {
+    const int64_t rows = ceil_div(ceil_div(all, parts), 256) * 256;
+    const int64_t chunk = parts == 1 ? all : std::min(all, rows);
+    if (chunks.empty() || chunk < chunks.back()) chunks.push_back(chunk);
+  }
+  return chunks;
+}
+
+// fp32 logits at once: larger blocks make faster products. step: with batch_invariant columns are multiples
+// of it.
+struct ScratchBlock {
+  int64_t rows, columns;
+};
+std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
+  const int64_t rows = std::max<int64_t>(p.tokens, 1);
+  std::vector<ScratchBlock> blocks;
+  for (const int64_t edge : {16384, 4096, 1024, 256, 64}) {
+    const int64_t columns = p.batch_invariant ? ceil_div(edge, step) * step : edge;
+    blocks.push_back({std::min<int64_t>(rows, edge / 4), std::min<int64_t>((p.vocab + 3) / 4 * 4, columns)});
+  }
+  return blocks;
+}
+
 class Search {
  public:
   Search(const Problem& problem, const Device& device, const Choice& choice, uint64_t budget)
@@ -35,8 +59,7 @@ class Search {
         choice_(choice),
         traits_(choice.engine->traits()),
         window_step_(problem.batch_invariant ? traits_.slot_columns : kWindowStep),
-        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow),
-        launches_(problem, device, *choice.engine) {}
+        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -174,9 +197,46 @@ class Search {
     }
   }
 
+  // A launch of a chunk of tokens over the whole vocabulary, as far as its sizes go.
+  LogitsArgs launch_of(const EpilogueArgs& epilogue, int64_t chunk) const {
+    LogitsArgs args;
+    args.of_epilogue = epilogue;
+    args.dtype = operand_dtype(p_);
+    args.rows = chunk;
+    args.columns = p_.vocab;
+    args.depth = padded_hidden(p_);
+    args.transform = logit_transform<float>(p_);
+    args.batch_invariant = p_.batch_invariant;
+    return args;
+  }
+
+  // Slots of its row statistics; 1 without any.
+  int64_t slots_of(int64_t chunk) const {
+    const auto [at, is_new] = slots_.try_emplace(chunk, 1);
+    if (is_new && p_.needs_forward()) {
+      at->second = choice_.engine->slots(
+          launch_of(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk), device_);
+    }
+    if (is_new && p_.is_thinned()) {
+      at->second =
+          std::max<int64_t>(at->second, choice_.engine->slots(launch_of(ThinArgs{}, chunk), device_));
+    }
+    return at->second;
+  }
+
+  // The engine's configuration for the launch that takes most of the time, for people.
+  std::string config_of(int64_t chunk) const {
+    const auto main_epilogue = [&]() -> EpilogueArgs {
+      if (p_.is_thinned()) return ThinArgs{};
+      if (p_.top_k > 0) return TopArgs{};
+      return p_.needs_forward() ? EpilogueArgs(StatsArgs{}) : GradientArgs{};
+    };
+    return choice_.engine->config(launch_of(main_epilogue(), chunk));
+  }
+
   // A window of at most so many columns, whose tiles leave few processors idle at their end.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
-    const EngineTiles tile = choice_.engine->tiles(launches_.of(StatsArgs{}, chunk), device_);
+    const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_);
     if (most >= p_.vocab) return most;
     if (tile.rows == 0) return p_.batch_invariant ? most / window_step_ * window_step_ : most;
     const int64_t units = ceil_div(chunk, tile.rows), clusters = tile.at_once;
@@ -322,7 +382,7 @@ class Search {
   PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
     d.kind = kind;
     d.token_chunk = chunk;
-    d.slots = launches_.slots(chunk);
+    d.slots = slots_of(chunk);
     d.anchored = is_anchored(d);
     return d;
   }
@@ -366,7 +426,7 @@ class Search {
     if (p_.is_thinned() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
-    plan.config = launches_.config(d.token_chunk) + description_of(p_, d);
+    plan.config = config_of(d.token_chunk) + description_of(p_, d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);
     return plan;
   }
@@ -382,7 +442,7 @@ class Search {
   std::map<PlanKind, Candidate> best_;
   DefaultCandidates<Candidate> near_fastest_;  // without a budget
   Candidate smallest_;
-  const LaunchSizes launches_;
+  mutable std::map<int64_t, int64_t> slots_;  // by chunk
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "core/status.h"
-#include "cuda/engines/fused/tile.h"
 
 namespace logitless::cuda::fused {
 namespace {
@@ -139,22 +138,6 @@ Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* 
   } catch (const Error& error) {
     throw Error(error.status(), std::string(engine) + " logits: " + error.what());
   }
-}
-
-const char* epilogue_name(Epilogue epilogue) {
-  switch (epilogue) {
-    case Epilogue::kStats:
-      return "stats";
-    case Epilogue::kExps:
-      return "exps";
-    case Epilogue::kGradient:
-      return "gradient";
-    case Epilogue::kThin:
-      return "thin";
-    case Epilogue::kTop:
-      return "top";
-  }
-  return "";
 }
 
 }  // namespace logitless::cuda::fused

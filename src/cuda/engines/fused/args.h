@@ -1,11 +1,21 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/engines/engine.h"
+#include "cuda/engines/fused/tile.h"
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/logits.h"
 
 // What fused engines make of a launch's arguments.
 namespace logitless::cuda::fused {
+
+inline constexpr EngineTraits kTraits{.base_2 = true,
+                                      .anchors_first = true,
+                                      .keeps_windows = true,
+                                      .sums_while_drawing = true,
+                                      .top_tile = kTileColumns,
+                                      .top_groups = kTopGroups,
+                                      .slot_columns = kTileColumns};
 
 // Whether the plain kernel of the epilogue computes all that is asked for: bf16 operands, a positive scale,
 // and nothing optional.
@@ -31,8 +41,5 @@ int slots_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer
 // The raster of a launch's slots. Throws an internal error with the engine's name where the arguments are not
 // what logits.h says.
 Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* engine);
-
-// "stats", ...
-const char* epilogue_name(Epilogue epilogue);
 
 }  // namespace logitless::cuda::fused

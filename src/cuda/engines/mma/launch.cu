@@ -5,33 +5,22 @@
 #include <limits>
 
 #include "core/status.h"
-#include "cuda/engines/mma/instances/instances.h"
 #include "cuda/engines/mma/ring.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::mma {
+
+// The kernels' addresses.
+#define LOGITLESS_INSTANCE(name, ...) const void* name();
+#include "cuda/engines/fused/instances.def"
+
 namespace {
 
 const void* find_kernel(const Instance& instance) {
-  const bool general = instance.general;
-  const bool is_bf16 = instance.dtype == DType::kBF16;
-  switch (instance.epilogue) {
-    case Epilogue::kStats:
-      if (!is_bf16) return mma_stats_general_f16();
-      return general ? mma_stats_general_bf16() : mma_stats_plain_bf16();
-    case Epilogue::kExps:
-      if (!is_bf16) break;
-      return general ? mma_exps_general_bf16() : mma_exps_plain_bf16();
-    case Epilogue::kGradient:
-      if (!is_bf16) return mma_gradient_general_f16();
-      return general ? mma_gradient_general_bf16() : mma_gradient_plain_bf16();
-    case Epilogue::kThin:
-      if (!is_bf16) return mma_thin_general_f16();
-      return general ? mma_thin_general_bf16() : mma_thin_plain_bf16();
-    case Epilogue::kTop:
-      return is_bf16 ? mma_top_general_bf16() : mma_top_general_f16();
-  }
+#define LOGITLESS_INSTANCE(name, epilogue, dtype, general) \
+  if (instance == Instance{Epilogue::epilogue, DType::dtype, general}) return name();
+#include "cuda/engines/fused/instances.def"
   throw Error(Status::kInternal, "mma: no kernel for this data type and epilogue");
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <string>
 
 #include "cuda/engines/fused/args.h"
 #include "cuda/engines/logits.h"
@@ -24,9 +23,6 @@ struct LogitsPlan {
 // any_fewer: the launch has a row_count or row_block_active. Only args' sizes, dtype, epilogue, options and
 // which pointers are null are read.
 LogitsPlan plan_logits(const LogitsArgs& args, const Device& device, bool any_fewer);
-
-// For people.
-std::string describe(const LogitsPlan& plan);
 
 // The fused product on the current device; see logits.h. Where the epilogue has statistics there are at least
 // plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up

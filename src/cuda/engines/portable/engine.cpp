@@ -1,4 +1,4 @@
-#include "cuda/engines/portable/engine.h"
+#include "cuda/engines/engine.h"
 
 #include "cuda/engines/portable/launch.h"
 

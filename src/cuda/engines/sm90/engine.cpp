@@ -1,4 +1,6 @@
-#include "cuda/engines/sm90/engine.h"
+#include "cuda/engines/engine.h"
+
+#include <algorithm>
 
 #include "cuda/engines/sm90/launch.h"
 #include "cuda/plan/sizes.h"
@@ -6,21 +8,45 @@
 namespace logitless::cuda::sm90 {
 namespace {
 
+// Hidden rows of a raster group that stay in L2 beside the classifier tiles that stream through it.
+constexpr int64_t kGroupBytes = 20'000'000;
+
+// Cooperative tiles for deep products, unless of few rows many more would be padding. (Of few rows only:
+// chunks of one problem, the last included, then have slots enough.)
+bool is_cooperative(Epilogue epilogue, int64_t rows, int64_t depth) {
+  constexpr int64_t kFewRows = 2048;
+  if (depth < kCooperativeDepth || !may_cooperate(epilogue)) return false;
+  return rows > kFewRows || (rows - 1) % 512 >= 256;
+}
+
+}  // namespace
+
+Config config_for(Epilogue epilogue, int64_t rows, int64_t depth) {
+  return config_of(epilogue, is_cooperative(epilogue, rows, depth));
+}
+
+LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
+  LogitsPlan plan;
+  plan.instance = {config_for(args.epilogue(), args.rows, args.depth), args.epilogue(), args.dtype,
+                   !is_plain(args)};
+  const Config& config = plan.instance.config;
+  const int64_t unit_bytes = 2 * config.unit_rows() * std::max<int64_t>(args.depth, 1);
+  plan.tiling.workers = processors / kClusterBlocks;
+  plan.tiling.turns = config.turns();
+  plan.tiling.preferred_units =
+      static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 2, kMaxMainUnits));
+  plan.tiling.units = (args.rows + config.unit_rows() - 1) / config.unit_rows();
+  plan.slots = slots_of_tiling(args, plan.tiling, any_fewer);
+  return plan;
+}
+
+namespace {
+
 class Sm90 final : public Engine {
  public:
   const char* name() const override { return "sm90"; }
 
-  EngineTraits traits() const override {
-    return {.base_2 = true,
-            .anchors_first = true,
-            .keeps_windows = true,
-            .sums_while_drawing = true,
-            .needs_scratch = false,
-            .draw_cost = 1,
-            .top_tile = kTileColumns,
-            .top_groups = kTopGroups,
-            .slot_columns = kTileColumns};
-  }
+  EngineTraits traits() const override { return kTraits; }
 
   std::string why_not_on(const Device& device) const override {
     if (device.capability == 90) return "";
@@ -42,7 +68,9 @@ class Sm90 final : public Engine {
     return {config_of_args(args).unit_rows(), kTileColumns, std::max(device.processors / kClusterBlocks, 1)};
   }
 
-  std::string config(const LogitsArgs& args) const override { return describe(config_of_args(args)); }
+  std::string config(const LogitsArgs& args) const override {
+    return config_of_args(args).cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
+  }
 
   // Tiles, one for each pair of processors at a time.
   double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,

@@ -6,10 +6,7 @@
 #include "cuda/engines/fused/epilogue_common.cuh"
 #include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/sm90/config.h"
-#include "cuda/engines/sm90/ptx/cluster.cuh"
-#include "cuda/engines/sm90/ptx/registers.cuh"
-#include "cuda/engines/sm90/ptx/stmatrix.cuh"
-#include "cuda/engines/sm90/ptx/tma.cuh"
+#include "cuda/engines/sm90/ptx.cuh"
 
 namespace logitless::cuda::sm90 {
 

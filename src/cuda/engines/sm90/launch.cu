@@ -5,40 +5,25 @@
 #include "core/status.h"
 #include "cuda/engines/fused/args.h"
 #include "cuda/engines/fused/kernel_params.cuh"
-#include "cuda/engines/sm90/instances/instances.h"
 #include "cuda/engines/sm90/tensor_map.h"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/queue.h"
 
 namespace logitless::cuda::sm90 {
+
+// The kernels' addresses, of the cooperative or the ping-pong one.
+#define LOGITLESS_INSTANCE(name, ...) const void* name(bool cooperative);
+#include "cuda/engines/fused/instances.def"
+
 namespace {
 
-const void* find_kernel(const Instance& instance) {
-  const bool general = instance.general;
-  const bool cooperative = instance.config.cooperative;
-  if (instance.dtype == DType::kBF16) {
-    switch (instance.epilogue) {
-      case Epilogue::kStats:
-        return general ? stats_general_bf16(cooperative) : stats_plain_bf16(cooperative);
-      case Epilogue::kExps:
-        return general ? exps_general_bf16(cooperative) : exps_plain_bf16(cooperative);
-      case Epilogue::kGradient:
-        return general ? gradient_general_bf16(cooperative) : gradient_plain_bf16(cooperative);
-      case Epilogue::kThin:
-        return general ? thin_general_bf16(cooperative) : thin_plain_bf16(cooperative);
-      case Epilogue::kTop:
-        return top_general_bf16(cooperative);
-    }
+const void* find_kernel(const Instance& i) {
+#define LOGITLESS_INSTANCE(name, of_epilogue, of_dtype, is_general)                                     \
+  if (i.epilogue == Epilogue::of_epilogue && i.dtype == DType::of_dtype && i.general == (is_general)) { \
+    return name(i.config.cooperative);                                                                  \
   }
-  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kStats)
-    return stats_general_f16(cooperative);
-  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kGradient)
-    return gradient_general_f16(cooperative);
-  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kThin)
-    return thin_general_f16(cooperative);
-  if (instance.dtype == DType::kF16 && instance.epilogue == Epilogue::kTop)
-    return top_general_f16(cooperative);
+#include "cuda/engines/fused/instances.def"
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 

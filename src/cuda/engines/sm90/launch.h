@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <string>
 
 #include "cuda/engines/fused/args.h"
 #include "cuda/engines/logits.h"
@@ -25,10 +24,6 @@ Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
 // any_fewer: the launch has a row_count or row_block_active. Only args' sizes, dtype, epilogue, options and
 // which pointers are null are read.
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);
-
-// For people: tiles, stages, groups, slots and why.
-std::string describe(const LogitsPlan& plan);
-std::string describe(const Config& config);  // shorter
 
 // The fused product on the current device. Where the epilogue has statistics there are at least
 // plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up

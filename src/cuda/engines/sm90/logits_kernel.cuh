@@ -12,11 +12,7 @@
 #include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/sm90/config.h"
 #include "cuda/engines/sm90/epilogue_store.cuh"
-#include "cuda/engines/sm90/ptx/cluster.cuh"
-#include "cuda/engines/sm90/ptx/mbarrier.cuh"
-#include "cuda/engines/sm90/ptx/registers.cuh"
-#include "cuda/engines/sm90/ptx/tma.cuh"
-#include "cuda/engines/sm90/ptx/wgmma.cuh"
+#include "cuda/engines/sm90/ptx.cuh"
 
 // One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
 //

@@ -1,2 +1,0 @@
-#include "cuda/engines/mma/instances/define_mma_kernel.cuh"
-LOGITLESS_DEFINE_MMA_KERNEL(mma_gradient_general_f16, Epilogue::kGradient, DType::kF16, /*general=*/true)
