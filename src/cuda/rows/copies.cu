@@ -1,5 +1,4 @@
 #include "cuda/rows/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -23,8 +22,7 @@ __device__ bool holds(const Condition& condition) {
 // Where a row's elements may be loaded from: the others beside it, too, as far as they are known to be there.
 template <class From>
 __device__ Extent readable_of(const RowsCopy& c, const From* row) {
-  if (c.row_map != nullptr) return extent_of(row, 1, 0, c.columns);
-  return extent_of(static_cast<const From*>(c.from), c.rows, c.from_stride, c.columns);
+  return c.row_map != nullptr ? extent_of(row, c.columns) : extent_of<From>(c.from, c.rows, c.columns);
 }
 
 __device__ __forceinline__ int left_of(int64_t columns, int64_t i) {
@@ -49,10 +47,10 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowsCopy c) {
   if (!holds(c.condition)) return;
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r >= c.rows) return;
-  To* to = static_cast<To*>(c.to) + r * c.to_stride;
+  To* to = c.to.row<To>(r);
   const bool exists = row_exists(c, r);
   const int64_t row = exists && c.row_map != nullptr ? c.row_map[r] : r;
-  const From* from = static_cast<const From*>(c.from) + row * c.from_stride;
+  const From* from = c.from.row<From>(row);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int64_t first = 8 * lane; first < c.padded; first += kInFlight * 8 * 32) {
     Loading8<kAligned, From> in[kInFlight];
@@ -69,16 +67,7 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowsCopy c) {
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
       const int64_t i = first + p * 8 * 32;
-      const Vector8<From> elements = end_load8(in[p], exists ? left_of(c.columns, i) : 0);
-      Vector8<To> out;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        if constexpr (std::is_same_v<From, To>) {
-          out.x[k] = elements.x[k];
-        } else {
-          out.x[k] = from_real<To>(to_real(elements.x[k]));
-        }
-      }
+      const Vector8<To> out = converted<To>(end_load8(in[p], exists ? left_of(c.columns, i) : 0));
       if constexpr (kAligned) {
         if (i < c.columns) *reinterpret_cast<Vector8<To>*>(to + i) = out;
       } else {
@@ -93,7 +82,7 @@ __global__ void scale_rows_kernel(ScaleRows s) {
   const int64_t r = blockIdx.x;
   const bool exists = r < existing(s.row_count, s.rows);
   const float factor = exists ? s.factor[r] * (s.common != nullptr ? *s.common : 1.0f) : 0;
-  T* row = static_cast<T*>(s.data) + r * s.stride;
+  T* row = s.matrix.row<T>(r);
   for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
     row[i] = exists ? from_float<T>(to_float(row[i]) * factor) : from_float<T>(0);
   }
@@ -104,22 +93,21 @@ __global__ void scale_rows_kernel(ScaleRows s) {
 void launch_copy_rows(const RowsCopy& c, const Queue& queue) {
   if (c.rows == 0) return;
   const unsigned blocks = blocks_for(c.rows, kWarps);
-  const bool aligned = c.columns == c.padded && is_aligned8(c.from, c.from_dtype, c.from_stride, c.columns) &&
-                       is_aligned8(c.to, c.to_dtype, c.to_stride, c.columns);
-  for_any_dtypes(c.from_dtype, c.to_dtype, [&](auto from, auto to) {
+  const bool aligned =
+      c.columns == c.padded && is_aligned8(c.from, c.columns) && is_aligned8(c.to, c.columns);
+  for_any_dtypes(c.from.dtype, c.to.dtype, [&](auto from, auto to) {
     using From = decltype(from);
     using To = decltype(to);
     const auto kernel = aligned ? copy_rows_kernel<From, To, true> : copy_rows_kernel<From, To, false>;
-    queue.launch(kernel, blocks, kThreads, 0, c);
+    queue.launch("copy_rows", kernel, blocks, kThreads, 0, c);
   });
-  check_launch("copy_rows");
 }
 
 void launch_scale_rows(const ScaleRows& s, const Queue& queue) {
-  for_dtype(s.dtype, [&](auto type) {
-    queue.launch(scale_rows_kernel<decltype(type)>, static_cast<unsigned>(s.rows), kThreads, 0, s);
+  for_dtype(s.matrix.dtype, [&](auto type) {
+    queue.launch("scale_rows", scale_rows_kernel<decltype(type)>, static_cast<unsigned>(s.rows), kThreads, 0,
+                 s);
   });
-  check_launch("scale_rows");
 }
 
 }  // namespace logitless::cuda

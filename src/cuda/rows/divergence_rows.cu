@@ -4,7 +4,6 @@
 
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/rows/divergence_head.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -237,8 +236,8 @@ template <class Kernel>
 void launch_gradient(Kernel kernel, const Divergence& d, const Queue& queue) {
   constexpr int64_t kOfBlock = kGradientTurns * TurnColumns<kGradientThreads>::kOfBlock;
   const int64_t blocks = std::min((d.columns + kOfBlock - 1) / kOfBlock, kMostColumnBlocks);
-  queue.launch(kernel, dim3(static_cast<unsigned>(d.rows), static_cast<unsigned>(blocks)), kGradientThreads,
-               0, d);
+  queue.launch("divergence", kernel, dim3(static_cast<unsigned>(d.rows), static_cast<unsigned>(blocks)),
+               kGradientThreads, 0, d);
 }
 
 }  // namespace
@@ -247,7 +246,7 @@ void launch_divergence(const Divergence& d, const Queue& queue) {
   const bool is_float64 = d.dtype == DType::kF64;
   if (d.stage == DivergenceStage::kValues) {
     const auto kernel = is_float64 ? divergence_values_kernel<double> : divergence_values_kernel<float>;
-    queue.launch(kernel, dim3(static_cast<unsigned>(d.rows)), kValueThreads, 0, d);
+    queue.launch("divergence", kernel, dim3(static_cast<unsigned>(d.rows)), kValueThreads, 0, d);
   } else if (is_float64) {
     launch_gradient(divergence_gradient_kernel<double, double>, d, queue);
   } else {
@@ -255,7 +254,6 @@ void launch_divergence(const Divergence& d, const Queue& queue) {
       launch_gradient(divergence_gradient_kernel<float, decltype(element)>, d, queue);
     });
   }
-  check_launch("divergence");
 }
 
 }  // namespace logitless::cuda

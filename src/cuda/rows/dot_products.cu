@@ -1,9 +1,7 @@
-#include "cuda/rows/dot_products.h"
-
 #include <algorithm>
 
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/runtime/check.h"
+#include "cuda/runtime/gemm.h"
 
 namespace logitless::cuda {
 namespace {
@@ -15,12 +13,12 @@ constexpr int kThreads = kSide * kSide, kOwn = kTile / kSide;
 
 // Rows [first, first + kTile) of the slab, 0 past the ends of the matrix.
 template <class T>
-__device__ void load_slab(RealOf<T> (&slab)[kSlab][kTile + 1], const T* data, int64_t stride, int64_t first,
+__device__ void load_slab(RealOf<T> (&slab)[kSlab][kTile + 1], const ConstMatrix& matrix, int64_t first,
                           int64_t rows, int64_t start, int64_t k) {
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kSlab; i += kThreads) {
     const int row = i / kSlab, term = i % kSlab;
     const bool exists = first + row < rows && start + term < k;
-    slab[term][row] = exists ? to_real(data[(first + row) * stride + start + term]) : RealOf<T>(0);
+    slab[term][row] = exists ? to_real(matrix.row<T>(first + row)[start + term]) : RealOf<T>(0);
   }
 }
 
@@ -34,8 +32,8 @@ __global__ void __launch_bounds__(kThreads) dot_products_kernel(Gemm g) {
        first_row += int64_t{gridDim.y} * kTile) {
     Real sums[kOwn][kOwn] = {};
     for (int64_t start = 0; start < g.k; start += kSlab) {
-      load_slab(a, static_cast<const T*>(g.a), g.a_stride, first_row, g.m, start, g.k);
-      load_slab(b, static_cast<const T*>(g.b), g.b_stride, first_column, g.n, start, g.k);
+      load_slab<T>(a, g.a, first_row, g.m, start, g.k);
+      load_slab<T>(b, g.b, first_column, g.n, start, g.k);
       __syncthreads();
 #pragma unroll
       for (int term = 0; term < kSlab; ++term) {
@@ -54,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) dot_products_kernel(Gemm g) {
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
         const int64_t row = first_row + y + i * kSide, column = first_column + x + j * kSide;
-        if (row < g.m && column < g.n) static_cast<Real*>(g.c)[row * g.c_stride + column] = sums[i][j];
+        if (row < g.m && column < g.n) g.c.row<Real>(row)[column] = sums[i][j];
       }
     }
   }
@@ -66,10 +64,9 @@ void launch_dot_products(const Gemm& g, const Queue& queue) {
   constexpr int64_t kMostInY = 65535;
   const dim3 blocks(static_cast<unsigned>((g.n + kTile - 1) / kTile),
                     static_cast<unsigned>(std::min((g.m + kTile - 1) / kTile, kMostInY)));
-  for_any_dtype(g.operand_dtype, [&](auto type) {
-    queue.launch(dot_products_kernel<decltype(type)>, blocks, kThreads, 0, g);
+  for_any_dtype(g.a.dtype, [&](auto type) {
+    queue.launch("dot_products", dot_products_kernel<decltype(type)>, blocks, kThreads, 0, g);
   });
-  check_launch("dot_products");
 }
 
 }  // namespace logitless::cuda

@@ -1,5 +1,4 @@
 #include "cuda/rows/finish_row.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -36,7 +35,7 @@ __device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) 
   struct alignas(16) Piece {
     T x[kLanes];
   };
-  T* row = static_cast<T*>(k.hidden) + r * k.hidden_stride;
+  T* row = k.hidden.row<T>(r);
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0 || k.depth % kLanes != 0) {
     for (int64_t i = lane; i < k.depth; i += 32) row[i] = from_float<T>(to_float(row[i]) * factor);
     return;
@@ -64,8 +63,9 @@ __global__ void __launch_bounds__(kThreads)
     float factor = 0;
     if (lane == 0 && f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
     if constexpr (!std::is_same_v<T, double>) {
-      if (lane == 0 && f.kept.exps != nullptr) factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
-      if (f.kept.hidden != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
+      if (lane == 0 && f.kept.exps.data != nullptr)
+        factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
+      if (f.kept.hidden.data != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
     }
   }
   if (!f.stats.writes_loss && !f.coefficients.scale_dz) return;
@@ -81,10 +81,9 @@ void launch_finish_chunk(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena
                          const FinishChunkOf<Real>& f, const Queue& queue) {
   auto kernel = finish_chunk_kernel<Real>;
   if constexpr (std::is_same_v<Real, float>) {
-    if (f.kept.dtype != DType::kF32) kernel = finish_chunk_kernel<__nv_bfloat16>;
+    if (f.kept.exps.dtype != DType::kF32) kernel = finish_chunk_kernel<__nv_bfloat16>;
   }
-  queue.launch(kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, out, f);
-  check_launch("finish_chunk");
+  queue.launch("finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, out, f);
 }
 template void launch_finish_chunk(const RowInputs&, const Arena&, const Buffers&, const FinishChunk&,
                                   const Queue&);

@@ -29,8 +29,7 @@ __device__ inline double warp_sum_of_slots(const StatSlotsOf<Real>& slots, const
                                            int lane) {
   double sum = 0;
   for (int64_t s = lane; s < slots.slots; s += 32) sum += values[s * slots.stride + r];
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
+  return warp_sum(sum);
 }
 
 // Statistics from sums relative to the row's anchor, which becomes the max of the result. largest: the
@@ -111,8 +110,7 @@ __device__ inline double sum_of_targets(const RowInputsOf<Real>& in, const Arena
       sum += q * double{arena.target_logits[r * in.targets_per_row + k]};
     }
   }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
+  return warp_sum(sum);
 }
 
 // The log-probabilities of the row's targets, where it has several, and 0 of those in other shards; by a
@@ -255,7 +253,7 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
     double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
     entry *= k.transform.slope(double{z}, k.transform.inverse_temperature_of(computed));
     const T stored = from_float<T>(static_cast<float>(entry));
-    static_cast<T*>(k.exps)[r * k.stride + column] = stored;
+    k.exps.row<T>(r)[column] = stored;
     if constexpr (!std::is_same_v<T, float>) {
       // The target's entry is most of what many rows' gradients are made of. The row's factor makes it right,
       // and so moves the other entries by no more than each of them has been rounded.

@@ -1,6 +1,5 @@
 #include "core/group_cut.h"
 #include "cuda/rows/finish_row.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -97,20 +96,18 @@ __global__ void __launch_bounds__(kCutThreads)
 }  // namespace
 
 void launch_group_cut(const RowTargets& in, const GroupStats& mine, const Queue& queue) {
-  queue.launch(group_cut_kernel, 1, kCutThreads, 0, in, mine.cut);
-  check_launch("group_cut");
+  queue.launch("group_cut", group_cut_kernel, 1, kCutThreads, 0, in, mine.cut);
 }
 
 void launch_check_cuts(const RowTargets& in, const Arena& arena, const GroupStats& all, bool is_first,
                        int64_t rows, const Queue& queue) {
-  queue.launch(check_cuts_kernel, 1, kCutThreads, 0, in, arena, all, is_first, rows);
-  check_launch("check_cuts");
+  queue.launch("check_cuts", check_cuts_kernel, 1, kCutThreads, 0, in, arena, all, is_first, rows);
 }
 
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
                         const Queue& queue) {
-  queue.launch(group_stats_kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, f, mine);
-  check_launch("group_stats");
+  queue.launch("group_stats", group_stats_kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, f,
+               mine);
 }
 
 }  // namespace logitless::cuda

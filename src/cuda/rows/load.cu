@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "cuda/rows/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -13,15 +12,7 @@ constexpr unsigned kLeastBlocks = 264;  // for what is not done row by row
 // Elements [i, i + 8) of a row that ends at `end`.
 template <class To, bool kAligned, class H>
 __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, const Vector8<H>& from) {
-  Vector8<To> copy;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    if constexpr (std::is_same_v<H, To>) {
-      copy.x[k] = from.x[k];
-    } else {
-      copy.x[k] = from_real<To>(to_real(from.x[k]));
-    }
-  }
+  const Vector8<To> copy = converted<To>(from);
   if constexpr (kAligned) {
     if (i < end) *reinterpret_cast<Vector8<To>*>(to + i) = copy;
   } else {
@@ -36,14 +27,14 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
 // has one order, aligned or not, and is of numbers that are not rounded.
 template <class H, class C, class To, bool kAligned, class Real>
 __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int lane) {
-  To* to = l.to != nullptr ? static_cast<To*>(l.to) + r * l.to_stride : nullptr;
+  To* to = l.to.data != nullptr ? l.to.template row<To>(r) : nullptr;
   if (!exists) {
     for (int64_t i = lane; to != nullptr && i < l.padded; i += 32) to[i] = from_real<To>(0);
     return;
   }
   const int32_t y = l.target_logit != nullptr ? l.target[r] : -1;
-  const H* from = static_cast<const H*>(l.from) + int64_t{l.row_map[r]} * l.from_stride;
-  const C* classifier = static_cast<const C*>(l.classifier) + int64_t{max(y, 0)} * l.classifier_stride;
+  const H* from = l.from.template row<H>(l.row_map[r]);
+  const C* classifier = l.classifier.template row<C>(max(y, 0));
   const int64_t end = to != nullptr ? l.padded : y >= 0 ? l.columns : 0;
   Real sum = 0;
   for (int64_t first = 8 * lane; first < end; first += kInFlight * 8 * 32) {
@@ -53,9 +44,9 @@ __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int la
     for (int p = 0; p < kInFlight; ++p) {  // no load waits for another
       const int64_t i = first + p * 8 * 32;
       const int left = static_cast<int>(min(l.columns - i, int64_t{8}));
-      hidden_of[p] = start_load8<kAligned>(from + i, left, extent_of(from, 1, 0, l.columns));
+      hidden_of[p] = start_load8<kAligned>(from + i, left, extent_of(from, l.columns));
       other_of[p] =
-          start_load8<kAligned>(classifier + i, y >= 0 ? left : 0, extent_of(classifier, 1, 0, l.columns));
+          start_load8<kAligned>(classifier + i, y >= 0 ? left : 0, extent_of(classifier, l.columns));
     }
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
@@ -85,7 +76,7 @@ template <class H, class C, class To, bool kAligned, class Real = RealOf<H>>
 __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows<Real> l) {
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t count = existing(l.row_count, l.rows);
-  if (l.from != nullptr && r < l.rows) {
+  if (l.from.data != nullptr && r < l.rows) {
     load_row<H, C, To, kAligned>(l, r, r < count, static_cast<int>(threadIdx.x) % 32);
   }
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
@@ -109,10 +100,9 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows<Real> l) {
 
 template <class Real>
 bool is_aligned(const LoadRows<Real>& l) {
-  return is_aligned8(l.from, l.from_dtype, l.from_stride, l.columns) &&
-         (l.target_logit == nullptr ||
-          is_aligned8(l.classifier, l.classifier_dtype, l.classifier_stride, l.columns)) &&
-         (l.to == nullptr || is_aligned8(l.to, l.to_dtype, l.to_stride, l.padded));
+  return is_aligned8(l.from, l.columns) &&
+         (l.target_logit == nullptr || is_aligned8(l.classifier, l.columns)) &&
+         (l.to.data == nullptr || is_aligned8(l.to, l.padded));
 }
 
 }  // namespace
@@ -121,15 +111,14 @@ template <class Real>
 void launch_load_rows(const LoadRows<Real>& l, const Queue& queue) {
   const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
   const bool aligned = is_aligned(l);
-  for_dtype<Real>(l.from_dtype, [&](auto h) {
-    for_dtype<Real>(l.classifier_dtype, [&](auto c) {
-      for_dtype<Real>(l.to_dtype, [&](auto to) {
+  for_dtype<Real>(l.from.dtype, [&](auto h) {
+    for_dtype<Real>(l.classifier.dtype, [&](auto c) {
+      for_dtype<Real>(l.to.dtype, [&](auto to) {
         using H = decltype(h);
         using C = decltype(c);
         using To = decltype(to);
         const auto kernel = aligned ? load_rows_kernel<H, C, To, true> : load_rows_kernel<H, C, To, false>;
-        queue.launch(kernel, blocks, kThreads, 0, l);
-        check_launch("load_rows");
+        queue.launch("load_rows", kernel, blocks, kThreads, 0, l);
       });
     });
   });

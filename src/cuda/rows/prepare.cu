@@ -1,6 +1,5 @@
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -33,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
       atomicMin(&first_invalid, static_cast<unsigned long long>(row));
     }
     if (fills && !valid && row < in.tokens) put_ignored<Real>(in, out, row, given);
-    if (valid && in.is_mean && in.num_items == 0) {
+    if (valid && in.reduction == Reduction::kMean && in.num_items == 0) {
       const RowWeights<double> w = weights_of(in, row, target);
       weight_sum += w.token * w.target;
     }
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
     s.divisor = divisor;
     if (in.num_items > 0) s.divisor = in.num_items;
     if (in.num_items_at != nullptr) s.divisor = *in.num_items_at;
-    if (!in.is_mean) s.divisor = 1;
+    if (in.reduction != Reduction::kMean) s.divisor = 1;
     s.class_weight_sum = in.class_weight != nullptr ? classes : static_cast<double>(in.vocab_total);
     s.valid_count = base;
     s.invalid_count = invalid_count;
@@ -122,27 +121,17 @@ __global__ void exact_draw_stats_kernel(RowTargets in, int32_t columns, int32_t*
 template <class Real>
 RowInputsOf<Real> row_inputs(const Problem& p, const Buffers& b, const JoinedTargets& joined) {
   RowInputsOf<Real> in{};
+  static_cast<Problem&>(in) = p;
   in.row_targets = b.targets;
   in.wide_row_targets = p.dtype.targets == DType::kI64;
-  in.targets_per_row = p.targets_per_row;
   in.targets = p.targets_per_row > 0 ? joined.target : b.targets;
   in.wide_targets = p.targets_per_row > 0 || in.wide_row_targets;
   in.target_weight_sum = joined.weight_sum;
-  in.tokens = p.tokens;
-  in.shift = p.shift;
-  in.sequence_length = p.sequence_length;
-  in.ignore_index = p.ignore_index;
-  in.vocab_start = p.vocab_start;
-  in.vocab = p.vocab;
-  in.vocab_total = p.vocab_total;
-  in.top_k = p.top_k;
   in.class_weight = p.has.class_weight ? static_cast<const Real*>(b.class_weight) : nullptr;
   in.token_weight = p.has.token_weight ? static_cast<const Real*>(b.token_weight) : nullptr;
   in.temperature = p.has.temperature ? static_cast<const Real*>(b.temperature) : nullptr;
   in.loss = loss_params(p);
-  in.num_items = p.num_items;
   in.num_items_at = static_cast<const Real*>(b.num_items);
-  in.is_mean = p.reduction == Reduction::kMean;
   in.is_none = p.reduction == Reduction::kNone;
   in.target_weight = static_cast<const Real*>(b.target_weight);
   return in;
@@ -154,8 +143,8 @@ template <class Real>
 void launch_prepare_rows(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, int64_t chunk, bool compact,
                          bool fills, const Buffers& out, const Queue& queue) {
   const int64_t chunks = in.tokens == 0 ? 1 : (in.tokens + chunk - 1) / chunk;
-  queue.launch(prepare_rows_kernel<Real>, 1, kThreads, 0, in, arena, chunk, chunks, compact, fills, out);
-  check_launch("prepare_rows");
+  queue.launch("prepare_rows", prepare_rows_kernel<Real>, 1, kThreads, 0, in, arena, chunk, chunks, compact,
+               fills, out);
 }
 template void launch_prepare_rows(const RowInputs&, const Arena&, int64_t, bool, bool, const Buffers&,
                                   const Queue&);
@@ -164,9 +153,8 @@ template void launch_prepare_rows(const RowInputsOf<double>&, const ArenaOf<doub
 
 void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue) {
   constexpr int kRows = 256;
-  queue.launch(exact_draw_stats_kernel, blocks_for(in.tokens, kRows), kRows, 0, in,
+  queue.launch("exact_draw_stats", exact_draw_stats_kernel, blocks_for(in.tokens, kRows), kRows, 0, in,
                static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
-  check_launch("exact_draw_stats");
 }
 
 }  // namespace logitless::cuda

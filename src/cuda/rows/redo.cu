@@ -3,7 +3,6 @@
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -67,16 +66,14 @@ bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& s
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
                       const Queue& queue) {
-  queue.launch(find_redo_kernel, static_cast<unsigned>(row_blocks(rows)), kRowBlock * kParts, 0, arena, rows,
-               row_count, target);
-  check_launch("find_redo");
+  queue.launch("find_redo", find_redo_kernel, static_cast<unsigned>(row_blocks(rows)), kRowBlock * kParts, 0,
+               arena, rows, row_count, target);
 }
 
 void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
                               const Queue& queue, bool in_group) {
-  queue.launch(anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)), kRowBlock, 0, arena, rows,
-               row_count, again, in_group);
-  check_launch("anchor_from_slots");
+  queue.launch("anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
+               kRowBlock, 0, arena, rows, row_count, again, in_group);
 }
 
 }  // namespace logitless::cuda

@@ -1,5 +1,4 @@
 #include "cuda/rows/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowTargets in, 
     return;
   }
   const int64_t column = target - in.vocab_start;
-  const H* hidden = static_cast<const H*>(t.hidden) + int64_t{t.row_map[r]} * t.hidden_stride;
-  const C* classifier = static_cast<const C*>(t.classifier) + column * t.classifier_stride;
+  const H* hidden = t.hidden.template row<H>(t.row_map[r]);
+  const C* classifier = t.classifier.template row<C>(column);
   Real sum = 0;
 #pragma unroll 2
   for (int64_t i = 8 * lane; i < t.columns; i += 8 * 32) {
@@ -96,45 +95,38 @@ __global__ void __launch_bounds__(kThreads)
   } else if (e.scale != nullptr) {
     d *= double{*e.scale};
   }
-  static_cast<T*>(e.dz)[r * e.stride + column] = from_real<T>(static_cast<Real>(d));
-}
-
-template <class Real>
-bool is_aligned(const TargetLogits<Real>& t) {
-  return is_aligned8(t.hidden, t.hidden_dtype, t.hidden_stride, t.columns) &&
-         is_aligned8(t.classifier, t.classifier_dtype, t.classifier_stride, t.columns);
+  e.dz.template row<T>(r)[column] = from_real<T>(static_cast<Real>(d));
 }
 
 }  // namespace
 
 template <class Real>
 void launch_join_targets(const RowInputsOf<Real>& in, const JoinedTargets& to, const Queue& queue) {
-  queue.launch(join_targets_kernel<Real>, blocks_for(in.tokens, kThreads), kThreads, 0, in, to);
-  check_launch("join_targets");
+  queue.launch("join_targets", join_targets_kernel<Real>, blocks_for(in.tokens, kThreads), kThreads, 0, in,
+               to);
 }
 
 template <class Real>
 void launch_target_logits(const RowTargets& in, const TargetLogits<Real>& t, const Queue& queue) {
-  const bool aligned = is_aligned(t);
-  for_dtype<Real>(t.hidden_dtype, [&](auto h) {
-    for_dtype<Real>(t.classifier_dtype, [&](auto c) {
+  const bool aligned = is_aligned8(t.hidden, t.columns) && is_aligned8(t.classifier, t.columns);
+  for_dtype<Real>(t.hidden.dtype, [&](auto h) {
+    for_dtype<Real>(t.classifier.dtype, [&](auto c) {
       using H = decltype(h);
       using C = decltype(c);
       const auto kernel = aligned ? target_logits_kernel<H, C, true> : target_logits_kernel<H, C, false>;
-      queue.launch(kernel, blocks_for(t.rows * in.targets_per_row, kWarps), kThreads, 0, in, t);
+      queue.launch("target_logits", kernel, blocks_for(t.rows * in.targets_per_row, kWarps), kThreads, 0, in,
+                   t);
     });
   });
-  check_launch("target_logits");
 }
 
 template <class Real>
 void launch_target_entries(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
                            const TargetEntries<Real>& e, const Queue& queue) {
-  for_dtype<Real>(e.dtype, [&](auto element) {
-    queue.launch(target_entries_kernel<decltype(element)>, blocks_for(e.rows * in.targets_per_row, kThreads),
-                 kThreads, 0, in, arena, e);
+  for_dtype<Real>(e.dz.dtype, [&](auto element) {
+    queue.launch("target_entries", target_entries_kernel<decltype(element)>,
+                 blocks_for(e.rows * in.targets_per_row, kThreads), kThreads, 0, in, arena, e);
   });
-  check_launch("target_entries");
 }
 
 #define LOGITLESS_INSTANTIATE(Real)                                                                \

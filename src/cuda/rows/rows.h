@@ -8,6 +8,7 @@
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "cuda/run/arena.h"
+#include "cuda/runtime/matrix.h"
 
 namespace logitless {
 struct Divergence;
@@ -15,21 +16,16 @@ struct Divergence;
 
 namespace logitless::cuda {
 
+struct Gemm;
 class Queue;
 
 // Targets and the loss, as kernels of rows read them.
-struct RowTargets {
+struct RowTargets : Problem {
   const void* targets;
-  bool wide_targets;  // int64
-  int64_t tokens, shift, sequence_length, ignore_index;
-  int64_t vocab_start, vocab, vocab_total;
-  int64_t top_k;
+  bool wide_targets;        // int64
   LossParams<double> loss;  // without class_weight_sum, which only the device knows: known_loss()
-  double num_items;
-  bool is_mean;
-  bool is_none;
-  // Several targets a row; `targets` are then those that rows count by (JoinedTargets).
-  int64_t targets_per_row;          // 0: one
+  bool is_none;             // the reduction
+  // With targets_per_row; `targets` are then those that rows count by (JoinedTargets).
   const void* row_targets;          // [tokens, targets_per_row]
   bool wide_row_targets;            // int64
   const double* target_weight_sum;  // [tokens], of the weights of a row of targets
@@ -64,13 +60,8 @@ template <class Real>
 struct TargetLogits {
   int64_t rows, columns;
   const int32_t *row_count, *row_map, *target;  // of the chunk
-  const void* hidden;                           // the caller's, as is the classifier
-  DType hidden_dtype;
-  int64_t hidden_stride;
-  const void* classifier;
-  DType classifier_dtype;
-  int64_t classifier_stride;
-  DType operand_dtype;  // what numbers are rounded to
+  ConstMatrix hidden, classifier;               // the caller's
+  DType operand_dtype;                          // what numbers are rounded to
   LogitTransform<Real> transform;
   Real* logits;  // [rows, targets_per_row]
 };
@@ -81,10 +72,8 @@ template <class Real>
 struct TargetEntries {
   int64_t first, rows;  // of the chunk
   const int32_t* row_count;
-  int64_t first_column, columns;  // of the window, in the shard
-  void* dz;                       // [rows, stride], from the window's first column
-  DType dtype;
-  int64_t stride;
+  int64_t first_column, columns;   // of the window, in the shard
+  Matrix dz;                       // [rows], from the window's first column
   bool are_exps;                   // what is stored, times row_factor, is dz
   const float* scale;              // else what is stored is dz times it; null: 1
   LogitTransform<Real> transform;  // of the computed rows
@@ -102,20 +91,16 @@ struct LoadRows {
   int64_t rows;
   const int32_t* row_count;  // rows at or past it become 0; null: all exist
   // Copies of the rows [rows, padded]; null: they stay where they are.
-  void* to;
-  DType to_dtype;
-  int64_t to_stride, padded;
-  const void* from;  // null: neither copies nor logits
-  DType from_dtype;
-  int64_t from_stride, columns;
+  Matrix to;
+  int64_t padded;
+  ConstMatrix from;  // null: neither copies nor logits
+  int64_t columns;
   const int32_t* row_map;  // [rows] which row of `from` each is
   // z at the targets (0 where that is in another shard), and the same as the anchors; null: not wanted
-  Real* target_logit;      // [rows]
-  float* anchor;           // [rows]
-  const int32_t* target;   // [rows]
-  const void* classifier;  // the caller's
-  DType classifier_dtype;
-  int64_t classifier_stride;
+  Real* target_logit;              // [rows]
+  float* anchor;                   // [rows]
+  const int32_t* target;           // [rows]
+  ConstMatrix classifier;          // the caller's
   LogitTransform<Real> transform;  // whose bias is not read: it may be the copy
   const void* bias;                // [vocab] or null
   DType bias_dtype;
@@ -178,15 +163,13 @@ struct Coefficients {
 // Kept exps: row_factor, which held the sum, becomes a / sum (all in the units of what is stored), and the
 // entry of the target exp - g / row_factor: so exps times row_factor is dz.
 struct KeptExps {
-  void* exps;  // null: none are kept
-  DType dtype;
-  int64_t stride;
+  Matrix exps;                      // null: none are kept
   int64_t columns;                  // the first ones, whose exps are kept
   bool base_2;                      // as in FinishRows; and exps are stored times 2^kKeptExponent
   LogitTransform<float> transform;  // of the computed rows
   // Rows of the operands, which are multiplied with their row_factor; or null
-  void* hidden;  // [rows, depth]
-  int64_t hidden_stride, depth;
+  Matrix hidden;  // [rows, depth]
+  int64_t depth;
 };
 template <class Real>
 struct FinishChunkOf {
@@ -218,14 +201,10 @@ struct Condition {
 };
 // Nothing is read or written where the condition does not hold.
 struct RowsCopy {
-  const void* from;
-  DType from_dtype;
-  int64_t from_stride;
+  ConstMatrix from;
   const int32_t* row_map;    // which row of `from` each is; null: in order
   const int32_t* row_count;  // rows at or past it become 0; null: all exist
-  void* to;
-  DType to_dtype;
-  int64_t to_stride;
+  Matrix to;
   const int32_t* target;          // rows of kIgnoredRow become 0; null: none
   int64_t rows, columns, padded;  // columns to copy; up to padded become 0
   Condition condition;
@@ -233,9 +212,8 @@ struct RowsCopy {
 void launch_copy_rows(const RowsCopy& c, const Queue& queue);
 // Rows times factor[row] and *common, in place; rows that do not exist become 0.
 struct ScaleRows {
-  void* data;
-  DType dtype;
-  int64_t stride, rows, columns;
+  Matrix matrix;
+  int64_t rows, columns;
   const int32_t* row_count;
   const float* factor;
   const float* common;  // or null: 1
@@ -243,18 +221,9 @@ struct ScaleRows {
 void launch_scale_rows(const ScaleRows& s, const Queue& queue);
 
 // ---- store_matrix.cu
-// rows of `to` = (accumulate ? to : 0) + from
-struct StoreMatrix {
-  const void* from;
-  DType from_dtype;
-  int64_t from_stride;
-  int64_t rows, columns;
-  void* to;
-  DType dtype;
-  int64_t to_stride;
-  bool accumulate;
-};
-void launch_store_matrix(const StoreMatrix& s, const Queue& queue);
+// to [rows, columns] = (accumulate ? to : 0) + from
+void launch_store_matrix(const ConstMatrix& from, const Matrix& to, int64_t rows, int64_t columns,
+                         bool accumulate, const Queue& queue);
 
 // ---- store_hidden.cu
 // Terms of a sum that a product has left out, as they would have cost it more than they cost here: dz [rows,
@@ -263,45 +232,35 @@ void launch_store_matrix(const StoreMatrix& s, const Queue& queue);
 inline constexpr int kMostTerms = 7;
 struct Terms {
   int64_t count = 0;
-  DType dtype = DType::kBF16;
-  const void* dz = nullptr;
-  int64_t dz_stride = 0;
-  const void* matrix = nullptr;
-  int64_t matrix_stride = 0;
+  ConstMatrix dz, matrix;
 };
 // d_hidden of the caller's rows from fp32 sums of computed ones (float64 sums where it is that), times
 // factor[row] (null: 1) and dz_unscale.
 struct StoreHidden {
   Terms terms;
-  const void* from;
-  int64_t from_stride;
+  ConstMatrix from;
   const int32_t* row_map;
   const int32_t* row_count;
   const float* factor;
   int64_t rows, columns;
-  void* to;
-  DType dtype;
-  int64_t to_stride;
+  Matrix to;
   bool accumulate;
   bool zeroes_ignored;  // all of the caller's rows that are not computed become 0
 };
 void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Scalars* scalars,
                            const Queue& queue);
 // Rows at any distance: cudaMemset2D takes none of 2^31 bytes.
-void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                      const Queue& queue);
+void launch_zero_rows(const Matrix& matrix, int64_t rows, int64_t columns, const Queue& queue);
 // sums[j] = (adds ? sums[j] : 0) + *factor * sum_r row_factor[r] * dz[r, j] over existing rows
 struct ColumnSums {
-  const void* dz;
-  DType dtype;
-  int64_t stride, rows, columns;
+  ConstMatrix dz;
+  int64_t rows, columns;
   const int32_t* row_count;
   const float *row_factor, *factor;  // either null: 1
   void* sums;                        // of fp32, or float64 as dz
   bool adds;
   // In place of sums, if given: to[j] = (accumulate ? to[j] : 0) + that sum * to_factor
-  void* to;
-  DType to_dtype;
+  Matrix to;
   double to_factor;
   bool accumulate;
 };
@@ -309,6 +268,12 @@ void launch_column_sums(const ColumnSums& c, const Queue& queue);
 // to[j] = (accumulate ? to : 0) + from[j] * factor; from: as StoreHidden's
 void launch_store_vector(const void* from, int64_t count, double factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue);
+
+// ---- dot_products.cu
+// Queues C = A B^T in fp32, where an element's bits are those of its row of A and its row of B alone, as its
+// sum has the order of k. cuBLASLt offers no algorithm that takes all sizes; without tensor cores this is
+// some ten times slower than the best of its. Of g: m, n, k, operands, strides, and C in fp32.
+void launch_dot_products(const Gemm& g, const Queue& queue);
 
 // As Backend::scale; reads and writes nothing but the factor when that is 1.
 void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* factor, const Queue& queue);

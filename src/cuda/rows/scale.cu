@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "cuda/rows/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -72,8 +71,7 @@ void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* 
     }
     const unsigned blocks = std::min(blocks_for(longest, 8 * kThreads), kMostBlocks);
     const dim3 grid(blocks, static_cast<unsigned>(some.size()));
-    queue.launch(scale_unless_one_kernel, grid, kThreads, 0, given, factor);
-    check_launch("scale_unless_one");
+    queue.launch("scale_unless_one", scale_unless_one_kernel, grid, kThreads, 0, given, factor);
     arrays = arrays.subspan(some.size());
   }
 }

@@ -1,5 +1,5 @@
+#include "core/status.h"
 #include "cuda/rows/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -17,7 +17,7 @@ __device__ void zero_if_ignored(const StoreHidden& s, const RowTargets& in, int6
   if (row >= in.tokens) return;
   const int64_t target = target_of(in, row);
   if (target != in.ignore_index && in_range(in, target)) return;
-  T* to = static_cast<T*>(s.to) + row * s.to_stride;
+  T* to = s.to.row<T>(row);
   for (int64_t i = threadIdx.x % 32; i < s.columns; i += 32) to[i] = from_real<T>(0);
 }
 
@@ -30,8 +30,7 @@ struct RowTerms {
   __device__ RowTerms(const Terms& of, int64_t row) : terms(of) {
 #pragma unroll
     for (int k = 0; k < kMostTerms; ++k) {
-      const auto* values = static_cast<const Operand*>(terms.dz) + row * terms.dz_stride;
-      dz[k] = k < terms.count ? to_float(values[k]) : 0.0f;
+      dz[k] = k < terms.count ? to_float(terms.dz.row<Operand>(row)[k]) : 0.0f;
     }
   }
   // To the sums of columns [i, i + 8).
@@ -39,8 +38,7 @@ struct RowTerms {
 #pragma unroll
     for (int k = 0; k < kMostTerms; ++k) {
       if (k >= terms.count) break;
-      const Vector8<Operand> row =
-          load8<true>(static_cast<const Operand*>(terms.matrix) + k * terms.matrix_stride + i, 8);
+      const Vector8<Operand> row = load8<true>(terms.matrix.row<Operand>(k) + i, 8);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sums->x[e] = fmaf(dz[k], to_float(row.x[e]), sums->x[e]);
     }
@@ -62,8 +60,8 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalar
   if (r >= existing(s.row_count, s.rows)) return;
   using Real = RealOf<T>;
   const float factor = scalars->dz_unscale * (s.factor != nullptr ? s.factor[r] : 1.0f);
-  const Real* from = static_cast<const Real*>(s.from) + r * s.from_stride;
-  T* to = static_cast<T*>(s.to) + int64_t{s.row_map[r]} * s.to_stride;
+  const Real* from = s.from.row<Real>(r);
+  T* to = s.to.row<T>(s.row_map[r]);
   if constexpr (kAligned) {
     const RowTerms<Operand> terms(s.terms, r);
     for (int64_t i = 8 * threadIdx.x; i < s.columns; i += 8 * kThreads) {
@@ -81,9 +79,9 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalar
 }
 
 template <class T>
-__global__ void zero_rows_kernel(T* data, int64_t stride, int64_t columns) {
-  const int64_t row = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) data[row * stride + i] = from_real<T>(0);
+__global__ void zero_rows_kernel(Matrix matrix, int64_t columns) {
+  T* row = matrix.row<T>(blockIdx.x);
+  for (int64_t i = threadIdx.x; i < columns; i += kThreads) row[i] = from_real<T>(0);
 }
 
 // A block sums 32 columns over all rows, 32 rows at a time; always in the same order.
@@ -97,7 +95,7 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   Real sum = 0;
   if (j < c.columns) {
     for (int64_t r = step; r < end; r += 32) {
-      const Real dz = to_real(static_cast<const T*>(c.dz)[r * c.stride + j]);
+      const Real dz = to_real(c.dz.row<T>(r)[j]);
       sum += dz * (c.row_factor != nullptr ? c.row_factor[r] : 1.0f);
     }
   }
@@ -109,16 +107,16 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   Real* sums = static_cast<Real*>(c.sums) + j;
   if (c.adds) sum += *sums;
   const Real stored = sum * static_cast<Real>(c.to_factor);
-  if (c.to == nullptr) {
+  if (c.to.data == nullptr) {
     *sums = sum;
   } else if constexpr (std::is_same_v<T, double>) {
-    store(static_cast<double*>(c.to) + j, stored, c.accumulate);
-  } else if (c.to_dtype == DType::kF32) {
-    store(static_cast<float*>(c.to) + j, stored, c.accumulate);
-  } else if (c.to_dtype == DType::kBF16) {
-    store(static_cast<__nv_bfloat16*>(c.to) + j, stored, c.accumulate);
+    store(c.to.row<double>(0) + j, stored, c.accumulate);
+  } else if (c.to.dtype == DType::kF32) {
+    store(c.to.row<float>(0) + j, stored, c.accumulate);
+  } else if (c.to.dtype == DType::kBF16) {
+    store(c.to.row<__nv_bfloat16>(0) + j, stored, c.accumulate);
   } else {
-    store(static_cast<__half*>(c.to) + j, stored, c.accumulate);
+    store(c.to.row<__half>(0) + j, stored, c.accumulate);
   }
 }
 
@@ -134,52 +132,44 @@ __global__ void store_vector_kernel(const RealOf<T>* from, int64_t count, RealOf
 void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Scalars* scalars,
                            const Queue& queue) {
   const auto rows = static_cast<unsigned>(s.rows);
-  const DType sums = s.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const bool aligned = is_aligned8(s.from, sums, s.from_stride, s.columns) &&
-                       is_aligned8(s.to, s.dtype, s.to_stride, s.columns);
+  const bool aligned = is_aligned8(s.from, s.columns) && is_aligned8(s.to, s.columns);
   const unsigned others = s.zeroes_ignored ? blocks_for(in.tokens, kThreads / 32) : 0;
-  for_any_dtype(s.dtype, [&](auto type) {
+  for_any_dtype(s.to.dtype, [&](auto type) {
     using T = decltype(type);
     auto kernel = aligned ? store_d_hidden_kernel<T, true, void> : store_d_hidden_kernel<T, false, void>;
     if (s.terms.count > 0) {
       if (!aligned) throw Error(Status::kInternal, "d_hidden: terms that are left need aligned rows");
       if constexpr (!std::is_same_v<T, double>) {
-        kernel = s.terms.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
-                                               : store_d_hidden_kernel<T, true, __half>;
+        kernel = s.terms.dz.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
+                                                  : store_d_hidden_kernel<T, true, __half>;
       }
     }
-    queue.launch(kernel, rows + others, kThreads, 0, s, in, scalars);
+    queue.launch("store_d_hidden", kernel, rows + others, kThreads, 0, s, in, scalars);
   });
-  check_launch("store_d_hidden");
 }
 
-void launch_zero_rows(void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                      const Queue& queue) {
+void launch_zero_rows(const Matrix& matrix, int64_t rows, int64_t columns, const Queue& queue) {
   if (rows == 0) return;
-  for_any_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    queue.launch(zero_rows_kernel<T>, static_cast<unsigned>(rows), kThreads, 0, static_cast<T*>(data), stride,
-                 columns);
+  for_any_dtype(matrix.dtype, [&](auto type) {
+    queue.launch("zero_rows", zero_rows_kernel<decltype(type)>, static_cast<unsigned>(rows), kThreads, 0,
+                 matrix, columns);
   });
-  check_launch("zero_rows");
 }
 
 void launch_column_sums(const ColumnSums& c, const Queue& queue) {
-  for_any_dtype(c.dtype, [&](auto type) {
-    queue.launch(column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32), 1024, 0, c);
+  for_any_dtype(c.dz.dtype, [&](auto type) {
+    queue.launch("column_sums", column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32), 1024, 0, c);
   });
-  check_launch("column_sums");
 }
 
 void launch_store_vector(const void* from, int64_t count, double factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue) {
   for_any_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    queue.launch(store_vector_kernel<T>, blocks_for(count, kThreads), kThreads, 0,
+    queue.launch("store_vector", store_vector_kernel<T>, blocks_for(count, kThreads), kThreads, 0,
                  static_cast<const RealOf<T>*>(from), count, static_cast<RealOf<T>>(factor),
                  static_cast<T*>(to), accumulate);
   });
-  check_launch("store_vector");
 }
 
 }  // namespace logitless::cuda

@@ -25,6 +25,18 @@ __device__ __forceinline__ Vector8<T> load8(const T* from, int left) {
   }
 }
 
+template <class To, class From>
+__device__ __forceinline__ Vector8<To> converted(const Vector8<From>& from) {
+  if constexpr (std::is_same_v<From, To>) {
+    return from;
+  } else {
+    Vector8<To> to;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) to.x[k] = from_real<To>(to_real(from.x[k]));
+    return to;
+  }
+}
+
 // Of an aligned row that nobody will read again soon: what is in L2 stays there.
 template <class T>
 __device__ __forceinline__ Vector8<T> load8_once(const T* from) {
@@ -43,8 +55,13 @@ struct Extent {
 
 // Elements of rows, the last of which ends with its columns.
 template <class T>
-__device__ __forceinline__ Extent extent_of(const T* rows, int64_t count, int64_t stride, int64_t columns) {
-  return {rows, rows + (count - 1) * stride + columns};
+__device__ __forceinline__ Extent extent_of(const ConstMatrix& m, int64_t rows, int64_t columns) {
+  return {m.row<T>(0), m.row<T>(rows - 1) + columns};
+}
+// Of one row.
+template <class T>
+__device__ __forceinline__ Extent extent_of(const T* row, int64_t columns) {
+  return {row, row + columns};
 }
 
 // Eight elements wherever they begin are loaded in two steps, so that no load waits for another: first the
@@ -129,9 +146,9 @@ __device__ __forceinline__ Vector8<T> end_load8(const Pieces8<T>& loaded, int le
   return elements8(loaded, left);
 }
 
-inline bool is_aligned8(const void* data, DType dtype, int64_t stride, int64_t columns) {
-  const auto bytes = static_cast<uint64_t>(stride) * size_of(dtype);
-  return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(data) | bytes) % 16) == 0;
+inline bool is_aligned8(const ConstMatrix& m, int64_t columns) {
+  const auto bytes = static_cast<uint64_t>(m.stride) * size_of(m.dtype);
+  return columns % 8 == 0 && ((reinterpret_cast<uintptr_t>(m.data) | bytes) % 16) == 0;
 }
 
 }  // namespace logitless::cuda

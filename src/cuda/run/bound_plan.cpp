@@ -11,7 +11,7 @@
 #include "cuda/run/exact/arena.h"
 #include "cuda/run/exact/run.h"
 #include "cuda/run/runner.h"
-#include "cuda/run/thinned/run.h"
+#include "cuda/run/thinned/thinned.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/replay.h"
 
@@ -51,6 +51,46 @@ RunnerOf<Real> runner_of(const Problem& problem, const Buffers& buffers, const P
       .products = std::abs(problem.scale) >= double{std::numeric_limits<Real>::min()} && problem.vocab > 0,
       .group = group,
   };
+}
+
+// Whether d_bias is made from a sum in the workspace at the end of the run: where no chunk of an exact plan
+// writes it.
+template <class Real>
+bool ends_with_d_bias(const RunnerOf<Real>& run) {
+  return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
+}
+
+// What no product will write: d_classifier when there are no rows or logits do not depend on the matrices.
+template <class Real>
+void clear_gradients(const RunnerOf<Real>& run) {
+  const Problem& p = run.problem;
+  if (p.vocab == 0) return;  // of a rank of a group
+  if (ends_with_d_bias(run)) {
+    run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(Real));
+  }
+  if (run.products && p.tokens > 0) return;
+  if (p.has.d_classifier && !p.accumulate.d_classifier) {
+    launch_zero_rows(run.d_classifier(), p.vocab, p.hidden, run.queue);
+  }
+}
+
+// What is still in the workspace, at the end of the run.
+template <class Real>
+void finish_gradients(const RunnerOf<Real>& run) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const ArenaOf<Real>& a = run.arena;
+  if (p.has.d_hidden && !p.accumulate.d_hidden && !run.products) {
+    launch_zero_rows(run.d_hidden(), p.tokens, p.hidden, run.queue);
+  }
+  if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
+    launch_store_matrix(run.padded(a.d_classifier, p.stats_dtype()), run.d_classifier(), p.vocab, p.hidden,
+                        p.accumulate.d_classifier, run.queue);
+  }
+  if (ends_with_d_bias(run) && p.vocab > 0) {
+    launch_store_vector(a.d_bias, p.vocab, run.bias_gradient_scale(), b.d_bias, p.dtype.d_bias,
+                        p.accumulate.d_bias, run.queue);
+  }
 }
 
 // Around what exact and thinned plans do.

@@ -12,51 +12,46 @@ bool copies_hidden(const RunnerOf<Real>& run) {
 }
 
 template <class Real>
-Operand hidden_of(const RunnerOf<Real>& run, const Chunk& chunk) {
-  const Buffers& b = run.buffers;
-  if (!copies_hidden(run)) {
-    return {at(b.hidden, run.problem.dtype.hidden, chunk.first * b.hidden_stride), b.hidden_stride};
-  }
-  const bool to_output = run.detail.source == HiddenSource::kOutput;
-  return {to_output ? b.d_hidden : run.arena.hidden,
-          to_output ? operand_stride_in_d_hidden(run.problem, b) : run.depth()};
+Matrix copied_hidden(const RunnerOf<Real>& run) {
+  if (run.detail.source != HiddenSource::kOutput) return run.padded(run.arena.hidden, run.dtype());
+  return {run.buffers.d_hidden, run.dtype(), operand_stride_in_d_hidden(run.problem, run.buffers)};
+}
+
+template <class Real>
+ConstMatrix hidden_of(const RunnerOf<Real>& run, const Chunk& chunk) {
+  if (!copies_hidden(run)) return run.hidden().from(chunk.first);
+  return copied_hidden(run);
 }
 
 // Of the rows and their copies.
 template <class Real>
 LoadRows<Real> rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
-  const Problem& p = run.problem;
-  const Buffers& b = run.buffers;
   LoadRows<Real> l{};
   l.rows = chunk.rows;
   l.row_count = chunk.row_count;
-  l.from_dtype = p.dtype.hidden;
-  l.from_stride = b.hidden_stride;
-  l.columns = p.hidden;
+  l.from = run.hidden();
+  l.columns = run.problem.hidden;
   l.row_map = run.arena.row_map + chunk.first;
-  l.classifier = b.classifier;
-  l.classifier_dtype = p.dtype.classifier;
-  l.classifier_stride = b.classifier_stride;
-  if (!copies_hidden(run)) return l;
-  const Operand hidden = hidden_of(run, chunk);
-  l.from = b.hidden;
-  l.to = const_cast<void*>(hidden.data);
-  l.to_dtype = run.dtype();
-  l.to_stride = hidden.stride;
-  l.padded = run.depth();
+  l.classifier = run.classifier();
+  if (copies_hidden(run)) {
+    l.to = copied_hidden(run);
+    l.padded = run.depth();
+  } else {
+    l.from.data = nullptr;
+  }
   return l;
 }
 
 }  // namespace
 
 template <class Real>
-Operand load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits) {
+ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   const ArenaOf<Real>& a = run.arena;
   LoadRows<Real> l = rows_of(run, chunk);
   if (wants_target_logits) {
-    l.from = b.hidden;
+    l.from = run.hidden();
     l.target_logit = a.target_logit;
     l.anchor = a.anchor;
     l.target = a.target + chunk.first;
@@ -72,7 +67,8 @@ Operand load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_targ
     l.tail = a.exps;
     l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
-  const bool any = l.from != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
+  const bool any =
+      l.from.data != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
   if (any) launch_load_rows(l, run.queue);
   return hidden_of(run, chunk);
 }
@@ -83,20 +79,14 @@ void reload_hidden(const Runner& run, const Chunk& chunk) {
 
 template <class Real>
 void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk) {
-  const Problem& p = run.problem;
-  const Buffers& b = run.buffers;
   TargetLogits<Real> t{};
   t.rows = chunk.rows;
-  t.columns = p.hidden;
+  t.columns = run.problem.hidden;
   t.row_count = chunk.row_count;
   t.row_map = run.arena.row_map + chunk.first;
   t.target = run.arena.target + chunk.first;
-  t.hidden = b.hidden;
-  t.hidden_dtype = p.dtype.hidden;
-  t.hidden_stride = b.hidden_stride;
-  t.classifier = b.classifier;
-  t.classifier_dtype = p.dtype.classifier;
-  t.classifier_stride = b.classifier_stride;
+  t.hidden = run.hidden();
+  t.classifier = run.classifier();
   t.operand_dtype = run.dtype();
   t.transform = run.transform.from(chunk.first, 0);
   t.logits = run.arena.target_logits;
@@ -119,17 +109,12 @@ bool holds_whole_classifier(const RunnerOf<Real>& run) {
 template <class Real>
 void copy_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition,
                      int64_t step = 1) {
-  const Problem& p = run.problem;
-  const Buffers& b = run.buffers;
   RowsCopy c{};
-  c.from = at(b.classifier, p.dtype.classifier, window.first * step * b.classifier_stride);
-  c.from_dtype = p.dtype.classifier;
-  c.from_stride = step * b.classifier_stride;
-  c.to = run.arena.window;
-  c.to_dtype = run.dtype();
-  c.to_stride = run.depth();
+  c.from = run.classifier().from(window.first * step);
+  c.from.stride *= step;
+  c.to = run.padded(run.arena.window, run.dtype());
   c.rows = window.columns;
-  c.columns = p.hidden;
+  c.columns = run.problem.hidden;
   c.padded = run.depth();
   c.condition = condition;
   launch_copy_rows(c, run.queue);
@@ -143,29 +128,25 @@ void load_whole_classifier(const RunnerOf<Real>& run) {
 }
 
 template <class Real>
-Operand loaded_classifier(const RunnerOf<Real>& run, const Window& window) {
-  const Buffers& b = run.buffers;
-  if (!run.detail.copies_classifier) {
-    return {at(b.classifier, run.problem.dtype.classifier, window.first * b.classifier_stride),
-            b.classifier_stride};
-  }
-  const int64_t first = holds_whole_classifier(run) ? window.first : 0;
-  return {at(run.arena.window, run.dtype(), first * run.depth()), run.depth()};
+ConstMatrix loaded_classifier(const RunnerOf<Real>& run, const Window& window) {
+  if (!run.detail.copies_classifier) return run.classifier().from(window.first);
+  return run.padded(run.arena.window, run.dtype()).from(holds_whole_classifier(run) ? window.first : 0);
 }
 
 template <class Real>
-Operand load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition) {
+ConstMatrix load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition) {
   if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
   return loaded_classifier(run, window);
 }
 
-Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition) {
+ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition) {
   if (run.detail.copies_classifier && !holds_whole_classifier(run)) {
     copy_classifier(run, window, condition, step);
     return loaded_classifier(run, window);
   }
-  const Operand all = loaded_classifier(run, {window.first * step, window.columns});
-  return {all.data, step * all.stride};
+  ConstMatrix all = loaded_classifier(run, {window.first * step, window.columns});
+  all.stride *= step;
+  return all;
 }
 
 template <class Real>
@@ -182,8 +163,8 @@ RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window) {
 }
 
 template <class Real>
-LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
-                                     const Window& window, const Operand& classifier) {
+LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                                     const Window& window, const ConstMatrix& classifier) {
   const Problem& p = run.problem;
   LogitsProductOf<Real> product;
   product.dtype = run.dtype();
@@ -219,20 +200,20 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args) {
   }
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                                  \
-  template Operand load_rows(const RunnerOf<Real>&, const Chunk&, bool);                             \
-  template void make_target_logits(const RunnerOf<Real>&, const Chunk&);                             \
-  template int64_t widest_window(const RunnerOf<Real>&);                                             \
-  template void load_whole_classifier(const RunnerOf<Real>&);                                        \
-  template Operand load_classifier(const RunnerOf<Real>&, const Window&, const Condition&);          \
-  template const Real* class_weight_of(const RunnerOf<Real>&, const Window&);                        \
-  template RowSumsOf<Real> row_sums(const RunnerOf<Real>&, const Window&);                           \
-  template LogitsProductOf<Real> logits_product(const RunnerOf<Real>&, const Chunk&, const Operand&, \
-                                                const Window&, const Operand&);                      \
+#define LOGITLESS_INSTANTIATE(Real)                                                                      \
+  template ConstMatrix load_rows(const RunnerOf<Real>&, const Chunk&, bool);                             \
+  template void make_target_logits(const RunnerOf<Real>&, const Chunk&);                                 \
+  template int64_t widest_window(const RunnerOf<Real>&);                                                 \
+  template void load_whole_classifier(const RunnerOf<Real>&);                                            \
+  template ConstMatrix load_classifier(const RunnerOf<Real>&, const Window&, const Condition&);          \
+  template const Real* class_weight_of(const RunnerOf<Real>&, const Window&);                            \
+  template RowSumsOf<Real> row_sums(const RunnerOf<Real>&, const Window&);                               \
+  template LogitsProductOf<Real> logits_product(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, \
+                                                const Window&, const ConstMatrix&);                      \
   template void launch_logits(const RunnerOf<Real>&, const LogitsArgsOf<Real>&);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)
 #undef LOGITLESS_INSTANTIATE
-template Operand loaded_classifier(const Runner&, const Window&);
+template ConstMatrix loaded_classifier(const Runner&, const Window&);
 
 }  // namespace logitless::cuda

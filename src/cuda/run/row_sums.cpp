@@ -8,9 +8,10 @@
 namespace logitless::cuda {
 
 template <class Real>
-void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active) {
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+              const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
     LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
     product.row_block_active = active;
     launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, window)}});
@@ -56,19 +57,17 @@ Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
   return c;
 }
 
-KeptExps kept_exps_of(const Runner& run, const Operand& hidden) {
-  const Problem& p = run.problem;
+KeptExps kept_exps_of(const Runner& run, const ConstMatrix& hidden) {
   KeptExps k{};
   if (run.detail.kept_columns == 0) return k;
-  k.exps = run.arena.exps;
-  k.dtype = run.dtype();
+  k.exps = run.exps();
   k.columns = run.detail.kept_columns;
-  k.stride = exps_stride(p, run.detail);
   k.base_2 = run.traits().base_2;
   k.transform = run.transform;
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
-  if (p.has.d_classifier) k.hidden = const_cast<void*>(hidden.data);
-  k.hidden_stride = hidden.stride;
+  if (run.problem.has.d_classifier) {
+    k.hidden = {const_cast<void*>(hidden.data), hidden.dtype, hidden.stride};
+  }
   k.depth = run.depth();
   return k;
 }
@@ -92,7 +91,7 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
 }  // namespace
 
 template <class Real>
-void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, bool anchored) {
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, bool anchored) {
   const Problem& p = run.problem;
   FinishChunkOf<Real> f{};
   f.first = chunk.first;
@@ -114,9 +113,9 @@ void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& 
   launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                            \
-  template void sum_rows(const RunnerOf<Real>&, const Chunk&, const Operand&, const uint8_t*); \
-  template void finish_chunk(const RunnerOf<Real>&, const Chunk&, const Operand&, bool);
+#define LOGITLESS_INSTANTIATE(Real)                                                                \
+  template void sum_rows(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, const uint8_t*); \
+  template void finish_chunk(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, bool);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)
 #undef LOGITLESS_INSTANTIATE

@@ -1,6 +1,6 @@
 #pragma once
-// One run on a device, and its parts that exact and thinned plans have in common: operands.cpp, row_sums.cpp,
-// outputs.cpp. cuda_plan.cpp is the order of things, with exact/ or thinned/ in the middle.
+// One run on a device, and its parts that exact and thinned plans have in common: operands.cpp, row_sums.cpp.
+// bound_plan.cpp is the order of things, with exact/ or thinned/ in the middle.
 #include "core/buffers.h"
 #include "core/communicator.h"
 #include "core/problem.h"
@@ -10,12 +10,6 @@
 #include "cuda/runtime/queue.h"
 
 namespace logitless::cuda {
-
-// A matrix that a product reads.
-struct Operand {
-  const void* data = nullptr;
-  int64_t stride = 0;
-};
 
 // Rows [first, first + rows) of the computed ones, as far as they exist.
 struct Chunk {
@@ -47,6 +41,18 @@ struct RunnerOf {
 
   // Whether the sums of rows are those of all ranks, which tell each other.
   bool exchanges() const { return problem.group_size > 1 && problem.needs_forward(); }
+  // The caller's.
+  ConstMatrix hidden() const { return {buffers.hidden, problem.dtype.hidden, buffers.hidden_stride}; }
+  ConstMatrix classifier() const {
+    return {buffers.classifier, problem.dtype.classifier, buffers.classifier_stride};
+  }
+  Matrix d_hidden() const { return {buffers.d_hidden, problem.dtype.d_hidden, buffers.d_hidden_stride}; }
+  Matrix d_classifier() const {
+    return {buffers.d_classifier, problem.dtype.d_classifier, buffers.d_classifier_stride};
+  }
+  // Of the run's own, with rows as long as the operands'.
+  Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
+  Matrix exps() const { return {arena.exps, dtype(), exps_stride(problem, detail)}; }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
@@ -56,13 +62,6 @@ struct RunnerOf {
   double bias_gradient_scale() const { return problem.bias_scale / gradient_scale(); }
 };
 using Runner = RunnerOf<float>;
-
-inline const void* at(const void* data, DType dtype, int64_t index) {
-  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
-}
-inline void* at(void* data, DType dtype, int64_t index) {
-  return static_cast<char*>(data) + index * static_cast<int64_t>(size_of(dtype));
-}
 
 // Calls body(Window) for columns [first, end), `width` at a time.
 template <class F>
@@ -82,7 +81,7 @@ void for_windows_backwards(int64_t end, int64_t width, F&& body) {
 // The first launch of a chunk: its rows, logits of its targets where they are wanted, and what its first
 // product or sum goes on from.
 template <class Real>
-Operand load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits);
+ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits);
 // Once more the rows alone, where they are copies.
 void reload_hidden(const Runner& run, const Chunk& chunk);
 // The whole classifier, once a run, where the plan has room for a copy of all of it.
@@ -90,20 +89,20 @@ template <class Real>
 void load_whole_classifier(const RunnerOf<Real>& run);
 // Rows of the classifier for a product. A window of it is copied where the condition holds.
 template <class Real>
-Operand load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
+ConstMatrix load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
 // The same of the window that was loaded last.
 template <class Real>
-Operand loaded_classifier(const RunnerOf<Real>& run, const Window& window);
+ConstMatrix loaded_classifier(const RunnerOf<Real>& run, const Window& window);
 // The same of a sample, every step-th row of the classifier: of these, those of the window.
-Operand load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
+ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
 // Columns whose operands can be had at once.
 template <class Real>
 int64_t widest_window(const RunnerOf<Real>& run);
 template <class Real>
 void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
 template <class Real>
-LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
-                                     const Window& window, const Operand& classifier);
+LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                                     const Window& window, const ConstMatrix& classifier);
 // Sums of a window's logits in the slots, and logits of targets.
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);
@@ -118,24 +117,14 @@ void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk);
 // ---- row_sums.cpp
 // Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
 template <class Real>
-void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+              const uint8_t* active);
 // Whether sums that are relative to an anchor come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);
 // From a chunk's statistics to outputs, coefficients, factors of kept exps and, after the last chunk, the
 // loss. anchored: the sums are relative to anchors.
 template <class Real>
-void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden, bool anchored);
-
-// ---- outputs.cpp
-// Rows of d_classifier from a matrix of padded ones.
-template <class Real>
-void store_matrix(const RunnerOf<Real>& run, const void* from, DType from_dtype, const Window& window,
-                  bool accumulate);
-// What no product will write, before the run; what is still in the workspace, at its end.
-template <class Real>
-void clear_gradients(const RunnerOf<Real>& run);
-template <class Real>
-void finish_gradients(const RunnerOf<Real>& run);
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, bool anchored);
 
 }  // namespace logitless::cuda

@@ -14,9 +14,4 @@ inline void check(cudaError_t error, const char* what) {
   throw Error(status, std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
 }
 
-// After a launch. Does not wait for the kernel.
-inline void check_launch(const char* kernel) {
-  check(cudaGetLastError(), kernel);
-}
-
 }  // namespace logitless::cuda

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 
 #include "core/status.h"
 #include "cuda/runtime/check.h"
@@ -38,14 +37,14 @@ int type_of(DType dtype) {  // cudaDataType_t
 }
 
 int compute_of(const Gemm& g) {
-  if (g.operand_dtype == DType::kF64) return lt::kComputeF64;
-  return g.allow_tf32 && g.operand_dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
+  if (g.a.dtype == DType::kF64) return lt::kComputeF64;
+  return g.allow_tf32 && g.a.dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
 }
 
-// The largest power of two up to 256 that divides a pointer and the bytes of its rows.
-uint32_t alignment_of(const void* pointer, int64_t stride, DType dtype) {
+// The largest power of two up to 256 that divides the address of a matrix and the bytes of its rows.
+uint32_t alignment_of(const ConstMatrix& m) {
   const uint64_t bits =
-      reinterpret_cast<uint64_t>(pointer) | static_cast<uint64_t>(stride) * size_of(dtype) | 256u;
+      reinterpret_cast<uint64_t>(m.data) | static_cast<uint64_t>(m.stride) * size_of(m.dtype) | 256u;
   return 1u << std::countr_zero(bits);
 }
 
@@ -57,36 +56,23 @@ int64_t whole_pieces(int64_t extent, DType dtype) {
   return extent / lanes * lanes;
 }
 
-// A product as far as its algorithm goes.
+// A product as far as its algorithm goes: what its operation is remembered by.
 struct Form {
-  Gemm g;  // its pointers are not looked at
+  int device;
+  Gemm g;  // its pointers are null, but for alpha where there is one
   uint32_t align_a, align_b, align_c;
   size_t scratch_bytes;
+
+  auto operator<=>(const Form&) const = default;
 };
 
-using Key = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int, bool, bool,
-                       bool, bool, uint32_t, uint32_t, uint32_t, size_t>;
-
-Key key_of(int device, const Form& form) {
-  const Gemm& g = form.g;
-  return {device,
-          g.m,
-          g.n,
-          g.k,
-          g.a_stride,
-          g.b_stride,
-          g.c_stride,
-          static_cast<int>(g.operand_dtype),
-          static_cast<int>(g.c_dtype),
-          compute_of(g),
-          g.transpose_a,
-          g.transpose_b,
-          g.beta != 0,
-          g.alpha != nullptr,
-          form.align_a,
-          form.align_b,
-          form.align_c,
-          form.scratch_bytes};
+Form form_of(const Gemm& g, int device, size_t scratch_bytes) {
+  static const float any = 1;
+  Form form{device, g, alignment_of(g.a), alignment_of(g.b), alignment_of(g.c), scratch_bytes};
+  form.g.a.data = form.g.b.data = form.g.c.data = nullptr;
+  form.g.alpha = g.alpha != nullptr ? &any : nullptr;
+  form.g.zero_one = nullptr;
+  return form;
 }
 
 // A's rows in memory are tokens, whose number may be new at every call, and the search for an algorithm takes
@@ -104,7 +90,7 @@ class Operation {
  public:
   Operation(const CublasLt& functions, const Form& form) : f(functions) {
     const Gemm& g = form.g;
-    const int type = type_of(g.operand_dtype);
+    const int type = type_of(g.a.dtype);
     check_lt(f.desc_create(&desc, compute_of(g), type == CUDA_R_64F ? type : CUDA_R_32F), "MatmulDescCreate");
     const int32_t trans_a = g.transpose_b ? lt::kOpT : lt::kOpN;
     const int32_t trans_b = g.transpose_a ? lt::kOpT : lt::kOpN;
@@ -113,11 +99,11 @@ class Operation {
     const int32_t mode = g.alpha != nullptr ? lt::kModeDevice : lt::kModeHost;
     check_lt(f.desc_set(desc, lt::kPointerMode, &mode, sizeof mode), "MatmulDescSetAttribute");
     const auto m = static_cast<uint64_t>(g.m), n = static_cast<uint64_t>(g.n), k = static_cast<uint64_t>(g.k);
-    check_lt(f.layout_create(&a, type, g.transpose_b ? k : n, g.transpose_b ? n : k, g.b_stride),
+    check_lt(f.layout_create(&a, type, g.transpose_b ? k : n, g.transpose_b ? n : k, g.b.stride),
              "LayoutCreate");
-    check_lt(f.layout_create(&b, type, g.transpose_a ? m : k, g.transpose_a ? k : m, g.a_stride),
+    check_lt(f.layout_create(&b, type, g.transpose_a ? m : k, g.transpose_a ? k : m, g.a.stride),
              "LayoutCreate");
-    check_lt(f.layout_create(&c, type_of(g.c_dtype), n, m, g.c_stride), "LayoutCreate");
+    check_lt(f.layout_create(&c, type_of(g.c.dtype), n, m, g.c.stride), "LayoutCreate");
   }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -178,37 +164,34 @@ class Known {
     return kept;
   }
 
-  std::shared_ptr<const Operation> operation(const CublasLt& f, CublasLt::Handle handle, int device,
-                                             const Form& form) {
+  std::shared_ptr<const Operation> operation(const CublasLt& f, CublasLt::Handle handle, const Form& form) {
     const std::lock_guard lock(mutex_);
-    const Key key = key_of(device, form);
-    const auto at = operations_.find(key);
+    const auto at = operations_.find(form);
     if (at != operations_.end()) return at->second;
     auto made = std::make_shared<Operation>(f, form);
     const Form largest = largest_of_class(form);
-    made->algorithm = algorithm(f, handle, device, largest);
-    if (key_of(device, largest) != key && !made->takes(handle, form, made->algorithm)) {
+    made->algorithm = algorithm(f, handle, largest);
+    if (largest != form && !made->takes(handle, form, made->algorithm)) {
       made->algorithm = made->find_algorithm(handle, form);
     }
     if (operations_.size() >= kMost) operations_.clear();
-    return operations_.emplace(key, std::move(made)).first->second;
+    return operations_.emplace(form, std::move(made)).first->second;
   }
 
  private:
   static constexpr size_t kMost = 4096;
 
-  const lt::Algorithm& algorithm(const CublasLt& f, CublasLt::Handle handle, int device, const Form& form) {
-    const Key key = key_of(device, form);
-    const auto at = algorithms_.find(key);
+  const lt::Algorithm& algorithm(const CublasLt& f, CublasLt::Handle handle, const Form& form) {
+    const auto at = algorithms_.find(form);
     if (at != algorithms_.end()) return at->second;
     if (algorithms_.size() >= kMost) algorithms_.clear();
-    return algorithms_.emplace(key, Operation(f, form).find_algorithm(handle, form)).first->second;
+    return algorithms_.emplace(form, Operation(f, form).find_algorithm(handle, form)).first->second;
   }
 
   std::mutex mutex_;
   std::map<int, CublasLt::Handle> handles_;  // by device, kept for the life of the process
-  std::map<Key, lt::Algorithm> algorithms_;
-  std::map<Key, std::shared_ptr<const Operation>> operations_;
+  std::map<Form, lt::Algorithm> algorithms_;
+  std::map<Form, std::shared_ptr<const Operation>> operations_;
 };
 
 void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
@@ -229,34 +212,28 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
   if (f == nullptr) throw Error(Status::kBackendUnavailable, why_not);
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  Form form{g, alignment_of(g.a, g.a_stride, g.operand_dtype), alignment_of(g.b, g.b_stride, g.operand_dtype),
-            alignment_of(g.c, g.c_stride, g.c_dtype), scratch_bytes};
   Known& known = Known::instance();
   const CublasLt::Handle handle = known.handle(*f, device);
-  const std::shared_ptr<const Operation> op = known.operation(*f, handle, device, form);
+  const std::shared_ptr<const Operation> op = known.operation(*f, handle, form_of(g, device, scratch_bytes));
   const float one = 1;
   const double wide_one = 1, wide_beta = g.beta;
   const void* alpha = g.alpha != nullptr ? g.alpha : &one;
   const void* beta = g.alpha != nullptr ? g.zero_one + (g.beta != 0 ? 1 : 0) : &g.beta;
-  if (g.operand_dtype == DType::kF64) {
+  if (g.a.dtype == DType::kF64) {
     alpha = &wide_one;
     beta = &wide_beta;
   }
-  check_lt(f->matmul(handle, op->desc, alpha, g.b, op->a, g.a, op->b, beta, g.c, op->c, g.c, op->c,
-                     &op->algorithm, scratch, scratch_bytes, stream),
+  check_lt(f->matmul(handle, op->desc, alpha, g.b.data, op->a, g.a.data, op->b, beta, g.c.data, op->c,
+                     g.c.data, op->c, &op->algorithm, scratch, scratch_bytes, stream),
            "Matmul");
-}
-
-const void* element(const void* data, DType dtype, int64_t index) {
-  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
 }
 
 // Rows [first, first + rows) of a product with a transposed A.
 Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
   Gemm part = g;
   part.m = rows;
-  part.a = element(g.a, g.operand_dtype, first);
-  part.c = const_cast<void*>(element(g.c, g.c_dtype, first * g.c_stride));
+  part.a = g.a.from(0, first);
+  part.c = g.c.from(first);
   return part;
 }
 
@@ -264,15 +241,15 @@ Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
 Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
   Gemm part = g;
   part.k = terms;
-  part.a = element(g.a, g.operand_dtype, first);
-  part.b = element(g.b, g.operand_dtype, g.transpose_b ? first : first * g.b_stride);
+  part.a = g.a.from(0, first);
+  part.b = g.transpose_b ? g.b.from(0, first) : g.b.from(first);
   return part;
 }
 
 void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
   // What of A lies side by side in memory.
   const int64_t extent = g.transpose_a ? g.m : g.k;
-  const int64_t whole = whole_pieces(extent, g.operand_dtype);
+  const int64_t whole = whole_pieces(extent, g.a.dtype);
   if (whole == extent || whole == 0) {
     multiply(g, scratch, scratch_bytes, stream);
   } else if (g.transpose_a) {

@@ -1,8 +1,9 @@
 #pragma once
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "cuda/runtime/matrix.h"
 
 namespace logitless::cuda {
 
@@ -12,22 +13,19 @@ class Queue;
 // float64 operands in float64.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;  // [m, k], or [k, m] when transposed
-  int64_t a_stride = 0;     // elements from row to row, as all strides
+  ConstMatrix a;  // [m, k], or [k, m] when transposed
   bool transpose_a = false;
-  const void* b = nullptr;  // [k, n], or [n, k] when transposed
-  int64_t b_stride = 0;
+  ConstMatrix b;  // of A's dtype; [k, n], or [n, k] when transposed
   bool transpose_b = false;
-  DType operand_dtype = DType::kBF16;  // of A and B
-  bool allow_tf32 = false;             // fp32 operands may be rounded to it
-  void* c = nullptr;
-  int64_t c_stride = 0;
-  DType c_dtype = DType::kF32;  // fp32 or that of the operands; float64 of float64 operands
-  float beta = 0;               // 0 or 1
+  bool allow_tf32 = false;  // fp32 operands may be rounded to it
+  Matrix c;                 // fp32 or of the operands' dtype; float64 of float64 operands
+  float beta = 0;           // 0 or 1
   // Device scalars: alpha (null: 1), and then also where a 0 and a 1 lie, as cuBLASLt wants beta beside
   // alpha. Not with float64 operands.
   const float* alpha = nullptr;
   const float* zero_one = nullptr;
+
+  auto operator<=>(const Gemm&) const = default;
 };
 
 // Scratch that cuBLASLt may use for split-K sums.

@@ -17,19 +17,19 @@ class Queue {
   Queue(cudaStream_t stream) : stream_(stream) {}  // NOLINT(google-explicit-constructor)
   explicit Queue(Recording* recording) : recording_(recording) {}
 
-  // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...); check_launch() finds what went wrong.
+  // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...). name: for errors.
   template <class... Parameters>
-  void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes,
+  void launch(const char* name, void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes,
               const std::type_identity_t<Parameters>&... arguments) const {
     cudaLaunchConfig_t config{};
     config.gridDim = blocks;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = shared_bytes;
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-    launch(config, kernel_pointer(kernel), pointers);
+    launch(name, config, kernel_pointer(kernel), pointers);
   }
   // The same with attributes; config's stream is not looked at.
-  void launch(cudaLaunchConfig_t config, const void* kernel, void** arguments) const;
+  void launch(const char* name, cudaLaunchConfig_t config, const void* kernel, void** arguments) const;
 
   void clear(void* data, size_t bytes) const;
 

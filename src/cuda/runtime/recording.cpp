@@ -5,12 +5,13 @@
 
 namespace logitless::cuda {
 
-void Queue::launch(cudaLaunchConfig_t config, const void* kernel, void** arguments) const {
+void Queue::launch(const char* name, cudaLaunchConfig_t config, const void* kernel, void** arguments) const {
   config.stream = stream_;
   if (recording_ != nullptr) {
     recording_->launch(config, kernel, arguments);
   } else {
-    cudaLaunchKernelExC(&config, kernel, arguments);  // an error stays for check_launch()
+    cudaLaunchKernelExC(&config, kernel, arguments);
+    check(cudaGetLastError(), name);  // which would stay, and be taken for another launch's
   }
 }
 

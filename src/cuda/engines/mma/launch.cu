@@ -59,10 +59,9 @@ void launch_logits(const LogitsArgs& args, const Device& device, const Queue& qu
         params.stages = plan.stages;
         params.ahead = (plan.stages - 1) / params.depth_blocks + 2;
         void* arguments[] = {&params};
-        queue.launch(launch, kernel, arguments);
+        queue.launch("mma logits kernel", launch, kernel, arguments);
       },
       args.of_epilogue);
-  check_launch("mma logits kernel");
 }
 
 }  // namespace logitless::cuda::mma

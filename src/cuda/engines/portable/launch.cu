@@ -1,3 +1,4 @@
+#include "core/status.h"
 #include "cuda/engines/portable/launch.h"
 
 #include <algorithm>
@@ -5,16 +6,11 @@
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/portable/thin_kernel.cuh"
 #include "cuda/engines/portable/top_kernel.cuh"
-#include "cuda/rows/dot_products.h"
-#include "cuda/runtime/check.h"
+#include "cuda/rows/rows.h"
 #include "cuda/runtime/gemm.h"
 
 namespace logitless::cuda::portable {
 namespace {
-
-const void* element(const void* data, DType dtype, int64_t index) {
-  return static_cast<const char*>(data) + index * static_cast<int64_t>(size_of(dtype));
-}
 
 // The part of the arguments that one block of logits sees.
 template <class Real>
@@ -36,16 +32,16 @@ template <class Real>
 void launch_stats(const LogitsProductOf<Real>& product, const RowSumsOf<Real>& args, const Tile<Real>& tile,
                   const Queue& queue) {
   const auto strips = static_cast<unsigned>((tile.columns + tile.strip - 1) / tile.strip);
-  queue.launch(stats_kernel<Real>, dim3(static_cast<unsigned>(tile.rows), strips), kRowThreads, 0,
-               {product, args}, tile);
+  queue.launch("portable row kernel", stats_kernel<Real>, dim3(static_cast<unsigned>(tile.rows), strips),
+               kRowThreads, 0, {product, args}, tile);
 }
 
 // A block of threads a row.
 template <class Kernel, class Args, class Real>
 void launch_rows(Kernel kernel, const LogitsProductOf<Real>& product, const Args& args,
                  const Tile<Real>& tile, const Queue& queue) {
-  queue.launch(kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0, RowParams<Args, Real>{product, args},
-               tile);
+  queue.launch("portable row kernel", kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0,
+               RowParams<Args, Real>{product, args}, tile);
 }
 
 template <class Real>
@@ -102,23 +98,20 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
       (args.column_offset % kStripColumns != 0 || (!whole && scratch.columns % kStripColumns != 0))) {
     throw Error(Status::kInternal, "portable sums that are batch-invariant need windows of whole strips");
   }
+  const ConstMatrix hidden{args.hidden, args.dtype, args.hidden_stride};
+  const ConstMatrix classifier{args.classifier, args.dtype, args.classifier_stride};
   Gemm g;
-  g.operand_dtype = args.dtype;
   g.allow_tf32 = args.allow_tf32;
-  g.a_stride = args.hidden_stride;
-  g.b_stride = args.classifier_stride;
   g.transpose_b = true;
-  g.c = scratch.logits;
-  g.c_dtype = std::is_same_v<Real, double> ? DType::kF64 : DType::kF32;
-  g.c_stride = scratch.columns;
+  g.c = {scratch.logits, std::is_same_v<Real, double> ? DType::kF64 : DType::kF32, scratch.columns};
   g.k = args.depth;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
       const Tile<Real> tile = tile_of<Real>(args, scratch, row, column);
       g.m = tile.rows;
       g.n = tile.columns;
-      g.a = element(args.hidden, args.dtype, row * args.hidden_stride);
-      g.b = element(args.classifier, args.dtype, column * args.classifier_stride);
+      g.a = hidden.from(row);
+      g.b = classifier.from(column);
       if (multiplies_by_dot_products(args)) {
         launch_dot_products(g, queue);
       } else {
@@ -129,7 +122,6 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
             launch_epilogue(static_cast<const LogitsProductOf<Real>&>(args), of_epilogue, tile, queue);
           },
           args.of_epilogue);
-      check_launch("portable row kernel");
     }
   }
 }

@@ -67,10 +67,9 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
         auto params = params_of(args, of_epilogue, raster, kBlockDepth);
         void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
                              const_cast<CUtensorMap*>(&out), &params};
-        queue.launch(launch, kernel, arguments);
+        queue.launch("logits kernel", launch, kernel, arguments);
       },
       args.of_epilogue);
-  check_launch("logits kernel");
 }
 
 }  // namespace logitless::cuda::sm90

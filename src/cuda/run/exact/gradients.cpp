@@ -8,7 +8,6 @@ namespace {
 
 template <class Real>
 void product(const RunnerOf<Real>& run, Gemm g) {
-  g.operand_dtype = run.dtype();
   g.allow_tf32 = run.problem.allow_tf32;
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
@@ -37,82 +36,65 @@ Terms left_terms(const RunnerOf<Real>& run) {
   const int64_t kept = d.kept_columns;
   const int64_t window =
       kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
-  const Buffers& b = run.buffers;
   return {.count = rest.columns,
-          .dtype = run.dtype(),
-          .dz = at(run.arena.exps, run.dtype(), rest.first - window),
-          .dz_stride = exps_stride(run.problem, d),
-          .matrix = at(b.classifier, run.dtype(), rest.first * b.classifier_stride),
-          .matrix_stride = b.classifier_stride};
+          .dz = run.exps().from(0, rest.first - window),
+          .matrix = run.classifier().from(rest.first)};
 }
 
 // d_hidden += dz [rows, columns] classifier [columns, D]
 template <class Real>
-void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
-                  const Operand& classifier) {
+void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
+                  const ConstMatrix& classifier) {
   Gemm g;
   g.m = chunk.rows;
   g.n = run.depth();
   g.k = std::min(window.columns, rest_of_vocabulary(run).first - window.first);
-  g.a = dz.data;
-  g.a_stride = dz.stride;
-  g.b = classifier.data;
-  g.b_stride = classifier.stride;
-  g.c = run.arena.d_hidden;
-  g.c_dtype = run.problem.stats_dtype();
-  g.c_stride = run.depth();
+  g.a = dz;
+  g.b = classifier;
+  g.c = run.padded(run.arena.d_hidden, run.problem.stats_dtype());
   g.beta = window.is_first ? 0.0f : 1.0f;
   product(run, g);
 }
 
 // d_classifier [columns, D] += factor dz^T hidden [rows, D]
 template <class Real>
-void add_d_classifier(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
-                      const Operand& hidden, const float* factor) {
+void add_d_classifier(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
+                      const ConstMatrix& dz, const ConstMatrix& hidden, const float* factor) {
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   Gemm g;
   g.m = window.columns;
   g.n = run.depth();
   g.k = chunk.rows;
-  g.a = dz.data;
-  g.a_stride = dz.stride;
+  g.a = dz;
   g.transpose_a = true;
-  g.b = hidden.data;
-  g.b_stride = hidden.stride;
+  g.b = hidden;
+  const Matrix out = run.d_classifier().from(window.first);
+  const bool accumulate = p.accumulate.d_classifier || !chunk.is_first;
   if (a.d_classifier != nullptr) {
-    g.c = a.d_classifier + window.first * run.depth();
-    g.c_dtype = p.stats_dtype();
-    g.c_stride = run.depth();
+    g.c = run.padded(a.d_classifier, p.stats_dtype()).from(window.first);
     g.beta = chunk.is_first ? 0.0f : 1.0f;
   } else if (a.staging != nullptr) {
-    g.c = a.staging;
-    g.c_dtype = staging_dtype(p);
-    g.c_stride = run.depth();
+    g.c = run.padded(a.staging, staging_dtype(p));
   } else {
-    g.c = at(run.buffers.d_classifier, p.dtype.d_classifier, window.first * run.buffers.d_classifier_stride);
-    g.c_dtype = p.dtype.d_classifier;
-    g.c_stride = run.buffers.d_classifier_stride;
-    g.beta = !chunk.is_first || p.accumulate.d_classifier ? 1.0f : 0.0f;
+    g.c = out;
+    g.beta = accumulate ? 1.0f : 0.0f;
   }
   if (factor != nullptr) {
     g.alpha = factor;
     g.zero_one = a.scalars->zero_one;
   }
   product(run, g);
-  if (a.staging == nullptr) return;
-  store_matrix(run, a.staging, staging_dtype(p), window, p.accumulate.d_classifier || !chunk.is_first);
+  if (a.staging != nullptr) launch_store_matrix(g.c, out, window.columns, p.hidden, accumulate, run.queue);
 }
 
 // d_bias [columns] += sums over rows of row_factor dz, times factor
 template <class Real>
-void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Operand& dz,
+void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
                 const float* row_factor, const float* factor) {
   const Problem& p = run.problem;
   ColumnSums c{};
-  c.dz = dz.data;
-  c.dtype = run.dtype();
-  c.stride = dz.stride;
+  c.dz = dz;
   c.rows = chunk.rows;
   c.columns = window.columns;
   c.row_count = chunk.row_count;
@@ -121,8 +103,7 @@ void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& win
   c.sums = run.arena.d_bias + window.first;
   c.adds = !chunk.is_first;
   if (chunk.is_last) {
-    c.to = at(run.buffers.d_bias, p.dtype.d_bias, window.first);
-    c.to_dtype = p.dtype.d_bias;
+    c.to = Matrix{run.buffers.d_bias, p.dtype.d_bias}.from(0, window.first);
     c.to_factor = run.bias_gradient_scale();
     c.accumulate = p.accumulate.d_bias;
   }
@@ -140,21 +121,19 @@ void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const W
   e.row_count = chunk.row_count;
   e.first_column = window.first;
   e.columns = window.columns;
-  e.dz = run.arena.exps;
-  e.dtype = run.dtype();
-  e.stride = exps_stride(run.problem, run.detail);
+  e.dz = run.exps();
   e.are_exps = are_exps;
   if (size_of(run.dtype()) == 2) e.scale = &run.arena.scalars->dz_scale;
   e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 
-void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden) {
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const int64_t columns = run.detail.kept_columns, stride = exps_stride(p, run.detail);
+  const int64_t columns = run.detail.kept_columns;
   const Window all{0, columns};
-  const Operand dz{a.exps, stride};
+  const Matrix dz = run.exps();
   if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
   // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
   // the whole vocabulary the last one is still there.
@@ -163,7 +142,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
   if (p.has.d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
   if (!run.products || (!p.has.d_hidden && !staged)) return;
   for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
-    const Operand part{at(a.exps, run.dtype(), window.first), stride};
+    const ConstMatrix part = dz.from(0, window.first);
     if (p.has.d_hidden) {
       const bool is_loaded = window.first + window.columns == p.vocab;
       add_d_hidden(run, chunk, window, part,
@@ -175,9 +154,7 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hid
 
 void rescale_for_lse(const Runner& run, const Chunk& chunk) {
   if (run.problem.has.d_hidden && run.products) {
-    launch_scale_rows({.data = run.arena.d_hidden,
-                       .dtype = DType::kF32,
-                       .stride = run.depth(),
+    launch_scale_rows({.matrix = run.padded(run.arena.d_hidden, DType::kF32),
                        .rows = chunk.rows,
                        .columns = run.depth(),
                        .row_count = chunk.row_count,
@@ -189,15 +166,15 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
 }
 
 template <class Real>
-void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden) {
+void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   const int64_t kept = run.detail.kept_columns;
-  const int64_t stride = exps_stride(p, run.detail);
+  const Matrix dz = run.exps();
   // dz of 16 bits is stored times dz_scale, which is 1 of the others.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
-    const Operand classifier = load_classifier(run, window);
+    const ConstMatrix classifier = load_classifier(run, window);
     const GradientArgsOf<Real> args{.lse = a.lse,
                                     .lse_low = a.lse_low,
                                     .a = a.a,
@@ -206,10 +183,9 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Opera
                                     .g = a.g,
                                     .class_weight = class_weight_of(run, window),
                                     .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
-                                    .dz = {.data = a.exps, .columns = window.columns, .stride = stride}};
+                                    .dz = {dz.data, window.columns, dz.stride}};
     launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
-    const Operand dz{a.exps, stride};
     if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
     if (p.has.d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
     if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
@@ -222,16 +198,13 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
   if (!p.has.d_hidden || !run.products) return;
   StoreHidden s{};
   s.terms = left_terms(run);
-  s.from = run.arena.d_hidden;
-  s.from_stride = run.depth();
+  s.from = run.padded(run.arena.d_hidden, p.stats_dtype());
   s.row_map = run.arena.row_map + chunk.first;
   s.row_count = chunk.row_count;
   s.factor = row_factor;
   s.rows = chunk.rows;
   s.columns = p.hidden;
-  s.to = run.buffers.d_hidden;
-  s.dtype = p.dtype.d_hidden;
-  s.to_stride = run.buffers.d_hidden_stride;
+  s.to = run.d_hidden();
   s.accumulate = p.accumulate.d_hidden;
   // Not before the last chunk: there may be copies of rows.
   s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
@@ -240,7 +213,7 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
 
 #define LOGITLESS_INSTANTIATE(Real)                                                             \
   template void write_target_entries(const RunnerOf<Real>&, const Chunk&, const Window&, bool); \
-  template void gradients_of_lse(const RunnerOf<Real>&, const Chunk&, const Operand&);          \
+  template void gradients_of_lse(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&);      \
   template void store_d_hidden(const RunnerOf<Real>&, const Chunk&, const float*);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)

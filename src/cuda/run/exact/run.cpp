@@ -3,17 +3,61 @@
 #include <algorithm>
 
 #include "core/status.h"
-#include "cuda/run/top/run.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/run/top/top.h"
 
 namespace logitless::cuda {
 namespace {
+
+void keep_exps_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    product.row_block_active = active;
+    ExpsArgs args{row_sums(run, window)};
+    if (run.detail.anchored && !tracks_max(run)) args.stats.max = nullptr;
+    if (run.traits().anchors_first) {
+      args.anchor = run.arena.anchor;
+    } else {
+      args.found_anchor = run.arena.anchor;
+    }
+    const int64_t kept = std::clamp<int64_t>(run.detail.kept_columns - window.first, 0, window.columns);
+    const Matrix exps = run.exps();
+    args.exps = {exps.from(0, kept > 0 ? window.first : 0).data, kept, exps.stride};
+    launch_logits(run, {product, args});
+  });
+}
+
+bool may_be_done_again(const Runner& run) {
+  const Problem& p = run.problem;
+  if (!run.traits().anchors_first) return false;
+  // Of a shard the anchors may be 0.
+  return p.is_shard() || p.softcap == 0 || p.has.temperature ||
+         may_leave_range(2 * p.softcap, p.vocab, run.arena.slots);
+}
+
+// Row statistics of a chunk, with exps kept, or none where the sums alone are wanted relative to anchors;
+// active: only in these blocks of rows.
+//
+// Where anchors come first, they are the target's logit, which is nearly always within 86 nats of lse. Blocks
+// with a row where it is not are done again, with lse as that row's anchor; nobody has to wait to know
+// whether there are any.
+void keep_exps(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active) {
+  keep_exps_of(run, chunk, hidden, active);
+  if (!may_be_done_again(run)) return;
+  const Arena& a = run.arena;
+  launch_find_redo(a, chunk.rows, chunk.row_count, a.target + chunk.first, run.queue);
+  sum_rows(run, chunk, hidden, a.active);
+  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.queue, run.problem.in_group());
+  keep_exps_of(run, chunk, hidden, a.active);
+}
 
 template <class Real>
 void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   constexpr bool kMayKeep = std::is_same_v<Real, float>;
   const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
   const bool anchored = run.detail.anchored;
-  const Operand hidden =
+  const ConstMatrix hidden =
       load_rows(run, chunk, /*wants_target_logits=*/anchored && run.traits().anchors_first);
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;

@@ -7,22 +7,17 @@ namespace logitless::cuda {
 template <class Real>
 void run_exact(const RunnerOf<Real>& run);
 
-// ---- exact_forward.cpp
-// Row statistics of a chunk, with exps kept, or none where the sums alone are wanted relative to anchors;
-// active: only in these blocks of rows.
-void keep_exps(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active);
-
-// ---- exact_gradients.cpp
+// ---- gradients.cpp
 // dz at the targets in a window, where a row has several: in arena.exps, in the place of what is there.
 template <class Real>
 void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, bool are_exps);
 // Of the columns whose exps are kept, from these.
-void gradients_of_exps(const Runner& run, const Chunk& chunk, const Operand& hidden);
+void gradients_of_exps(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
 // Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.
 void rescale_for_lse(const Runner& run, const Chunk& chunk);
 // Of the other columns, from logits that are computed again, with a known lse.
 template <class Real>
-void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden);
+void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden);
 // row_factor: what rows of the sum still lack, or null.
 template <class Real>
 void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* row_factor);

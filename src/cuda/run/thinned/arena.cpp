@@ -84,10 +84,13 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   const DType dtype = operand_dtype(p);
   const int64_t rows = std::max<int64_t>(p.tokens, 1), depth = padded_hidden(p);
   ThinArena t;
+  t.rows = p.tokens;
+  t.vocab = p.vocab;
+  t.threshold = threshold_of(p);
   t.sizes = s;
   t.base = lay_out_rows<float>(p, d, w);
   Arena& a = t.base;
-  const bool lists_columns = p.needs_backward() && (p.has.d_classifier || p.has.d_bias);
+  t.lists_columns = p.needs_backward() && (p.has.d_classifier || p.has.d_bias);
   t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);
   a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
@@ -100,7 +103,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
     if (p.has.d_bias) a.d_bias = take<float>(w, p.vocab);
     t.kept_count = take<int32_t>(w, rows);
     t.dense_target = take<int32_t>(w, rows);
-    if (lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
+    if (t.lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
   }
   if (p.label_smoothing > 0) {
     t.sum_parts = take<float>(w, kSumParts * p.hidden);
@@ -114,7 +117,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
     if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense + s.hot));
   };
   const auto column_lists = [&](Workspace& v) {
-    if (lists_columns) t.by_column = take<KeptRow>(v, s.kept);
+    if (t.lists_columns) t.by_column = take<KeptRow>(v, s.kept);
   };
   if (p.needs_forward()) {
     t.portion = redraw_portion(p, largest(operands, column_lists));
@@ -151,7 +154,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
         t.kept = reinterpret_cast<Kept*>(elements);
       },
       [&](Workspace& v) {
-        if (lists_columns) t.sorted = take<KeptRow>(v, s.kept);
+        if (t.lists_columns) t.sorted = take<KeptRow>(v, s.kept);
       });
   share(w, operands, column_lists, [&](Workspace& v) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);

@@ -1,13 +1,47 @@
 #pragma once
 #include "cuda/run/arena.h"
-#include "cuda/run/thinned/thinned.h"
+#include "cuda/run/thinned/sizes.h"
 
 namespace logitless::cuda {
+
+// What Buffers::draws holds: all that a backward pass needs of the first draw.
+struct DrawLists {
+  uint64_t* seed = nullptr;    // scalar
+  int32_t* dense = nullptr;    // [K] dense columns, ascending
+  int32_t* count = nullptr;    // [N]
+  float* guess = nullptr;      // [N]
+  float* guess_low = nullptr;  // [N] what rounding took off the guess, where that is lse
+  // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
+  float* target_logit = nullptr;
+  Draw* elements = nullptr;  // [N, capacity]
+};
+
+// A kept element with its part of dz.
+struct alignas(8) Kept {  // one load or store
+  int32_t column;
+  float value;
+};
+// The same in the list of its column.
+struct alignas(8) KeptRow {
+  int32_t row;
+  float value;
+};
+
+// Scratch of the choices of columns by count: a histogram, and a number for each block of the kernel's
+// threads.
+inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
+// Columns with more elements are done by several blocks of threads.
+inline constexpr int64_t kHeavyColumn = 256;
+// Parts of a sum over rows, each in one order.
+inline constexpr int64_t kSumParts = 128;
 
 // What a thinned run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
 // hot and S sampled columns, L kept elements of all lists.
 struct ThinArena {
-  Arena base;  // exps: dz of the dense and hot columns [N, padded K + H]
+  int64_t rows = 0, vocab = 0;  // N, V
+  float threshold = 0;
+  bool lists_columns = false;  // gradients of columns need their lists
+  Arena base;                  // exps: dz of the dense and hot columns [N, padded K + H]
   ThinSizes sizes;
   DrawLists lists;                  // in the workspace, or of the caller
   Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's

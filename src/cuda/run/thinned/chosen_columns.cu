@@ -1,7 +1,6 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/thinned/most_counted.cuh"
 #include "cuda/run/thinned/thinned.h"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -99,13 +98,14 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
   for (int64_t s = thread; s < c.sampled; s += threads) sample_column(c, s);
 }
 
-__global__ void __launch_bounds__(kThreads) assign_roles_kernel(AssignRoles a) {
+__global__ void __launch_bounds__(kThreads) assign_roles_kernel(ThinArena t) {
   __shared__ int32_t columns[kDenseColumns];
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  for (int64_t k = threadIdx.x; k < a.dense; k += kThreads) columns[k] = a.dense_columns[k];
+  const int64_t dense = t.sizes.dense;
+  for (int64_t k = threadIdx.x; k < dense; k += kThreads) columns[k] = t.lists.dense[k];
   __syncthreads();
   const auto role_of = [&](int32_t column) {
-    int32_t first = 0, last = static_cast<int32_t>(a.dense);  // the first one that is not below is between
+    int32_t first = 0, last = static_cast<int32_t>(dense);  // the first one that is not below is between
     while (first < last) {
       const int32_t middle = (first + last) / 2;
       if (columns[middle] < column) {
@@ -114,15 +114,15 @@ __global__ void __launch_bounds__(kThreads) assign_roles_kernel(AssignRoles a) {
         last = middle;
       }
     }
-    return first < a.dense && columns[first] == column ? first : -1;
+    return first < dense && columns[first] == column ? first : -1;
   };
-  if (i < a.dense && a.columns != a.dense_columns) a.columns[i] = columns[i];
-  if (i < a.vocab) a.role[i] = role_of(static_cast<int32_t>(i));
-  if (i <= a.vocab && a.column_count != nullptr) a.column_count[i] = 0;
-  if (i == 0 && a.heavy_count != nullptr) *a.heavy_count = 0;
-  if (i >= a.tokens) return;
-  const int32_t y = a.target[i];
-  a.dense_target[i] = y == kIgnoredRow ? kIgnoredRow : y >= 0 ? role_of(y) : -1;
+  if (i < dense) t.columns[i] = columns[i];
+  if (i < t.vocab) t.role[i] = role_of(static_cast<int32_t>(i));
+  if (i <= t.vocab && t.lists_columns) t.column_count[i] = 0;
+  if (i == 0 && t.lists_columns) *t.heavy = 0;
+  if (i >= t.rows) return;
+  const int32_t y = t.base.target[i];
+  t.dense_target[i] = y == kIgnoredRow ? kIgnoredRow : y >= 0 ? role_of(y) : -1;
 }
 
 __global__ void gather_vector_kernel(const float* vector, const int32_t* columns, int64_t count, float* out) {
@@ -136,15 +136,15 @@ void launch_choose_columns(const ChooseColumns& c, const Queue& queue) {
   launch_counting(choose_columns_kernel, queue, "choose_columns", c);
 }
 
-void launch_assign_roles(const AssignRoles& a, const Queue& queue) {
-  queue.launch(assign_roles_kernel, blocks_for(std::max(a.vocab + 1, a.tokens), kThreads), kThreads, 0, a);
-  check_launch("assign_roles");
+void launch_assign_roles(const ThinArena& t, const Queue& queue) {
+  queue.launch("assign_roles", assign_roles_kernel, blocks_for(std::max(t.vocab + 1, t.rows), kThreads),
+               kThreads, 0, t);
 }
 
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
                           const Queue& queue) {
-  queue.launch(gather_vector_kernel, blocks_for(count, kThreads), kThreads, 0, vector, columns, count, out);
-  check_launch("gather_vector");
+  queue.launch("gather_vector", gather_vector_kernel, blocks_for(count, kThreads), kThreads, 0, vector,
+               columns, count, out);
 }
 
 }  // namespace logitless::cuda

@@ -19,10 +19,10 @@ struct BoundedSum {
 };
 
 // One block a row. A column's counts go down to 0, its elements from the end of its list to the start.
-__global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
+__global__ void __launch_bounds__(kRowThreads) scatter_kernel(ThinArena t) {
   const int64_t row = blockIdx.x;
-  const int count = c.kept_count[row];
-  const Kept* kept = c.kept + row * c.capacity;
+  const int count = t.kept_count[row];
+  const Kept* kept = t.kept + row * t.sizes.capacity;
   for (int first = static_cast<int>(threadIdx.x); first < count; first += kRowThreads * kAtOnce) {
     const int here = min(kAtOnce, (count - first + kRowThreads - 1) / kRowThreads);
     Kept element[kAtOnce];
@@ -31,29 +31,29 @@ __global__ void __launch_bounds__(kRowThreads) scatter_kernel(ColumnLists c) {
     for (int e = 0; e < kAtOnce; ++e) element[e] = e < here ? kept[first + e * kRowThreads] : Kept{};
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
-      at[e] = c.most;
+      at[e] = t.sizes.kept;
       if (e >= here) continue;
       const int32_t column = element[e].column;
-      at[e] = int64_t{c.column_start[column]} + atomicSub(c.column_count + column, 1) - 1;
+      at[e] = int64_t{t.column_start[column]} + atomicSub(t.column_count + column, 1) - 1;
     }
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
-      if (at[e] < c.most) c.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
+      if (at[e] < t.sizes.kept) t.by_column[at[e]] = {static_cast<int32_t>(row), element[e].value};
     }
   }
 }
 
 }  // namespace
 
-void launch_column_lists(const ColumnLists& c, const Queue& queue) {
-  queue.call([c](cudaStream_t stream) {
-    size_t bytes = c.scan_bytes;
-    check(cub::DeviceScan::ExclusiveScan(c.scan, bytes, c.column_count, c.column_start, BoundedSum{c.most}, 0,
-                                         c.vocab + 1, stream),
+void launch_column_lists(const ThinArena& t, const Queue& queue) {
+  queue.call([t](cudaStream_t stream) {
+    size_t bytes = t.scan_bytes;
+    check(cub::DeviceScan::ExclusiveScan(t.scan, bytes, t.column_count, t.column_start,
+                                         BoundedSum{t.sizes.kept}, 0, t.vocab + 1, stream),
           "starts of columns' lists");
   });
-  if (c.rows > 0) queue.launch(scatter_kernel, static_cast<unsigned>(c.rows), kRowThreads, 0, c);
-  check_launch("column_lists");
+  if (t.rows == 0) return;
+  queue.launch("column_lists", scatter_kernel, static_cast<unsigned>(t.rows), kRowThreads, 0, t);
 }
 
 }  // namespace logitless::cuda

@@ -1,6 +1,5 @@
 #include "cuda/run/thinned/thinned.h"
 #include "cuda/run/thinned/vector8.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -24,16 +23,16 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
     float values[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const KeptRow element = g.sorted[i + k * step];
+      const KeptRow element = g.t.sorted[i + k * step];
       values[k] = element.value;
-      rows[k] = load8<kAligned>(hidden + element.row * g.hidden_stride, left);
+      rows[k] = load8<kAligned>(hidden + element.row * g.hidden.stride, left);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.hidden_dtype);
+    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.hidden.dtype);
   }
   for (; i < end; i += step) {
-    add8(sum, load8<kAligned>(hidden + g.sorted[i].row * g.hidden_stride, left), g.sorted[i].value,
-         g.hidden_dtype);
+    add8(sum, load8<kAligned>(hidden + g.t.sorted[i].row * g.hidden.stride, left), g.t.sorted[i].value,
+         g.hidden.dtype);
   }
 }
 
@@ -44,15 +43,15 @@ __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int64_t pieces = (g.columns + 255) / 256;
-  const int64_t items = *g.heavy_count * pieces;
+  const int64_t items = *g.t.heavy * pieces;
   for (int64_t item = block; item < items; item += blocks) {
-    const int32_t j = g.heavy[item / pieces];
+    const int32_t j = g.t.heavy[1 + item / pieces];
     const int64_t column = item % pieces * 256 + lane * 8;
     const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
     float sum[8] = {};
     if (left > 0) {
-      add_list<kAligned != Aligned::kNone>(sum, g, static_cast<const H*>(g.hidden) + column,
-                                           g.column_start[j] + warp, g.column_start[j + 1], warps, left);
+      add_list<kAligned != Aligned::kNone>(sum, g, g.hidden.row<H>(0) + column, g.t.column_start[j] + warp,
+                                           g.t.column_start[j + 1], warps, left);
     }
     for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
     __syncthreads();
@@ -61,8 +60,7 @@ __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
         for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
       }
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned == Aligned::kBoth>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left,
-                                         g.accumulate);
+      store8<kAligned == Aligned::kBoth>(g.to.row<To>(j) + column, sum, left, g.accumulate);
     }
     __syncthreads();
   }
@@ -74,17 +72,16 @@ __device__ void gather_light(const GatherClassifier& g, int64_t block) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
-  const H* hidden = static_cast<const H*>(g.hidden) + column;
-  const int64_t first = block * kColumnsEach, end = min(first + kColumnsEach, g.vocab);
-  int32_t start = g.column_start[first];
+  const H* hidden = g.hidden.row<H>(0) + column;
+  const int64_t first = block * kColumnsEach, end = min(first + kColumnsEach, g.t.vocab);
+  int32_t start = g.t.column_start[first];
   for (int64_t j = first; j < end; ++j) {
-    const int32_t next = g.column_start[j + 1];
-    if (g.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth)) {
+    const int32_t next = g.t.column_start[j + 1];
+    if (g.t.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth)) {
       float sum[8] = {};
       add_list<kAligned != Aligned::kNone>(sum, g, hidden, start, next, 1, left);
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned == Aligned::kBoth>(static_cast<To*>(g.to) + j * g.to_stride + column, sum, left,
-                                         g.accumulate);
+      store8<kAligned == Aligned::kBoth>(g.to.row<To>(j) + column, sum, left, g.accumulate);
     }
     start = next;
   }
@@ -105,8 +102,8 @@ template <class From, class To>
 __global__ void scatter_dense_kernel(ScatterDense s) {
   const int32_t column = s.column[blockIdx.x];
   if (column < 0) return;
-  const auto* from = static_cast<const From*>(s.from) + blockIdx.x * s.from_stride;
-  auto* to = static_cast<To*>(s.to) + column * s.to_stride;
+  const auto* from = s.from.row<From>(blockIdx.x);
+  auto* to = s.to.row<To>(column);
   for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
     const float old = s.accumulate ? to_float(to[i]) : 0.0f;
     float value = to_float(from[i]);
@@ -122,32 +119,30 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
 
 void launch_gather_classifier(const GatherClassifier& g, const Queue& queue) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
-  const dim3 grid(kHeavyBlocks + blocks_for(g.vocab, kColumnsEach), blocks.blocks);
-  const bool from = is_aligned8(g.hidden, g.hidden_dtype, g.hidden_stride, g.padded);
-  const bool to = is_aligned8(g.to, g.dtype, g.to_stride, g.columns);
-  for_dtype(g.hidden_dtype, [&](auto h) {
-    for_dtype(g.dtype, [&](auto t) {
+  const dim3 grid(kHeavyBlocks + blocks_for(g.t.vocab, kColumnsEach), blocks.blocks);
+  const bool from = is_aligned8(g.hidden, g.padded);
+  const bool to = is_aligned8(g.to, g.columns);
+  for_dtype(g.hidden.dtype, [&](auto h) {
+    for_dtype(g.to.dtype, [&](auto t) {
       using H = decltype(h);
       using To = decltype(t);
       for_gather(to, g.smoothing.sum != nullptr, [&](auto is_to, auto is_smooth) {
         constexpr Aligned kRows = is_to.value ? Aligned::kBoth : Aligned::kHidden;
         const auto kernel = from ? gather_classifier_kernel<H, To, kRows, is_smooth.value>
                                  : gather_classifier_kernel<H, To, Aligned::kNone, is_smooth.value>;
-        queue.launch(kernel, grid, blocks.threads, 0, g);
+        queue.launch("gather_classifier", kernel, grid, blocks.threads, 0, g);
       });
     });
   });
-  check_launch("gather_classifier");
 }
 
 void launch_scatter_dense(const ScatterDense& s, const Queue& queue) {
-  for_dtype(s.from_dtype, [&](auto from) {
-    for_dtype(s.dtype, [&](auto to) {
-      queue.launch(scatter_dense_kernel<decltype(from), decltype(to)>, static_cast<unsigned>(s.count), 256, 0,
-                   s);
+  for_dtype(s.from.dtype, [&](auto from) {
+    for_dtype(s.to.dtype, [&](auto to) {
+      queue.launch("scatter_dense", scatter_dense_kernel<decltype(from), decltype(to)>,
+                   static_cast<unsigned>(s.count), 256, 0, s);
     });
   });
-  check_launch("scatter_dense");
 }
 
 }  // namespace logitless::cuda

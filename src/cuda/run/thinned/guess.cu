@@ -2,7 +2,6 @@
 
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/thinned/thinned.h"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -102,21 +101,22 @@ __global__ void guess_kernel(Guess g, StatSlots slots) {
 }
 
 // In the order of ranks, but no more than `above` the rank's own guess. NaN is no bound.
-__global__ void merge_guesses_kernel(MergeGuesses m, float above) {
+__global__ void merge_guesses_kernel(ThinArena t, int64_t own, int64_t ranks, float above) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= m.rows) return;
+  if (row >= t.rows) return;
+  const float* guesses = t.base.gathered;
   float all = -CUDART_INF_F;
-  for (int64_t rank = 0; rank < m.ranks; ++rank) all = log_add(all, m.guesses[rank * m.rows + row]);
-  m.guess[row] = m.anchor[row] = fminf(all, m.guesses[m.rank * m.rows + row] + above);
+  for (int64_t rank = 0; rank < ranks; ++rank) all = log_add(all, guesses[rank * t.rows + row]);
+  t.lists.guess[row] = t.base.anchor[row] = fminf(all, guesses[own * t.rows + row] + above);
 }
 
-__global__ void known_guess_kernel(KnownGuess g) {
+__global__ void known_guess_kernel(ThinArena t) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= g.rows) return;
-  g.guess[row] = g.anchor[row] = g.lse[row];
-  g.guess_low[row] = g.lse_low[row];
-  g.row_threshold[row] = g.target[row] == kIgnoredRow ? CUDART_INF_F : g.threshold;
-  g.count[row] = 0;
+  if (row >= t.rows) return;
+  t.lists.guess[row] = t.base.anchor[row] = t.base.lse[row];
+  t.lists.guess_low[row] = t.base.lse_low[row];
+  t.row_threshold[row] = t.base.target[row] == kIgnoredRow ? CUDART_INF_F : t.threshold;
+  t.lists.count[row] = 0;
 }
 
 }  // namespace
@@ -125,20 +125,18 @@ void launch_guess(const Guess& g, const Queue& queue) {
   constexpr int kMost = static_cast<int>(kSampledColumns) / 32, kHalf = kMost / 2;
   static_assert(kSampledColumns % 64 == 0);
   const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
-  queue.launch(kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
-  check_launch("guess");
+  queue.launch("guess", kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
 }
 
-void launch_merge_guesses(const MergeGuesses& m, const Queue& queue) {
+void launch_merge_guesses(const ThinArena& t, int64_t rank, int64_t ranks, const Queue& queue) {
   constexpr double kTooHigh = 10;  // nats, that the rank's own guess may be
-  const double above = -std::log(range_of_sums(*m.slots, kGuessedRange).least) - kTooHigh;
-  queue.launch(merge_guesses_kernel, blocks_for(m.rows, kThreads), kThreads, 0, m, static_cast<float>(above));
-  check_launch("merge_guesses");
+  const double above = -std::log(range_of_sums(t.base.slots, kGuessedRange).least) - kTooHigh;
+  queue.launch("merge_guesses", merge_guesses_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, rank,
+               ranks, static_cast<float>(above));
 }
 
-void launch_known_guess(const KnownGuess& g, const Queue& queue) {
-  queue.launch(known_guess_kernel, blocks_for(g.rows, kThreads), kThreads, 0, g);
-  check_launch("known_guess");
+void launch_known_guess(const ThinArena& t, const Queue& queue) {
+  queue.launch("known_guess", known_guess_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t);
 }
 
 }  // namespace logitless::cuda

@@ -76,8 +76,7 @@ void launch_counting(void (*kernel)(Arguments...), const Queue& queue, const cha
   launch.blockDim = dim3(kCountThreads);
   launch.attrs = &cooperative;
   launch.numAttrs = 1;
-  queue.launch(launch, kernel_pointer(kernel), pointers);
-  check_launch(what);
+  queue.launch(what, launch, kernel_pointer(kernel), pointers);
 }
 
 }  // namespace logitless::cuda

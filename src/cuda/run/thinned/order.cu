@@ -1,6 +1,5 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/thinned/thinned.h"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -12,9 +11,9 @@ constexpr int kRangeWords = 8192;  // of the bitmap of rows in shared memory: 26
 
 // Lists of few elements, of all columns of a block, a thread for each element: its place is how many rows
 // come before its own.
-__device__ void order_by_counting(const OrderLists& o, const int32_t* starts, int columns) {
+__device__ void order_by_counting(const ThinArena& t, const int32_t* starts, int columns) {
   for (int i = starts[0] + static_cast<int>(threadIdx.x); i < starts[columns]; i += kThreads) {
-    const KeptRow own = o.by_column[i];
+    const KeptRow own = t.by_column[i];
     int column = 0;  // the last one that starts at i or before
     for (int step = kBlockColumns / 2; step > 0; step /= 2) {
       if (column + step < columns && starts[column + step] <= i) column += step;
@@ -22,8 +21,8 @@ __device__ void order_by_counting(const OrderLists& o, const int32_t* starts, in
     const int start = starts[column], end = starts[column + 1];
     if (end - start > kHeavyColumn) continue;
     int place = start;
-    for (int k = start; k < end; ++k) place += o.by_column[k].row < own.row;
-    o.sorted[place] = own;
+    for (int k = start; k < end; ++k) place += t.by_column[k].row < own.row;
+    t.sorted[place] = own;
   }
 }
 
@@ -79,36 +78,36 @@ __device__ float sum_of_values(const KeptRow* list, int count) {
 }
 
 // A block for a few columns; those of long lists one after the other.
-__global__ void __launch_bounds__(kThreads) order_kernel(OrderLists o, int block_columns) {
+__global__ void __launch_bounds__(kThreads) order_kernel(ThinArena t, float* d_bias, int block_columns) {
   __shared__ int32_t starts[kBlockColumns + 1];
   const int64_t first = int64_t{blockIdx.x} * block_columns;
-  const int columns = static_cast<int>(min(int64_t{block_columns}, o.vocab - first));
+  const int columns = static_cast<int>(min(int64_t{block_columns}, t.vocab - first));
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread <= columns) starts[thread] = o.column_start[first + thread];
+  if (thread <= columns) starts[thread] = t.column_start[first + thread];
   __syncthreads();
   const bool heavy = thread < columns && starts[thread + 1] - starts[thread] > kHeavyColumn;
-  if (heavy) o.heavy[atomicAdd(o.heavy_count, 1)] = static_cast<int32_t>(first + thread);
-  order_by_counting(o, starts, columns);
+  if (heavy) t.heavy[1 + atomicAdd(t.heavy, 1)] = static_cast<int32_t>(first + thread);
+  order_by_counting(t, starts, columns);
   if (__syncthreads_or(heavy)) {
     for (int k = 0; k < columns; ++k) {
       const int32_t start = starts[k], count = starts[k + 1] - start;
-      if (count > kHeavyColumn) order_by_bitmap(o.by_column + start, o.sorted + start, count, o.rows);
+      if (count > kHeavyColumn) order_by_bitmap(t.by_column + start, t.sorted + start, count, t.rows);
     }
   }
-  if (o.d_bias == nullptr) return;
+  if (d_bias == nullptr) return;
   for (int k = thread / 32; k < columns; k += kWarps) {
-    const float sum = sum_of_values(o.sorted + starts[k], starts[k + 1] - starts[k]);
-    if (thread % 32 == 0) o.d_bias[first + k] += sum;
+    const float sum = sum_of_values(t.sorted + starts[k], starts[k + 1] - starts[k]);
+    if (thread % 32 == 0) d_bias[first + k] += sum;
   }
 }
 
 }  // namespace
 
-void launch_order_lists(const OrderLists& o, const Queue& queue) {
+void launch_order_lists(const ThinArena& t, float* d_bias, const Queue& queue) {
   int block_columns = 8;  // more where that leaves at least 1024 blocks, which keep a whole device busy
-  while (block_columns < kBlockColumns && o.vocab / block_columns > 2048) block_columns *= 2;
-  queue.launch(order_kernel, blocks_for(o.vocab, block_columns), kThreads, 0, o, block_columns);
-  check_launch("order_lists");
+  while (block_columns < kBlockColumns && t.vocab / block_columns > 2048) block_columns *= 2;
+  queue.launch("order_lists", order_kernel, blocks_for(t.vocab, block_columns), kThreads, 0, t, d_bias,
+               block_columns);
 }
 
 }  // namespace logitless::cuda

@@ -1,6 +1,5 @@
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/thinned/thinned.h"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -16,9 +15,7 @@ __global__ void sum_part_kernel(WeightedRows w) {
   float sum = 0;
   for (int64_t row = blockIdx.y * w.rows / kSumParts; row < end; ++row) {
     const float weight = w.weight != nullptr ? w.weight[row] : 1.0f;
-    if (weight != 0)
-      sum = fmaf(weight, to_operand(static_cast<const T*>(w.data)[row * w.stride + column], w.operand_dtype),
-                 sum);
+    if (weight != 0) sum = fmaf(weight, to_operand(w.data.row<T>(row)[column], w.operand_dtype), sum);
   }
   w.parts[blockIdx.y * w.columns + column] = sum;
 }
@@ -32,28 +29,31 @@ __global__ void join_parts_kernel(WeightedRows w) {
 }
 
 // One block; out: sum_j w_j bias_j.
-__global__ void __launch_bounds__(1024) weighted_bias_kernel(WeightedLogits w) {
+__global__ void __launch_bounds__(1024)
+    weighted_bias_kernel(const float* bias, const float* class_weight, int64_t vocab, float* out) {
   double sum = 0;
-  for (int64_t j = threadIdx.x; j < w.vocab; j += 1024) {
-    sum += double{w.transform.bias[j]} * (w.class_weight != nullptr ? w.class_weight[j] : 1.0f);
+  for (int64_t j = threadIdx.x; j < vocab; j += 1024) {
+    sum += double{bias[j]} * (class_weight != nullptr ? class_weight[j] : 1.0f);
   }
   sum = block_sum<1024>(sum);
-  if (threadIdx.x == 0) *w.bias_sum = static_cast<float>(sum);
+  if (threadIdx.x == 0) *out = static_cast<float>(sum);
 }
 
-// One block a row.
+// One block a row. The sum of the bias is the first of sum_parts, which have served.
 template <class T>
-__global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogits w) {
+__global__ void __launch_bounds__(kThreads)
+    weighted_logits_kernel(ThinArena t, ConstMatrix matrix, int64_t columns,
+                           LogitTransform<float> transform) {
   const int64_t row = blockIdx.x;
-  if (w.target[row] == kIgnoredRow) return;
-  const T* hidden = static_cast<const T*>(w.hidden) + row * w.hidden_stride;
+  if (t.base.target[row] == kIgnoredRow) return;
+  const T* hidden = matrix.row<T>(row);
   double dot = 0;
-  for (int64_t d = threadIdx.x; d < w.columns; d += kThreads)
-    dot += double{to_float(hidden[d])} * w.classifier_sum[d];
-  double sum = w.transform.scale * block_sum<kThreads>(dot) +
-               (w.transform.bias != nullptr ? double{*w.bias_sum} : 0.0);
-  sum *= w.transform.inverse_temperature_of(row);
-  if (threadIdx.x == 0) w.weighted[row] = static_cast<float>(sum);
+  for (int64_t d = threadIdx.x; d < columns; d += kThreads)
+    dot += double{to_float(hidden[d])} * t.classifier_sum[d];
+  double sum =
+      transform.scale * block_sum<kThreads>(dot) + (transform.bias != nullptr ? double{*t.sum_parts} : 0.0);
+  sum *= transform.inverse_temperature_of(row);
+  if (threadIdx.x == 0) t.base.slots.weighted[row] = static_cast<float>(sum);
 }
 
 __global__ void __launch_bounds__(1024)
@@ -74,23 +74,28 @@ __global__ void __launch_bounds__(1024)
 
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
   const dim3 grid(blocks_for(w.columns, kThreads), static_cast<unsigned>(kSumParts));
-  for_dtype(w.dtype, [&](auto type) { queue.launch(sum_part_kernel<decltype(type)>, grid, kThreads, 0, w); });
-  queue.launch(join_parts_kernel, blocks_for(w.columns, kThreads), kThreads, 0, w);
-  check_launch("weighted_rows");
+  for_dtype(w.data.dtype, [&](auto type) {
+    queue.launch("weighted_rows", sum_part_kernel<decltype(type)>, grid, kThreads, 0, w);
+  });
+  queue.launch("weighted_rows", join_parts_kernel, blocks_for(w.columns, kThreads), kThreads, 0, w);
 }
 
-void launch_weighted_logits(const WeightedLogits& w, const Queue& queue) {
-  if (w.transform.bias != nullptr) queue.launch(weighted_bias_kernel, 1, 1024, 0, w);
-  for_dtype(w.hidden_dtype, [&](auto type) {
-    queue.launch(weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(w.rows), kThreads, 0, w);
+void launch_weighted_logits(const ThinArena& t, const ConstMatrix& hidden, int64_t columns,
+                            const LogitTransform<float>& transform, const float* class_weight,
+                            const Queue& queue) {
+  if (transform.bias != nullptr) {
+    queue.launch("weighted_logits", weighted_bias_kernel, 1, 1024, 0, transform.bias, class_weight, t.vocab,
+                 t.sum_parts);
+  }
+  for_dtype(hidden.dtype, [&](auto type) {
+    queue.launch("weighted_logits", weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(t.rows),
+                 kThreads, 0, t, hidden, columns, transform);
   });
-  check_launch("weighted_logits");
 }
 
 void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
                         const Queue& queue) {
-  queue.launch(smooth_bias_kernel, 1, 1024, 0, c, rows, class_weight, vocab, d_bias);
-  check_launch("smooth_bias");
+  queue.launch("smooth_bias", smooth_bias_kernel, 1, 1024, 0, c, rows, class_weight, vocab, d_bias);
 }
 
 }  // namespace logitless::cuda

@@ -1,10 +1,9 @@
-#include "cuda/run/top/kernels.h"
+#include "cuda/run/top/top.h"
 
 #include <cfloat>
 
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/top/selection.cuh"
-#include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -67,10 +66,10 @@ __global__ void __launch_bounds__(kThreads) choose_listed_kernel(TopArena top, i
   if (threadIdx.x == 0) fill_with_masked(best, count, rows.k);
 }
 
-__device__ float as_operand(const void* data, DType from, DType to, int64_t i) {
-  const float x = load_as<float>(data, from, i);
-  if (from == to) return x;
-  return to_operand(x, to);
+// As an operand of a dtype.
+__device__ float element(const ConstMatrix& m, int64_t row, int64_t column, DType operand) {
+  const float x = load_as<float>(m.data, m.dtype, row * m.stride + column);
+  return m.dtype == operand ? x : to_operand(x, operand);
 }
 
 // By a warp; lane 0 has the result.
@@ -79,8 +78,8 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
   float dot = 0;
 #pragma unroll 4
   for (int64_t d = lane; d < r.depth; d += 32) {
-    dot = fmaf(load_as<float>(r.hidden, r.dtype, row * r.hidden_stride + d),
-               as_operand(r.classifier, r.classifier_dtype, r.dtype, column * r.classifier_stride + d), dot);
+    dot = fmaf(element(r.hidden, row, d, r.hidden.dtype), element(r.classifier, column, d, r.hidden.dtype),
+               dot);
   }
   return r.transform.logit(warp_sum(dot), r.transform.bias_of(column),
                            r.transform.inverse_temperature_of(row));
@@ -201,42 +200,38 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue) {
-  queue.launch(sample_bias_kernel, blocks_for(count, kThreads), kThreads, 0, bias, step, count, sample);
-  check_launch("sample_bias");
+  queue.launch("sample_bias", sample_bias_kernel, blocks_for(count, kThreads), kThreads, 0, bias, step, count,
+               sample);
 }
 
 void launch_thresholds(const TopArena& top, const TopSizes& sizes, int64_t k, int64_t rows,
                        const int32_t* row_count, const Queue& queue) {
-  queue.launch(thresholds_kernel, blocks_for(rows, 1), kThreads, 0, top, static_cast<int>(sizes.groups),
-               static_cast<int>(k), rows, row_count);
-  check_launch("thresholds");
+  queue.launch("thresholds", thresholds_kernel, blocks_for(rows, 1), kThreads, 0, top,
+               static_cast<int>(sizes.groups), static_cast<int>(k), rows, row_count);
 }
 
 void launch_choose_listed(const TopArena& top, int capacity, const TopRows& rows, const Queue& queue) {
-  queue.launch(choose_listed_kernel, blocks_for(rows.rows, 1), kThreads, 0, top, capacity, rows);
-  check_launch("choose_listed");
+  queue.launch("choose_listed", choose_listed_kernel, blocks_for(rows.rows, 1), kThreads, 0, top, capacity,
+               rows);
 }
 
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue) {
-  queue.launch(redo_kernel, kRedoBlocks, kThreads, 0, top, rows, redo);
-  check_launch("redo_top");
+  queue.launch("redo_top", redo_kernel, kRedoBlocks, kThreads, 0, top, rows, redo);
 }
 
 template <class Real>
 void launch_write_top(const ArenaOf<Real>& arena, int64_t first, const TopRows& rows, const Buffers& out,
                       const Queue& queue) {
-  queue.launch(write_top_kernel<Real>, blocks_for(rows.rows * rows.k, kThreads), kThreads, 0, arena, first,
-               rows, out);
-  check_launch("write_top");
+  queue.launch("write_top", write_top_kernel<Real>, blocks_for(rows.rows * rows.k, kThreads), kThreads, 0,
+               arena, first, rows, out);
 }
 template void launch_write_top(const Arena&, int64_t, const TopRows&, const Buffers&, const Queue&);
 template void launch_write_top(const ArenaOf<double>&, int64_t, const TopRows&, const Buffers&, const Queue&);
 
 void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
                             const Buffers& out, const Queue& queue) {
-  queue.launch(write_group_top_kernel, blocks_for(rows.rows, kWarps), kThreads, 0, arena, group, first, rows,
-               out);
-  check_launch("write_group_top");
+  queue.launch("write_group_top", write_group_top_kernel, blocks_for(rows.rows, kWarps), kThreads, 0, arena,
+               group, first, rows, out);
 }
 
 }  // namespace logitless::cuda

@@ -1,14 +1,13 @@
-#include "cuda/run/top/run.h"
+#include "cuda/run/top/top.h"
 
 #include "cuda/plan/sizes.h"
-#include "cuda/run/top/kernels.h"
 #include "cuda/run/top/sizes.h"
 
 namespace logitless::cuda {
 namespace {
 
 // Thresholds of a chunk's rows, from a sample of the columns.
-void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidden, const uint8_t* active,
+void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
                      const TopSizes& sizes) {
   const TopArena& top = run.arena.top;
   const EngineTraits traits = run.traits();
@@ -16,7 +15,7 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const Operand& hidde
     launch_sample_bias(run.transform.bias, sizes.step, sizes.sampled, top.bias, run.queue);
   int64_t group = 0;
   for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
-    const Operand classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
+    const ConstMatrix classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
     product.transform.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
     product.target = nullptr;
@@ -42,17 +41,14 @@ TopRows rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
 }
 
 // The best of each list; rows whose lists had no room are computed again, by themselves.
-void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hidden, const TopSizes& sizes) {
+void choose_from_lists(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
+                       const TopSizes& sizes) {
   const Problem& p = run.problem;
   const TopRows rows = rows_of(run, chunk);
   launch_choose_listed(run.arena.top, static_cast<int>(sizes.capacity), rows, run.queue);
   RedoTop redo{};
-  redo.hidden = hidden.data;
-  redo.hidden_stride = hidden.stride;
-  redo.dtype = run.dtype();
-  redo.classifier = run.buffers.classifier;
-  redo.classifier_dtype = p.dtype.classifier;
-  redo.classifier_stride = run.buffers.classifier_stride;
+  redo.hidden = hidden;
+  redo.classifier = run.classifier();
   redo.depth = p.hidden;
   redo.columns = p.vocab;
   redo.transform = run.transform.from(chunk.first, 0);
@@ -63,7 +59,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const Operand& hid
 }  // namespace
 
 template <class Real>
-void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const Operand& hidden,
+void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                            const uint8_t* active) {
   const TopArenaOf<Real>& top = run.arena.top;
   if (run.problem.vocab == 0) return;  // a rank's
@@ -74,7 +70,7 @@ void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const 
     if (lists) find_thresholds(run, chunk, hidden, active, sizes);
   }
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const Operand classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
+    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
     LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
     product.row_block_active = active;
     TopArgsOf<Real> args{row_sums(run, window)};
@@ -103,8 +99,9 @@ void write_top(const RunnerOf<Real>& run, const Chunk& chunk) {
   launch_write_top(run.arena, chunk.first, rows_of(run, chunk), run.buffers, run.queue);
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                                         \
-  template void sum_rows_and_find_top(const RunnerOf<Real>&, const Chunk&, const Operand&, const uint8_t*); \
+#define LOGITLESS_INSTANTIATE(Real)                                                            \
+  template void sum_rows_and_find_top(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, \
+                                      const uint8_t*);                                         \
   template void write_top(const RunnerOf<Real>&, const Chunk&);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)

@@ -1,12 +1,20 @@
 #pragma once
-// Kernels of the largest logits. Every launcher only queues; pointers are of the device.
+// The largest logits, and their kernels. Every launcher only queues; pointers are of the device.
 #include "core/buffers.h"
 #include "cuda/run/arena.h"
+#include "cuda/run/runner.h"
 #include "cuda/run/top/sizes.h"
 
 namespace logitless::cuda {
 
-class Queue;
+// Row statistics of a chunk, in the slots, which are clear, and the largest logits of its rows; active: only
+// in these blocks of rows.
+template <class Real>
+void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                           const uint8_t* active);
+// Their ids and log-probabilities, once lse of the chunk's rows is known.
+template <class Real>
+void write_top(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // sample[j] = bias[j * step]
 void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue);
@@ -30,12 +38,8 @@ void launch_choose_listed(const TopArena& top, int capacity, const TopRows& rows
 // The rows that are to be done again: all of their logits, with no product's help. Right, and slow: a
 // multiprocessor takes about as long for a row as it takes to read the classifier.
 struct RedoTop {
-  const void* hidden;  // [rows, depth] operands
-  int64_t hidden_stride;
-  DType dtype;             // of the product's operands
-  const void* classifier;  // [columns, depth] the caller's, rounded to dtype where it has another
-  DType classifier_dtype;
-  int64_t classifier_stride;
+  ConstMatrix hidden;      // [rows, depth] operands
+  ConstMatrix classifier;  // [columns, depth] the caller's, rounded to hidden's dtype where it has another
   int64_t depth, columns;
   LogitTransform<float> transform;
   StatSlots stats;  // whose maxima say when no better one can follow

@@ -1,0 +1,46 @@
+#pragma once
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "core/host_device.h"
+
+namespace logitless::cuda {
+
+// A row-major matrix of the device. Void: void, or const void where it is only read.
+template <class Void>
+struct MatrixOf {
+  template <class T>
+  using Like = std::conditional_t<std::is_const_v<Void>, const T, T>;
+
+  Void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements from row to row
+
+  auto operator<=>(const MatrixOf&) const = default;
+  // Anything may be only read.
+  template <class Const>
+    requires std::is_const_v<Const>
+  operator MatrixOf<Const>() const {
+    return {data, dtype, stride};
+  }
+
+  // What begins at one of its elements.
+  MatrixOf from(int64_t row, int64_t column = 0) const {
+    const int64_t element = row * stride + column;
+    return {static_cast<Like<std::byte>*>(data) + element * static_cast<int64_t>(size_of(dtype)), dtype,
+            stride};
+  }
+
+  // For kernels, which know the type of its elements.
+  template <class T>
+  LOGITLESS_HD Like<T>* row(int64_t i) const {
+    return static_cast<Like<T>*>(data) + i * stride;
+  }
+};
+using Matrix = MatrixOf<void>;
+using ConstMatrix = MatrixOf<const void>;
+
+}  // namespace logitless::cuda
