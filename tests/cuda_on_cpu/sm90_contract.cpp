@@ -14,7 +14,7 @@
 namespace logitless::cuda::sm90 {
 namespace {
 
-using portable::Parts;
+using portable::add_options;
 
 // A thread of a kernel has every fourth pair of columns of a tile: it is what draws, and what has a maximum.
 constexpr int kShares = 4;
@@ -66,7 +66,8 @@ struct Row {
         dot += hidden[static_cast<size_t>(k)] *
                operand(product.classifier, product.dtype, j * product.classifier_stride + k);
       }
-      z[static_cast<size_t>(j)] = portable::transformed(product, dot, j, inverse_temperature);
+      z[static_cast<size_t>(j)] =
+          product.transform.logit(dot, product.transform.bias_of(j), inverse_temperature);
     }
   }
 
@@ -109,7 +110,11 @@ void join_maximum(const Row& r, const StatSlots& slots, int64_t first, int64_t e
   }
 }
 
-void add_parts(const StatSlots& slots, int64_t place, const Parts& parts) {
+double weight_of(const RowSums& args, int64_t column) {
+  return args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
+}
+
+void add_parts(const StatSlots& slots, int64_t place, const RowStats<double>& parts) {
 #define LOGITLESS_ADD(name, part, ...) \
   if (slots.part != nullptr) slots.part[place] += static_cast<float>(parts.part);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_ADD)
@@ -126,14 +131,16 @@ void make_stats(const Row& r, const RowSums& args) {
       if (is_better(r.at(j), static_cast<int32_t>(j), largest, at))
         largest = r.at(j), at = static_cast<int32_t>(j);
     }
-    Parts parts;
+    RowStats<double> parts;
     double sum = 0;
     for (int64_t j = first; j < end; ++j) {
       const float e = r.at(j) == -INFINITY ? 0.0f : std::exp(r.at(j) - largest);
       sum += e;
-      parts.add(args, j, r.at(j), largest, e);
+      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j), double{r.at(j)} - largest,
+                  double{e});
     }
-    RowStats<double> mine = parts.stats(largest, sum);
+    RowStats<double> mine = parts;
+    mine.max = largest, mine.sum_exp = sum;
     mine.argmax = r.product.column_offset + at;
     const int64_t place = r.place(slots, first);
     const RowStats<double> all = merge(stats_of_slot(slots, r.slot(first), r.row), mine);
@@ -154,11 +161,12 @@ void make(const Row& r, const ExpsArgs& args) {
   for_tiles(r, [&](int64_t first, int64_t end) {
     join_maximum(r, args.stats, first, end);
     float sum = 0;
-    Parts parts;
+    RowStats<double> parts;
     for (int64_t j = first; j < end; ++j) {
       const float e = exp_of(r.at(j), anchor);
       sum += e;
-      parts.add(args, j, r.at(j), effective_anchor(anchor), e);
+      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j), r.at(j) - effective_anchor(anchor),
+                  double{e});
       if (j >= args.exps.columns) continue;
       const float slope = softcap == 0 ? 1.0f : softcap_slope(r.at(j), inverse_cap);
       store(args.exps, r.product.dtype, r.row, j, std::ldexp(e * slope, kKeptExponent));
@@ -214,11 +222,12 @@ void make(const Row& r, const ThinArgs& args) {
   for_tiles(r, [&](int64_t first, int64_t end) {
     join_maximum(r, args.stats, first, end);
     float sum = 0, expected = 0;
-    Parts parts;
+    RowStats<double> parts;
     for (int64_t j = first; j < end; ++j) {
       const float q = exp_of(r.at(j), anchor);
       sum += q;
-      parts.add(args, j, r.at(j), effective_anchor(anchor), q);
+      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j), r.at(j) - effective_anchor(anchor),
+                  double{q});
     }
     for (int share = 0; share < kShares; ++share) {
       expected += draw(r, args.draws, first, share, anchor, index);

@@ -34,7 +34,7 @@ TEST(CudaMixedPlans, ExpsAreKeptBesideACopyOfTheClassifier) {
   EXPECT_DOUBLE_EQ(plan.cost_f, 3);
   EXPECT_LT(plan.predicted_seconds, 1.02 * float32_seconds(Pass::kForwardBackward)) << plan.config;
   EXPECT_LT(best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16), 160 * kMiB).predicted_seconds,
-            1.05 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));
+            1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // whose room for kept exps is larger
 }
 
 // Beside the products: the classifier once (where all of it is copied) or for each pass over it.

@@ -17,7 +17,6 @@ struct EngineTraits {
   bool base_2 = false;         // exps are relative to effective_anchor(), and kept ones as anchor.h says
   bool anchors_first = false;  // kExps is given anchors, and blocks they do not suit are done again; else it
                                // finds the maximum before it stores, and writes it there
-  bool keeps_windows = false;  // kExps takes any window and keeps some of its columns; else whole rows alone
   bool sums_while_drawing = false;  // kThin sums exps as well; else the sums are made before
   bool needs_scratch = false;       // LogitsScratch
   double draw_cost = 1;             // time of kThin over that of kStats
@@ -35,9 +34,10 @@ struct EngineTiles {
 };
 
 // fp32 logits of a block of rows and columns (float64 ones of such operands), and what a plain product may
-// use.
+// use. kScratchBlocks blocks, where a launch has several: products run beside the row kernels of blocks
+// before.
 struct LogitsScratch {
-  void* logits = nullptr;  // [rows, columns]
+  void* logits = nullptr;  // [blocks, rows, columns]
   int64_t rows = 0, columns = 0;
   void* gemm = nullptr;
   size_t gemm_bytes = 0;

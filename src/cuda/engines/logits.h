@@ -155,9 +155,11 @@ struct StoredColumns {
 struct ExpsArgs : RowSums {
   // Of engines whose traits say anchors_first: what exps are relative to.
   const float* anchor = nullptr;  // [rows]
-  // Of the others, which are given whole rows: their maximum, which is their anchor, is written here.
+  // Of the others, which choose it in a run's first window, and may choose again: then they change the exps
+  // that earlier windows have kept, `kept_before` columns of them that end where `exps` begins.
   float* found_anchor = nullptr;  // [rows]
-  StoredColumns exps = {};        // bf16, or fp32 with fp32 operands; without anchors_first all columns
+  int64_t kept_before = 0;
+  StoredColumns exps = {};  // bf16, or fp32 with fp32 operands
 };
 
 // dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_low

@@ -15,6 +15,9 @@ enum class HiddenSource : int {
   kWorkspace = 2,
 };
 
+// Blocks of logits that take turns (LogitsScratch).
+inline constexpr int kScratchBlocks = 3;
+
 // How a device is to run a problem: what its plans differ in.
 struct PlanDetail {
   PlanKind kind = PlanKind::kForward;
@@ -30,6 +33,12 @@ struct PlanDetail {
   int64_t scratch_rows = 0;            // of fp32 logits at once (EngineTraits::needs_scratch)
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;
+
+  // Of the scratch: several blocks, where launches of so many rows and columns have several.
+  int64_t scratch_numbers(int64_t rows, int64_t columns) const {
+    const bool has_several = scratch_rows < rows || scratch_columns < columns;
+    return (has_several ? kScratchBlocks : 1) * scratch_rows * scratch_columns;
+  }
 
   bool is_thinned() const { return kind == PlanKind::kThinned; }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "cuda/plan/describe.h"
 #include "cuda/plan/sizes.h"
@@ -41,11 +42,16 @@ struct ScratchBlock {
   int64_t rows, columns;
 };
 std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
-  const int64_t rows = std::max<int64_t>(p.tokens, 1);
+  // Rows, and logits in all. Three of the first block take 96 MiB, and its product has whole waves of tiles
+  // on an H100; the others are for small budgets.
+  constexpr std::pair<int64_t, int64_t> kBlocks[] = {
+      {4096, 1 << 23}, {4096, 1 << 21}, {2048, 1 << 19}, {256, 1 << 16}, {16, 1 << 10}};
   std::vector<ScratchBlock> blocks;
-  for (const int64_t edge : {16384, 4096, 1024, 256, 64}) {
-    const int64_t columns = p.batch_invariant ? ceil_div(edge, step) * step : edge;
-    blocks.push_back({std::min<int64_t>(rows, edge / 4), std::min<int64_t>((p.vocab + 3) / 4 * 4, columns)});
+  for (const auto& [most_rows, logits] : kBlocks) {
+    const int64_t rows = std::min(std::max<int64_t>(p.tokens, 1), most_rows),
+                  columns = logits / rows / 64 * 64;
+    blocks.push_back({rows, std::min((p.vocab + 3) / 4 * 4,
+                                     p.batch_invariant ? ceil_div(columns, step) * step : columns)});
   }
   return blocks;
 }
@@ -273,13 +279,8 @@ class Search {
       d.source = backward_source();
       d.kept_columns = p_.vocab;
       d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-      if (!traits_.keeps_windows && base_.copies_classifier) d.vocab_window = p_.vocab;
-      if (traits_.needs_scratch) {
-        d.scratch_rows = std::min(base_.scratch_rows, chunk);
-        d.scratch_columns = (p_.vocab + 3) / 4 * 4;
-      }
       consider_kept(chunk, d);
-      if (!traits_.keeps_windows || !base_.copies_classifier) continue;
+      if (!base_.copies_classifier) continue;
       for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
         d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
         const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;
@@ -320,7 +321,7 @@ class Search {
     const bool worthwhile = at == best_.end() || least_seconds(kind, chunk, d) < at->second.seconds;
     if (budget_ != 0 && worthwhile) {
       equal_windows(kind, chunk, d, kMoreWindows);
-      if (traits_.keeps_windows && can_keep_exps()) windows_after_kept(kind, chunk, d);
+      if (can_keep_exps()) windows_after_kept(kind, chunk, d);
     }
     if (budget_ == 0 && scratch_handicap(d) == 1) default_windows(kind, chunk, d);
     d.vocab_window = smallest_window_;
@@ -339,7 +340,7 @@ class Search {
 
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
-    if (traits_.keeps_windows && can_keep_exps()) d.kept_columns = p_.vocab;
+    if (can_keep_exps()) d.kept_columns = p_.vocab;
     return ranked_seconds(p_, kind, chunk, d, device_);
   }
 
@@ -382,6 +383,7 @@ class Search {
   PlanDetail completed(PlanKind kind, int64_t chunk, PlanDetail d) const {
     d.kind = kind;
     d.token_chunk = chunk;
+    d.scratch_rows = std::min(d.scratch_rows, chunk);
     d.slots = slots_of(chunk);
     d.anchored = is_anchored(d);
     return d;

@@ -9,9 +9,9 @@ namespace logitless::cuda {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// The kernels compute exp(z - anchor) as 2^(z log2(e) + shift), shift = -anchor log2(e), in one instruction.
-// The rounding of shift is the same for all elements of a row and small where |shift| is below this. An
-// anchor that is far, beyond it and finite, is subtracted instead: exactly, where z is near it.
+// The fused kernels compute exp(z - anchor) as 2^(z log2(e) + shift), shift = -anchor log2(e), in one
+// instruction. The rounding of shift is the same for all elements of a row and small where |shift| is below
+// this. An anchor that is far, beyond it and finite, is subtracted instead: exactly, where z is near it.
 inline constexpr float kFarShift = 4096;
 
 LOGITLESS_HD inline bool is_far(float anchor, float shift) {

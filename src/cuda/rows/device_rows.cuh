@@ -8,6 +8,8 @@
 #include <type_traits>
 
 #include "core/row_coefficients.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/rows/exp2.cuh"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
 
@@ -200,11 +202,11 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
 }
 
 // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
-template <class Real>
-__device__ inline RowStats<double> stats_of_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t r) {
+template <class T = double, class Real>
+__device__ inline RowStats<T> stats_of_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t r) {
   const int64_t at = s * slots.stride + r;
-  RowStats<double> one;
-  one.max = slots.max[at];
+  RowStats<T> one;
+  if (slots.max != nullptr) one.max = slots.max[at];
   one.sum_exp = slots.sum[at];
 #define LOGITLESS_SUM(name, part, ...) \
   if (slots.part != nullptr) one.part = slots.part[at];
@@ -215,9 +217,9 @@ __device__ inline RowStats<double> stats_of_slot(const StatSlotsOf<Real>& slots,
 }
 
 // Writes all but the argmax to a slot.
-template <class Real>
-__device__ inline void put_slot(const StatSlotsOf<Real>& slots, int64_t at, const RowStats<double>& stats) {
-  slots.max[at] = static_cast<Real>(stats.max);
+template <class Real, class T>
+__device__ inline void put_slot(const StatSlotsOf<Real>& slots, int64_t at, const RowStats<T>& stats) {
+  if (slots.max != nullptr) slots.max[at] = static_cast<Real>(stats.max);
   slots.sum[at] = static_cast<Real>(stats.sum_exp);
 #define LOGITLESS_PUT(name, part, ...) \
   if (slots.part != nullptr) slots.part[at] = static_cast<Real>(stats.part);
@@ -240,6 +242,14 @@ __device__ inline double sum_of_slots(const StatSlotsOf<Real>& slots, const Real
 #pragma unroll 8
   for (int64_t s = 0; s < slots.slots; ++s) sum += values[s * slots.stride + r];
   return sum;
+}
+
+// exp(z - anchor), as the portable engine computes it.
+__device__ inline float exp_from(float z, float anchor) {
+  return exp2_approx((z - anchor) * kLog2E);
+}
+__device__ inline double exp_from(double z, double anchor) {
+  return std::exp(z - anchor);
 }
 
 // A range within which fp32 holds the optional sums as well.

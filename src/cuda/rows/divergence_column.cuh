@@ -11,8 +11,6 @@
 
 namespace logitless::cuda {
 
-inline constexpr float kLn2 = 0.693147182f;
-
 // The base of exps and logs of a number type.
 template <class T>
 struct LogBase;

@@ -245,7 +245,7 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   if (column >= 0 && column < k.columns && !has_several) {
     const float z = arena.target_logit[r], anchor = arena.anchor[r];
     // As the kernel computed it: with no other column, it is the sum to the last bit.
-    float exp_z = z == anchor ? 1.0f : expf(z - anchor);
+    float exp_z = z == anchor ? 1.0f : exp_from(z, anchor);
     if (k.base_2) {
       const SplitAnchor split = split_anchor(anchor);
       exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));

@@ -100,7 +100,7 @@ struct ArenaOf {
   void* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its rows
   Real* d_bias = nullptr;        // [V]
   TopArenaOf<Real> top;
-  Real* logits = nullptr;  // [scratch_rows, scratch_columns]
+  Real* logits = nullptr;  // LogitsScratch
   void* gemm = nullptr;
 };
 using Arena = ArenaOf<float>;

@@ -43,6 +43,9 @@ class Queue {
     }
   }
 
+  bool records() const { return recording_ != nullptr; }
+  cudaStream_t stream() const { return stream_; }  // null where it records
+
  private:
   void record(std::function<void(cudaStream_t)> body) const;
 

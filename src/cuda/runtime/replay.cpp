@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "cuda/runtime/captures.h"
 #include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
@@ -19,26 +20,6 @@ bool is_on() {
   return graphs == nullptr || std::string_view(graphs) != "0";
 }
 
-// A caller's own graph gets the run itself.
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-  cudaGetLastError();
-  return true;
-}
-
-// Calls that a capture in another thread forbids may be made in this one for a scope, and do not break it.
-class BesideCaptures {
- public:
-  BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 std::unique_ptr<const Recording> record(const std::function<void(const Queue&)>& work) {
   const BesideCaptures beside_captures;
   try {
@@ -46,7 +27,7 @@ std::unique_ptr<const Recording> record(const std::function<void(const Queue&)>&
     work(Queue(made.get()));
     made->finish();
     return made;
-  } catch (const Error&) {  // too long, or the run itself will say what is wrong
+  } catch (const Error&) {  // too long, on two streams, or the run itself will say what is wrong
     cudaGetLastError();
     return nullptr;
   }
@@ -78,7 +59,8 @@ const Recording* Replay::recording_of(const RunPointers& pointers,
 
 void Replay::run(const RunPointers& pointers, cudaStream_t stream,
                  const std::function<void(const Queue&)>& work) {
-  // A thread that plays or records at the moment is not waited for.
+  // A thread that plays or records at the moment is not waited for, and a caller's own graph gets the run
+  // itself.
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && records_ && !is_capturing(stream)) {
     if (const Recording* recording = recording_of(pointers, work); recording != nullptr) {
       recording->play(stream);

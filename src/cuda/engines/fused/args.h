@@ -11,7 +11,6 @@ namespace logitless::cuda::fused {
 
 inline constexpr EngineTraits kTraits{.base_2 = true,
                                       .anchors_first = true,
-                                      .keeps_windows = true,
                                       .sums_while_drawing = true,
                                       .top_tile = kTileColumns,
                                       .top_groups = kTopGroups,

@@ -29,11 +29,11 @@ class Portable final : public Engine {
     const double blocks = KernelTimes::in_parts(args.rows, scratch.rows, [&](int64_t m) {
       return KernelTimes::in_parts(args.columns, scratch.columns, [&](int64_t n) {
         return (are_dot_products ? times.dot_products(m, n, args.depth) : times.product(m, n, args.depth)) +
-               kLaunchSeconds;
+               2 * kLaunchSeconds;
       });
     });
     const double top = args.epilogue() == Epilogue::kTop ? 4 : 0;  // bytes that are read once more
-    return blocks + times.moved(args.rows, args.columns, 12 + top + bytes) + kLaunchSeconds;
+    return blocks + times.moved(args.rows, args.columns, 4 + top + bytes) + kLaunchSeconds;
   }
 
   void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const override {

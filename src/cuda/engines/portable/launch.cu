@@ -6,8 +6,11 @@
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/portable/thin_kernel.cuh"
 #include "cuda/engines/portable/top_kernel.cuh"
+#include "cuda/plan/plan_detail.h"
+#include "cuda/plan/sizes.h"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/gemm.h"
+#include "cuda/runtime/overlap.h"
 
 namespace logitless::cuda::portable {
 namespace {
@@ -28,57 +31,71 @@ Tile<Real> tile_of(const LogitsProductOf<Real>& product, const LogitsScratch& sc
   return t;
 }
 
-template <class Real>
-void launch_stats(const LogitsProductOf<Real>& product, const RowSumsOf<Real>& args, const Tile<Real>& tile,
+// A warp a row where rows are many, else a block.
+template <class Work, class Real, class Args>
+void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const Tile<Real>& tile,
                   const Queue& queue) {
-  const auto strips = static_cast<unsigned>((tile.columns + tile.strip - 1) / tile.strip);
-  queue.launch("portable row kernel", stats_kernel<Real>, dim3(static_cast<unsigned>(tile.rows), strips),
-               kRowThreads, 0, {product, args}, tile);
-}
-
-// A block of threads a row.
-template <class Kernel, class Args, class Real>
-void launch_rows(Kernel kernel, const LogitsProductOf<Real>& product, const Args& args,
-                 const Tile<Real>& tile, const Queue& queue) {
-  queue.launch("portable row kernel", kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0,
-               RowParams<Args, Real>{product, args}, tile);
+  constexpr int64_t kManyRows = 2048;
+  const auto strips = static_cast<unsigned>(ceil_div(tile.columns, tile.strip));
+  const auto launch = [&](auto instance) {
+    using Of = decltype(instance);
+    const auto blocks = static_cast<unsigned>(ceil_div(tile.rows, int64_t{Of::kLines}));
+    queue.launch("portable row kernel", lines_kernel<Work, Of, Args, Real>, dim3(blocks, strips), kRowThreads,
+                 0, RowParams<Args, Real>{product, args}, tile);
+  };
+  const auto launch_of = [&](auto plain) {
+    constexpr bool kPlain = decltype(plain)::value;
+    if (tile.rows >= kManyRows) {
+      launch(Instance<32, kPlain>{});
+    } else {
+      launch(Instance<kRowThreads, kPlain>{});
+    }
+  };
+  if constexpr (std::is_same_v<Real, float> && !std::is_same_v<Work, DrawElements>) {
+    if (is_plain(product) && is_plain(args)) return launch_of(std::true_type{});
+  }
+  launch_of(std::false_type{});
 }
 
 template <class Real>
-void launch_epilogue(const LogitsProductOf<Real>& product, const StatsArgsOf<Real>& args,
+void launch_epilogue(const LogitsProductOf<Real>& product, const RowSumsOf<Real>& args,
                      const Tile<Real>& tile, const Queue& queue) {
-  launch_stats<Real>(product, args, tile, queue);
+  launch_lines<Sum>(product, args, tile, queue);
 }
 
 // Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums are to
 // be those of kStats.
-void launch_epilogue(const LogitsProduct& product, const ExpsArgs& args, const Tile<float>& tile,
+void launch_epilogue(const LogitsProduct& product, const ExpsArgs& args, Tile<float> tile,
                      const Queue& queue) {
-  if (product.batch_invariant) launch_stats<float>(product, args, tile, queue);
-  for_dtype(product.dtype == DType::kF16 ? DType::kBF16 : product.dtype, [&](auto type) {
-    using T = decltype(type);
-    launch_rows(product.batch_invariant ? keep_exps_kernel<T> : exps_kernel<T>, product, args, tile, queue);
-  });
+  if (product.batch_invariant) launch_epilogue<float>(product, args, tile, queue);
+  tile.strip = tile.columns;
+  if (product.dtype == DType::kF32) {
+    launch_lines<KeepExps<float>>(product, args, tile, queue);
+  } else {
+    launch_lines<KeepExps<__nv_bfloat16>>(product, args, tile, queue);
+  }
 }
 
 template <class Real>
-void launch_epilogue(const LogitsProductOf<Real>& product, const GradientArgsOf<Real>& args,
-                     const Tile<Real>& tile, const Queue& queue) {
-  for_dtype<Real>(product.dtype, [&](auto type) {
-    launch_rows(gradient_kernel<decltype(type)>, product, args, tile, queue);
-  });
+void launch_epilogue(const LogitsProductOf<Real>& product, const GradientArgsOf<Real>& args, Tile<Real> tile,
+                     const Queue& queue) {
+  tile.strip = tile.columns;
+  for_dtype<Real>(product.dtype,
+                  [&](auto type) { launch_lines<MakeGradient<decltype(type)>>(product, args, tile, queue); });
 }
 
-void launch_epilogue(const LogitsProduct& product, const ThinArgs& args, const Tile<float>& tile,
+void launch_epilogue(const LogitsProduct& product, const ThinArgs& args, Tile<float> tile,
                      const Queue& queue) {
-  launch_rows(thin_kernel, product, args, tile, queue);
+  tile.strip = tile.columns;
+  launch_lines<DrawElements>(product, args, tile, queue);
 }
 
 template <class Real>
 void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>& args,
                      const Tile<Real>& tile, const Queue& queue) {
-  launch_stats<Real>(product, args, tile, queue);
-  launch_rows(top_kernel<Real>, product, args.top, tile, queue);
+  launch_epilogue<Real>(product, static_cast<const RowSumsOf<Real>&>(args), tile, queue);
+  queue.launch("portable top kernel", top_kernel<Real>, static_cast<unsigned>(tile.rows), kRowThreads, 0,
+               RowParams<TopLogitsOf<Real>, Real>{product, args.top}, tile);
 }
 
 [[noreturn]] void launch_epilogue(const LogitsProductOf<double>&, const RowSums&, const Tile<double>&,
@@ -90,9 +107,6 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>
 
 template <class Real>
 void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch, const Queue& queue) {
-  if (args.epilogue() == Epilogue::kExps && (scratch.columns < args.columns || args.column_offset != 0)) {
-    throw Error(Status::kInternal, "portable exps need scratch for whole rows");
-  }
   const bool whole = scratch.columns >= args.columns;
   if (args.batch_invariant &&
       (args.column_offset % kStripColumns != 0 || (!whole && scratch.columns % kStripColumns != 0))) {
@@ -103,25 +117,36 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
   Gemm g;
   g.allow_tf32 = args.allow_tf32;
   g.transpose_b = true;
-  g.c = {scratch.logits, std::is_same_v<Real, double> ? DType::kF64 : DType::kF32, scratch.columns};
+  g.c = {nullptr, std::is_same_v<Real, double> ? DType::kF64 : DType::kF32, scratch.columns};
   g.k = args.depth;
+  const int64_t blocks = ceil_div(args.rows, scratch.rows) * ceil_div(args.columns, scratch.columns);
+  static_assert(Overlap::kBuffers == kScratchBlocks);
+  const Overlap overlap(queue, blocks > 1);
+  int buffer = 0;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
-      const Tile<Real> tile = tile_of<Real>(args, scratch, row, column);
+      Tile<Real> tile = tile_of<Real>(args, scratch, row, column);
+      tile.z += buffer * scratch.rows * scratch.columns;
       g.m = tile.rows;
       g.n = tile.columns;
       g.a = hidden.from(row);
       g.b = classifier.from(column);
+      g.c.data = tile.z;
+      overlap.first_waits_for_mark(buffer);
       if (multiplies_by_dot_products(args)) {
-        launch_dot_products(g, queue);
+        launch_dot_products(g, overlap.first());
       } else {
-        gemm(g, scratch.gemm, scratch.gemm_bytes, queue);
+        gemm(g, scratch.gemm, scratch.gemm_bytes, overlap.first());
       }
+      overlap.second_waits();
       std::visit(
           [&](const auto& of_epilogue) {
-            launch_epilogue(static_cast<const LogitsProductOf<Real>&>(args), of_epilogue, tile, queue);
+            launch_epilogue(static_cast<const LogitsProductOf<Real>&>(args), of_epilogue, tile,
+                            overlap.second());
           },
           args.of_epilogue);
+      overlap.mark_second(buffer);
+      if (blocks > 1) buffer = (buffer + 1) % kScratchBlocks;
     }
   }
 }

@@ -1,15 +1,15 @@
 #pragma once
-// From a block of dot products to statistics, exps or gradients; one block of threads a row.
+// From a block of dot products to statistics, exps or gradients, which read each of them once as a rule.
 #include "core/top_k.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
 
 namespace logitless::cuda::portable {
 
-inline constexpr int kRowThreads = 256;
+// Dot products that a thread loads at once: 16 bytes of float.
+inline constexpr int kAtOnce = 4;
 
-// What a kernel knows of a launch, in one parameter: of two, nvcc 13 makes each kernel's loops anew for each
-// transform, and stats_kernel takes 60 registers in place of 42.
+// A launch, in one parameter: of two, nvcc 13 makes each kernel's loops anew for each transform.
 template <class Args, class Real = float>
 struct RowParams {
   LogitsProductOf<Real> product;
@@ -18,219 +18,417 @@ struct RowParams {
 
 template <class Real>
 struct Tile {
-  Real* z;  // [rows, stride] dot products
-  int64_t stride;
+  Real* z;              // [rows, stride] dot products
+  int64_t stride;       // a multiple of kAtOnce
   int64_t row, column;  // of its first element in the arguments' matrices
   int64_t rows, columns;
-  // Columns that a block of threads of stats_kernel takes, and the slot of the first of them; slots are those
-  // of strips in turn.
+  // Columns that are summed in one slot, and the slot of the first of them; slots are those of strips in
+  // turn.
   int64_t strip;
   int64_t first_slot;
 };
 
-// inverse_temperature: of the row.
-template <class Real>
-__device__ inline Real transformed(const LogitsProductOf<Real>& product, Real dot, int64_t column,
-                                   Real inverse_temperature) {
-  return product.transform.logit(dot, product.transform.bias_of(column), inverse_temperature);
-}
+template <class T>
+struct alignas(kAtOnce * sizeof(T) < 16 ? kAtOnce * sizeof(T) : 16) Numbers {
+  T of[kAtOnce];
+};
 
-// Largest value of the block and its first index, a NaN being the largest of all; known to all threads.
+// Nobody reads them again soon: what else is in the L2 cache may stay there.
 template <class Real>
-__device__ inline void block_max(Real& value, int32_t& index) {
-  __shared__ Real values[kRowThreads / 32];
-  __shared__ int32_t indices[kRowThreads / 32];
-  for (int step = 16; step > 0; step /= 2) {
-    const Real v = __shfl_xor_sync(~0u, value, step);
-    const int32_t i = __shfl_xor_sync(~0u, index, step);
-    if (is_better(v, i, value, index)) value = v, index = i;
+__device__ inline Numbers<Real> load_once(const Real* from) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(Numbers<Real>) == sizeof(float4)) {
+    const float4 all = __ldcs(reinterpret_cast<const float4*>(from));
+    return {{all.x, all.y, all.z, all.w}};
   }
-  if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
-  __syncthreads();
-  for (int w = 0; w < kRowThreads / 32; ++w) {
-    if (is_better(values[w], indices[w], value, index)) value = values[w], index = indices[w];
+#endif
+  return *reinterpret_cast<const Numbers<Real>*>(from);
+}
+template <class T>
+__device__ inline void store_once(T* to, const Numbers<T>& numbers) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(numbers) == sizeof(uint2)) {
+    __stcs(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(numbers));
+    return;
   }
-  __syncthreads();
+#endif
+  *reinterpret_cast<Numbers<T>*>(to) = numbers;
 }
 
-// exp(z - anchor), NaN where both are infinite.
+inline constexpr int kRowThreads = 256;  // of a block
+
+// Instances of a kernel: threads of a row, a warp or the block; and whether logits are dot products times
+// scale, and nothing else is wanted of them (is_plain()).
+template <int kLanesOf, bool kPlainOf>
+struct Instance {
+  static constexpr int kLanes = kLanesOf;
+  static constexpr bool kPlain = kPlainOf;
+  static constexpr int kLines = kRowThreads / kLanes;  // of a block
+};
 template <class Real>
-__device__ inline Real exp_from(Real z, Real anchor) {
-  return z == -std::numeric_limits<Real>::infinity() ? Real(0) : std::exp(z - anchor);
+bool is_plain(const LogitsProductOf<Real>& product) {
+  const LogitTransform<Real>& t = product.transform;
+  return t.bias == nullptr && t.softcap == 0 && t.inverse_temperature == nullptr;
+}
+template <class Real>
+bool is_plain(const RowSumsOf<Real>& args) {
+  return args.class_weight == nullptr && !args.stats.has_options();
+}
+template <class Real>
+bool is_plain(const GradientArgsOf<Real>& args) {
+  return args.class_weight == nullptr;
 }
 
-// Whether the row of this block is to be computed.
+// Whether the row is to be computed.
 template <class Real>
 __device__ inline bool row_exists(const LogitsProductOf<Real>& product, int64_t row) {
   if (row >= existing(product.row_count, product.rows)) return false;
   return product.row_block_active == nullptr || product.row_block_active[row / kRowBlock] != 0;
 }
 
-// The optional sums of a row of the tile, each thread's and then (join()) those of all in thread 0.
-struct Parts {
-#define LOGITLESS_MEMBER(name, part, ...) double part = 0;
-  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
-#undef LOGITLESS_MEMBER
+// A row of a tile, or a strip of it.
+template <class Of, class Real>
+struct Line {
+  static constexpr int kLanes = Of::kLanes;
+  const LogitsProductOf<Real>& product;
+  const Real* dots;
+  int64_t row;     // in the arguments' matrices
+  int64_t column;  // of the first dot product in the arguments' matrices
+  int64_t slot;
+  int columns;
+  Real inverse_temperature = 1;
 
-  // The logit of a column of the arguments' matrices, and its exp relative to the anchor.
-  template <class Real>
-  __device__ void add(const RowSumsOf<Real>& args, int64_t column, double z, double anchor, double e) {
-    [[maybe_unused]] const double w = args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
-    // `weighted` is of the logits themselves: no slot tells the class weights of its columns.
-#define LOGITLESS_SUM(name, part, kind, term)                                             \
-  if (args.stats.part != nullptr) {                                                       \
-    [[maybe_unused]] const double d = SumKind::kind == SumKind::kOffset ? z : z - anchor; \
-    part += term;                                                                         \
+  __device__ Line(const LogitsProductOf<Real>& of, const Tile<Real>& tile, int64_t tile_row, int64_t strip)
+      : product(of),
+        dots(tile.z + tile_row * tile.stride + strip * tile.strip),
+        row(tile.row + tile_row),
+        column(tile.column + strip * tile.strip),
+        slot(tile.first_slot + strip),
+        columns(static_cast<int>(min(tile.strip, tile.columns - strip * tile.strip))) {
+    if (!Of::kPlain) inverse_temperature = product.transform.inverse_temperature_of(row);
   }
-    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
-#undef LOGITLESS_SUM
+  static __device__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+
+  __device__ Real logit(int j) const {
+    return product.transform.logit(dots[j], product.transform.bias_of(column + j), inverse_temperature);
   }
-  __device__ void join() {
-#define LOGITLESS_SUM(name, part, ...) part = block_sum<kRowThreads>(part);
-    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
-#undef LOGITLESS_SUM
+  // The column of the row's target in the line, which it may lie outside of.
+  __device__ int64_t target() const {
+    return product.target == nullptr ? -1 : product.target[row] - product.column_offset - column;
   }
-  __device__ RowStats<double> stats(double max, double sum_exp) const {
-    RowStats<double> out;
-    out.max = max;
-    out.sum_exp = sum_exp;
-#define LOGITLESS_SUM(name, part, ...) out.part = part;
-    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
-#undef LOGITLESS_SUM
-    return out;
+  __device__ void put_target_logit(Real* target_logit) const {
+    const int64_t j = target();
+    if (lane() == 0 && j >= 0 && j < columns) target_logit[row] = logit(static_cast<int>(j));
+  }
+
+  // Calls body(j, logits, count) for logits [j, j + count) of the line; -inf stands behind the last one.
+  template <class F>
+  __device__ void for_each(const F& body) const {
+    constexpr int kStep = kLanes * kAtOnce;
+    constexpr int kLoads = Of::kPlain ? 4 : 1;  // that a thread waits for together
+    int j = lane() * kAtOnce;
+    for (; j + (kLoads - 1) * kStep + kAtOnce <= columns; j += kLoads * kStep) {
+      Numbers<Real> z[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) z[i] = load_once(dots + j + i * kStep);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        transform(j + i * kStep, z[i], kAtOnce);
+        body(j + i * kStep, z[i].of, kAtOnce);
+      }
+    }
+    for (; j < columns; j += kStep) {
+      Numbers<Real> z = load_once(dots + j);
+      const int count = min(columns - j, kAtOnce);
+      transform(j, z, count);
+      body(j, z.of, count);
+    }
+  }
+
+ private:
+  __device__ void transform(int j, Numbers<Real>& z, int count) const {
+    const LogitTransform<Real>& t = product.transform;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i >= count) {
+        z.of[i] = -std::numeric_limits<Real>::infinity();
+      } else if constexpr (Of::kPlain) {
+        z.of[i] *= t.scale;
+      } else {
+        z.of[i] = t.logit(z.of[i], t.bias_of(column + j + i), inverse_temperature);
+      }
+    }
   }
 };
 
-// One block of threads for each row and strip.
+// Sum, maximum (NaN if there is one), and the best of values and their columns, over kLanes threads; known to
+// all of them.
+template <int kLanes, class T, class Join>
+__device__ inline T joined_lanes(T value, const Join& join) {
+  for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
+  if constexpr (kLanes > 32) {
+    __shared__ T values[kLanes / 32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = values[0];
+    for (int w = 1; w < kLanes / 32; ++w) value = join(value, values[w]);
+  }
+  return value;
+}
+template <int kLanes, class Real>
+__device__ inline Real lanes_sum(Real value) {
+  return joined_lanes<kLanes>(value, [](Real a, Real b) { return a + b; });
+}
 template <class Real>
-__global__ void __launch_bounds__(kRowThreads)
-    stats_kernel(RowParams<RowSumsOf<Real>, Real> params, Tile<Real> tile) {
-  const LogitsProductOf<Real>& product = params.product;
-  const RowSumsOf<Real>& args = params.args;
-  const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(product, row)) return;
-  Real* z = tile.z + blockIdx.x * tile.stride + blockIdx.y * tile.strip;
-  const int64_t slot = (tile.first_slot + blockIdx.y) * args.stats.stride + row;
-  tile.column += blockIdx.y * tile.strip;
-  tile.columns = min(tile.strip, tile.columns - blockIdx.y * tile.strip);
-  const Real inverse_temperature = product.transform.inverse_temperature_of(row);
+__device__ inline Real larger(Real a, Real b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<Real, float>) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
+    return a;
+  }
+#endif
+  return b > a || b != b ? b : a;
+}
+template <int kLanes, class Real>
+__device__ inline Real lanes_max(Real value) {
+  return joined_lanes<kLanes>(value, [](Real a, Real b) { return larger(a, b); });
+}
+
+// Adds to the optional sums, of those in the slots, a logit of class weight w, its distance from the anchor
+// and the exp of that. `weighted` is of the logits themselves: no slot tells the class weights of its
+// columns.
+template <class Real, class Slots>
+__device__ inline void add_options(RowStats<Real>& sums, const Slots& slots, Real z, [[maybe_unused]] Real w,
+                                   Real distance, Real e) {
+#define LOGITLESS_SUM(name, part, kind, term)                                         \
+  if (slots.part != nullptr) {                                                        \
+    [[maybe_unused]] const Real d = SumKind::kind == SumKind::kOffset ? z : distance; \
+    sums.part += term;                                                                \
+  }
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
+}
+
+// Statistics of a line, relative to the anchor that is given: of all threads.
+template <class Real>
+struct LineSums {
+  Real max = -std::numeric_limits<Real>::infinity();
+  RowStats<Real> stats;  // its max is the anchor
+};
+
+// As for_each() goes on, store(j, logits, exps, count) gets the exps as well. low: what rounding took off the
+// anchor.
+template <class Of, class Real, class Store>
+__device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowSumsOf<Real>& args,
+                                          Real anchor, Real low, const Store& store) {
+  LineSums<Real> found;
+  RowStats<Real>& sums = found.stats;
   const StatSlotsOf<Real>& slots = args.stats;
-  const int64_t target =
-      product.target == nullptr ? -1 : product.target[row] - product.column_offset - tile.column;
-  Real largest = -std::numeric_limits<Real>::infinity();
+  constexpr int kLanes = Of::kLanes;
+  const bool has_options = !Of::kPlain && slots.has_options();
+  Real best = found.max;
   int32_t at = INT32_MAX;
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(product, z[j], tile.column + j, inverse_temperature);
-    if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
-    if (j == target) args.target_logit[row] = z[j];
+  line.for_each([&](int j, const Real* z, int count) {
+    Real e[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      e[i] = exp_from(z[i] - anchor, low);
+      found.max = larger(found.max, z[i]);
+    }
+    sums.sum_exp += (e[0] + e[1]) + (e[2] + e[3]);
+    if (has_options) {
+      for (int i = 0; i < count; ++i) {
+        const Real w = args.class_weight != nullptr ? args.class_weight[line.column + j + i] : Real(1);
+        add_options(sums, slots, z[i], w, z[i] - anchor, e[i]);
+        if (slots.argmax != nullptr && is_better(z[i], j + i, best, at)) best = z[i], at = j + i;
+      }
+    }
+    store(j, z, e, count);
+  });
+  found.max = lanes_max<kLanes>(found.max);
+  sums.max = anchor;
+  sums.sum_exp = lanes_sum<kLanes>(sums.sum_exp);
+#define LOGITLESS_SUM(name, part, ...) \
+  if (slots.part != nullptr) sums.part = lanes_sum<kLanes>(sums.part);
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
+#undef LOGITLESS_SUM
+  if (slots.argmax != nullptr) {
+    const bool is_mine = best == found.max || (best != best && found.max != found.max);
+    const int32_t first =
+        joined_lanes<kLanes>(is_mine ? at : INT32_MAX, [](int32_t a, int32_t b) { return min(a, b); });
+    sums.argmax = line.product.column_offset + line.column + first;
   }
-  block_max(largest, at);
-  double sum = 0;
-  Parts parts;
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const Real e = exp_from(z[j], largest);
-    sum += e;
-    parts.add(args, tile.column + j, z[j], largest, e);
-  }
-  sum = block_sum<kRowThreads>(sum);
-  parts.join();
-  if (threadIdx.x != 0) return;
-  RowStats<double> mine = parts.stats(largest, sum);
-  mine.argmax = product.column_offset + tile.column + at;
-  const RowStats<double> all = merge(stats_of_slot(slots, tile.first_slot + blockIdx.y, row), mine);
-  put_slot(slots, slot, all);
-  if (slots.argmax != nullptr) slots.argmax[slot] = static_cast<int32_t>(all.argmax);
+  return found;
 }
 
-// After stats_kernel, whose logits are in z and whose maxima in the slots: the exps of whole rows, relative
-// to their maximum.
+// How far above an anchor a line's maximum may be, in nats: exps and sums of them stay far from overflow.
+inline constexpr float kMostAboveAnchor = 40;
+
+// An anchor that a line's maximum is not far above: the one there is, if there is one, else the maximum.
+// sum(anchor) makes the sums, as a rule once.
+template <class Of, class Real, class Sum>
+__device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Real anchor, const Sum& sum) {
+  const bool is_new = !(std::fabs(anchor) <= std::numeric_limits<Real>::max());
+  if (is_new) {
+    Real largest = -std::numeric_limits<Real>::infinity();
+    line.for_each([&](int, const Real* z, int) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) largest = larger(largest, z[i]);
+    });
+    anchor = larger(anchor, lanes_max<Of::kLanes>(largest));
+  }
+  LineSums<Real> found = sum(anchor == -std::numeric_limits<Real>::infinity() ? Real(0) : anchor);
+  if (!is_new && !(found.max - anchor <= Real(kMostAboveAnchor))) return sum(found.max);
+  found.stats.max = anchor;
+  return found;
+}
+
+// Adds a line's sums to a slot's, which are relative to `anchor`.
+template <class Real>
+__device__ inline void add_to_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t row, Real anchor,
+                                   const LineSums<Real>& line) {
+  RowStats<Real> sums = stats_of_slot<Real>(slots, s, row), found = line.stats;
+  RowStats<Real> largest, line_largest;
+  largest.max = sums.max, largest.argmax = sums.argmax;
+  line_largest.max = line.max, line_largest.argmax = found.argmax;
+  sums.max = anchor;
+  sums = merge(sums, found);
+  largest = merge(largest, line_largest);
+  sums.max = largest.max;
+  const int64_t at = s * slots.stride + row;
+  put_slot(slots, at, sums);
+  if (slots.argmax != nullptr) slots.argmax[at] = static_cast<int32_t>(largest.argmax);
+}
+
+struct StoreNothing {
+  template <class Real>
+  __device__ void operator()(int, const Real*, const Real*, int) const {}
+};
+
+// Work on each row and strip of a tile.
+template <class Work, class Of, class Args, class Real>
+__global__ void __launch_bounds__(kRowThreads) lines_kernel(RowParams<Args, Real> params, Tile<Real> tile) {
+  const int64_t row = int64_t{blockIdx.x} * Of::kLines + threadIdx.x / Of::kLanes;
+  if (row >= tile.rows || !row_exists(params.product, tile.row + row)) return;
+  Work::work(Line<Of, Real>(params.product, tile, row, blockIdx.y), params.args);
+}
+
+// Adds each line to the sums of its slot.
+struct Sum {
+  template <class Of, class Real>
+  static __device__ void work(const Line<Of, Real>& line, const RowSumsOf<Real>& args) {
+    const StatSlotsOf<Real>& slots = args.stats;
+    const int64_t s = line.slot;
+    const RowStats<Real> before = stats_of_slot<Real>(slots, s, line.row);
+    const LineSums<Real> found = sum_near_anchor(
+        line, before.max, [&](Real anchor) { return sum_line(line, args, anchor, Real(0), StoreNothing{}); });
+    line.put_target_logit(args.target_logit);
+    if (line.lane() != 0) return;
+    // The sums of a slot are relative to its maximum.
+    RowStats<Real> largest;
+    largest.max = found.max;
+    largest.argmax = found.stats.argmax;
+    RowStats<Real> sums = found.stats;
+    sums.argmax = -1;
+    const RowStats<Real> all = merge(merge(before, sums), largest);
+    const int64_t at = s * slots.stride + line.row;
+    put_slot(slots, at, all);
+    if (slots.argmax != nullptr) slots.argmax[at] = static_cast<int32_t>(all.argmax);
+  }
+};
+
+// A thread's numbers of a row that is stored; out: of the line's first column. Numbers [0, columns) are kept.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads)
-    keep_exps_kernel(RowParams<ExpsArgs> params, Tile<float> tile) {
-  const LogitsProduct& product = params.product;
-  const ExpsArgs& args = params.args;
-  const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(product, row)) return;
-  const float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = product.transform.inverse_temperature_of(row);
-  const StatSlots& slots = args.stats;
-  float largest = -CUDART_INF_F;
-  for (int64_t s = 0; s < slots.slots; ++s) {
-    const float one = slots.max[s * slots.stride + row];
-    if (is_better(one, 0, largest, 0)) largest = one;
-  }
-  T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = exp_from(z[j], largest);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
-  }
-  if (threadIdx.x == 0) args.found_anchor[row] = largest;
-}
+struct Stored {
+  T* out;
+  int columns;
+  bool is_aligned;
 
-// Of whole rows: the maximum is known before anything is stored, and is the anchor.
+  __device__ Stored(const StoredColumns& to, int64_t row, int64_t column)
+      : out(static_cast<T*>(to.data) + row * to.stride + column),
+        columns(static_cast<int>(max(int64_t{0}, to.columns - column))),
+        is_aligned(reinterpret_cast<uintptr_t>(out) % (kAtOnce * sizeof(T)) == 0) {}
+
+  // value(i) of column j + i, i < count.
+  template <class Value>
+  __device__ void put(int j, int count, const Value& value) const {
+    const int some = min(count, columns - j);
+    if (some == kAtOnce && is_aligned) {
+      Numbers<T> all;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) all.of[i] = from_real<T>(value(i));
+      store_once(out + j, all);
+    } else {
+      for (int i = 0; i < some; ++i) out[j + i] = from_real<T>(value(i));
+    }
+  }
+};
+
+// Exps relative to a row's anchor, which is the maximum of its first line or, where that is too low, of
+// another: what was kept before is then made relative to the new one. Sums, but for those of batch_invariant,
+// which stats_kernel makes.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) exps_kernel(RowParams<ExpsArgs> params, Tile<float> tile) {
-  const LogitsProduct& product = params.product;
-  const ExpsArgs& args = params.args;
-  const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(product, row)) return;
-  float* z = tile.z + blockIdx.x * tile.stride;
-  const float inverse_temperature = product.transform.inverse_temperature_of(row);
-  T* out = static_cast<T*>(args.exps.data) + row * args.exps.stride;
-  const int64_t target = product.target[row];
-  float largest = -CUDART_INF_F;
-  int32_t at = INT32_MAX;
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    z[j] = transformed(product, z[j], j, inverse_temperature);
-    if (is_better(z[j], static_cast<int32_t>(j), largest, at)) largest = z[j], at = static_cast<int32_t>(j);
-    if (j == target) args.target_logit[row] = z[j];
+struct KeepExps {
+  template <class Of>
+  static __device__ void work(const Line<Of, float>& line, const ExpsArgs& args) {
+    const LogitsProduct& product = line.product;
+    const int64_t row = line.row;
+    const bool is_first = product.column_offset + line.column == 0;
+    const float old_anchor = is_first ? -CUDART_INF_F : args.found_anchor[row];
+    const Stored<T> stored(args.exps, row, line.column);
+    const LineSums<float> found = sum_near_anchor(line, old_anchor, [&](float anchor) {
+      return sum_line(line, args, anchor, 0.0f, [&](int j, const float* z, const float* e, int count) {
+        stored.put(j, count, [&](int i) {
+          if (Of::kPlain || e[i] == 0) return e[i];
+          return e[i] * product.transform.slope(z[i], line.inverse_temperature);
+        });
+      });
+    });
+    const float anchor = found.stats.max;
+    if (old_anchor > -CUDART_INF_F && anchor != old_anchor) {
+      const float factor = exp_from(old_anchor, anchor);
+      const int64_t before = args.kept_before + min(line.column, args.exps.columns);
+      T* kept = static_cast<T*>(args.exps.data) + row * args.exps.stride - args.kept_before;
+      for (int64_t j = line.lane(); j < before; j += Of::kLanes)
+        kept[j] = from_float<T>(to_float(kept[j]) * factor);
+    }
+    if (!product.batch_invariant) line.put_target_logit(args.target_logit);
+    if (line.lane() != 0) return;
+    args.found_anchor[row] = anchor;
+    if (!product.batch_invariant) add_to_slot(args.stats, 0, row, old_anchor, found);
   }
-  block_max(largest, at);
-  double sum = 0;
-  Parts parts;
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const float e = exp_from(z[j], largest);
-    sum += e;
-    parts.add(args, j, z[j], largest, e);
-    out[j] = from_float<T>(e == 0 ? 0.0f : e * product.transform.slope(z[j], inverse_temperature));
-  }
-  sum = block_sum<kRowThreads>(sum);
-  parts.join();
-  if (threadIdx.x != 0) return;
-  args.found_anchor[row] = largest;
-  const StatSlots& slots = args.stats;
-  slots.sum[row] = static_cast<float>(sum);
-#define LOGITLESS_STORE(name, part, ...) \
-  if (slots.part != nullptr) slots.part[row] = static_cast<float>(parts.part);
-  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_STORE)
-#undef LOGITLESS_STORE
-  if (slots.max != nullptr) slots.max[row] = largest;
-  if (slots.argmax != nullptr) slots.argmax[row] = at;
-}
+};
 
-template <class T, class Real = RealOf<T>>
-__global__ void __launch_bounds__(kRowThreads)
-    gradient_kernel(RowParams<GradientArgsOf<Real>, Real> params, Tile<Real> tile) {
-  const LogitsProductOf<Real>& product = params.product;
-  const GradientArgsOf<Real>& args = params.args;
-  const int64_t row = tile.row + blockIdx.x;
-  if (!row_exists(product, row)) return;
-  const Real* z = tile.z + blockIdx.x * tile.stride;
-  const Real inverse_temperature = product.transform.inverse_temperature_of(row);
-  T* out = static_cast<T*>(args.dz.data) + row * args.dz.stride + tile.column;
-  const int32_t y = product.target[row];
-  const int64_t target = y - product.column_offset - tile.column;
-  const float factor = args.factor != nullptr ? *args.factor : 1.0f;
-  const Real lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0;
-  const RowCoefficients<Real> k = {args.a[row], args.b != nullptr ? args.b[row] : 0,
-                                   args.c != nullptr ? args.c[row] : 0, args.g[row]};
-  for (int64_t j = threadIdx.x; j < tile.columns; j += kRowThreads) {
-    const Real x = transformed(product, z[j], tile.column + j, inverse_temperature);
-    const Real weight = args.class_weight != nullptr ? args.class_weight[tile.column + j] : 1;
-    const Real v = dz_element(k, (x - lse) - low, weight, j == target ? 1 : 0);
-    out[j] =
-        from_real<T>(y == kIgnoredRow ? 0 : v * product.transform.slope(x, inverse_temperature) * factor);
+template <class T>
+struct MakeGradient {
+  template <class Of, class Real>
+  static __device__ void work(const Line<Of, Real>& line, const GradientArgsOf<Real>& args) {
+    const LogitsProductOf<Real>& product = line.product;
+    const int64_t row = line.row;
+    const bool is_ignored = product.target[row] == kIgnoredRow;
+    const int64_t target = line.target();
+    const float factor = args.factor != nullptr ? *args.factor : 1.0f;
+    const Real lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0;
+    const RowCoefficients<Real> k = {args.a[row], args.b != nullptr ? args.b[row] : 0,
+                                     args.c != nullptr ? args.c[row] : 0, args.g[row]};
+    const Stored<T> stored(args.dz, row, line.column);
+    const auto element = [&](int j, Real z, Real q) {
+      const bool has_weight = !Of::kPlain && args.class_weight != nullptr;
+      const Real v =
+          dz_element(k, (z - lse) - low, has_weight ? args.class_weight[line.column + j] : Real(1), q);
+      if (is_ignored) return Real(0);
+      return Of::kPlain ? v * factor : v * product.transform.slope(z, line.inverse_temperature) * factor;
+    };
+    line.for_each([&](int j, const Real* z, int count) {
+      stored.put(j, count, [&](int i) { return element(j + i, z[i], Real(0)); });
+      // The target's again, by itself: the loop is short without it.
+      if (target >= j && target < j + count && target < stored.columns) {
+        const int at = static_cast<int>(target);
+        stored.out[at] = from_real<T>(element(at, line.logit(at), Real(1)));
+      }
+    });
   }
-}
+};
 
 }  // namespace logitless::cuda::portable

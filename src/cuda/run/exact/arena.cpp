@@ -40,7 +40,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
   const bool stages = p.needs_backward() && p.has.d_classifier && !writes_d_classifier(p);
   if (stages && a.d_classifier == nullptr && !stages_apart(p)) a.staging = a.window;
-  a.logits = take<Real>(w, d.scratch_rows * d.scratch_columns);
+  a.logits = take<Real>(w, d.scratch_numbers(rows, p.vocab));
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return a;
 }

@@ -21,9 +21,10 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidd
     } else {
       args.found_anchor = run.arena.anchor;
     }
-    const int64_t kept = std::clamp<int64_t>(run.detail.kept_columns - window.first, 0, window.columns);
-    const Matrix exps = run.exps();
-    args.exps = {exps.from(0, kept > 0 ? window.first : 0).data, kept, exps.stride};
+    args.kept_before = std::min(run.detail.kept_columns, window.first);
+    const Matrix exps = run.exps().from(0, args.kept_before);
+    args.exps = {exps.data, std::min(run.detail.kept_columns - args.kept_before, window.columns),
+                 exps.stride};
     launch_logits(run, {product, args});
   });
 }

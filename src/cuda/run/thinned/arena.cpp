@@ -166,7 +166,7 @@ ThinArena lay_out_thinned(const Problem& p, const PlanDetail& d, Workspace& w, v
   if (p.has.d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
   if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
-  a.logits = take<float>(w, d.scratch_rows * d.scratch_columns);
+  a.logits = take<float>(w, d.scratch_numbers(p.tokens, p.vocab));
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return t;
 }
