@@ -75,7 +75,7 @@ def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """The tensors that the library writes. Gradients of scale and temperature are made of d_hidden and d_bias before
+    """The tensors that the library writes. Gradients of learned numbers are made of d_hidden and d_bias before
     these are rounded. A d_classifier that is read is added to."""
     found, hidden, flags = results(asked, read, options), read["hidden"], asked.flags
     if flags.learns_numbers():

@@ -11,20 +11,20 @@ import sys
 # Files, without tests and pages, that name an option; those whose names mean something else, too, are left out.
 OPTION_FILES = {
     "z_loss": 6,
-    "label_smoothing": 25,
+    "label_smoothing": 24,
     "softcap": 53,
     "bias_scale": 19,
     "temperature": 51,
     "token_weight": 23,
-    "class_weight": 43,
+    "class_weight": 39,
     "num_items": 24,
     "ignore_index": 38,
     "targets_per_row": 28,
-    "top_k": 45,
-    "batch_invariant": 24,
+    "top_k": 39,
+    "batch_invariant": 22,
     "allow_tf32": 13,
-    "compute_dtype": 20,
-    "max_workspace_bytes": 54,
+    "compute_dtype": 16,
+    "max_workspace_bytes": 53,
 }
 # Measures of scripts/measure_structure, which says where they are found: --places.
 MEASURES = {
