@@ -56,8 +56,8 @@ void check_multiply(int depth) {
   const Guarded<uint16_t> operands(bits);
   const Guarded<float> d(16 * 8);
   Queue(cudaStream_t{})
-      .launch(multiply_kernel<kType>, dim3(1), 32, 1024, operands.get(), operands.get() + 16 * 16, depth,
-              d.get());
+      .launch("multiply_kernel", multiply_kernel<kType>, dim3(1), 32, 1024, operands.get(),
+              operands.get() + 16 * 16, depth, d.get());
   d.expect_guards();
   const std::vector<float> got = d.read();
   for (int i = 0; i < 16; ++i) {
