@@ -210,9 +210,9 @@ void append(std::string& text, uint64_t value, int count) {
 
 SafetensorsHeader parse_safetensors(std::span<const std::byte> start, uint64_t size,
                                     const std::string& file) {
-  if (size < kLengthBytes) {
-    throw FileError(file,
-                    "is not a safetensors file: expected at least 8 bytes, got " + std::to_string(size));
+  if (start.size() < kLengthBytes) {
+    throw FileError(
+        file, "is not a safetensors file: expected at least 8 bytes, got " + std::to_string(start.size()));
   }
   const uint64_t length = read_le(start.data(), kLengthBytes);
   if (length > kMaxHeaderBytes) {
@@ -223,6 +223,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, uint64_t s
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +
                               std::to_string(size));
   }
+  // The file may have been written anew since its length was read.
+  if (length > start.size() - kLengthBytes) throw FileError(file, "was changed while it was read");
   const std::string_view text = text_of(start.subspan(kLengthBytes, length));
   if (!text.starts_with('{'))
     throw FileError(file, "is not a safetensors file: its header does not start with '{'");
@@ -246,7 +248,7 @@ TensorEntry parse_npy(std::span<const std::byte> start, uint64_t size, const std
   }
   const size_t length_bytes = major == 1 ? 2 : 4;
   const size_t text_begin = kPreambleBytes + length_bytes;
-  if (size < text_begin) throw FileError(file, "is truncated inside the npy header");
+  if (start.size() < text_begin) throw FileError(file, "is truncated inside the npy header");
   const uint64_t length = read_le(start.data() + kPreambleBytes, static_cast<int>(length_bytes));
   if (length > size - text_begin) {
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +

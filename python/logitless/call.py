@@ -476,7 +476,9 @@ def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tenso
     }
     if a.linear_bias is not None:
         found["bias"] = a.linear_bias
-    vectors = {"class_weight": a.weight, "token_weight": a.token_weight, "temperature": a.row_temperature}
+    if a.weight is not None:
+        found["class_weight"] = a.weight.to(stats)
+    vectors = {"token_weight": a.token_weight, "temperature": a.row_temperature}
     found |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
     if a.target_weight is not None:
         found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.target.shape[-1])

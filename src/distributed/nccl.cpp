@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <iterator>
 #include <string>
 
 #include "core/status.h"
@@ -16,8 +17,8 @@ constexpr int kSuccess = 0;
 constexpr int kSumOperation = 0;
 
 int data_type_of(int dtype) {
-  static constexpr int kTypes[] = {7, 9, 6, 8, 2, 4};  // in the order of DType
-  return kTypes[dtype];
+  static constexpr int kTypes[] = {7, 9, 6, 8, 2, 4};                    // in the order of DType
+  return dtype >= 0 && dtype < std::ssize(kTypes) ? kTypes[dtype] : -1;  // which NCCL refuses
 }
 
 struct Functions {

@@ -97,6 +97,21 @@ std::vector<Case> special_cases(const Engine& engine) {
     c.d_bias_start = normal_values(random, size.vocab, 1, LOGITLESS_F32);
     add(c);
   }
+  // Logits rise from column to column: what sums and kept exps of the first are relative to suits no later
+  // ones.
+  for (const bool is_invariant : {false, true}) {
+    for (const logitless_dtype dtype : {plain, LOGITLESS_BF16}) {
+      Case c = plain_case(5, {24, fast ? 9000 : 3000, 8}, dtype);
+      c.problem.dtype.bias = c.problem.dtype.d_bias = LOGITLESS_F32;
+      for (size_t j = 0; j < c.bias.size(); ++j) {
+        c.bias[j] = static_cast<float>(60.0 * static_cast<double>(j) / static_cast<double>(c.bias.size()));
+      }
+      for (int64_t& target : c.targets) target = c.problem.vocab - 1 - target % 100;
+      c.problem.batch_invariant = is_invariant;
+      c.problem.has.entropy = 1;
+      add(c);
+    }
+  }
   // Several targets a row.
   for (const int64_t count : {1, 5, 64}) {
     Case c = plain_case(static_cast<uint64_t>(count), {130, fast ? 1100 : 300, 24}, plain);

@@ -16,7 +16,7 @@ class Queue;
 struct EngineTraits {
   bool base_2 = false;         // exps are relative to effective_anchor(), and kept ones as anchor.h says
   bool anchors_first = false;  // kExps is given anchors, and blocks they do not suit are done again; else it
-                               // finds the maximum before it stores, and writes it there
+                               // chooses them itself, near the maximum (ExpsArgs::found_anchor)
   bool sums_while_drawing = false;  // kThin sums exps as well; else the sums are made before
   bool needs_scratch = false;       // LogitsScratch
   double draw_cost = 1;             // time of kThin over that of kStats

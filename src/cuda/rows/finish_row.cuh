@@ -91,7 +91,7 @@ __device__ inline RowStats<double> stats_of_group(const GroupStats& group, int64
 // what this rank's columns add up to: then their probabilities vanish, and the bounds only keep products
 // finite.
 __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>& stats, float anchor) {
-  if (f.group.slots.slots == 0) return static_cast<float>(stats.sum_exp * double{f.sum_unit});
+  if (f.group.slots.slots == 0 && f.anchored) return static_cast<float>(stats.sum_exp * double{f.sum_unit});
   const double from = f.base_2 ? effective_anchor(anchor) : double{anchor};
   const double sum = stats.sum_exp * exp(stats.max - from) * double{f.sum_unit};
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);

@@ -2,12 +2,18 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cuda/runtime/captures.h"
 #include "cuda/runtime/check.h"
 
 namespace logitless::cuda {
+namespace {
+
+using Place = std::pair<int, cudaStream_t>;  // a device, and a stream of it
+
+}  // namespace
 
 struct Overlap::Side {
   Side() {
@@ -31,20 +37,21 @@ struct Overlap::Side {
 
   cudaStream_t stream = nullptr;
   std::array<cudaEvent_t, 1 + kBuffers> events{};  // of the first stream, and of the second's marks
-  int device = 0;
+  Place place;
 };
 
-// Second streams that no run queues on at the moment, by device: as many as runs were ever queued at once.
+// Second streams that no run queues on at the moment, by the streams that they were beside: runs of another
+// stream do not wait for one another.
 class Overlap::Pool {
  public:
   static Pool& instance() {
     static Pool* const kept = new Pool;  // outlives the driver's own teardown
     return *kept;
   }
-  std::unique_ptr<Side> take(int device) {
+  std::unique_ptr<Side> take(const Place& place) {
     {
       const std::lock_guard lock(mutex_);
-      std::vector<std::unique_ptr<Side>>& idle = idle_[device];
+      std::vector<std::unique_ptr<Side>>& idle = idle_[place];
       if (!idle.empty()) {
         std::unique_ptr<Side> side = std::move(idle.back());
         idle.pop_back();
@@ -52,17 +59,17 @@ class Overlap::Pool {
       }
     }
     auto side = std::make_unique<Side>();
-    side->device = device;
+    side->place = place;
     return side;
   }
   void give_back(std::unique_ptr<Side> side) {
     const std::lock_guard lock(mutex_);
-    idle_[side->device].push_back(std::move(side));
+    idle_[side->place].push_back(std::move(side));
   }
 
  private:
   std::mutex mutex_;
-  std::map<int, std::vector<std::unique_ptr<Side>>> idle_;
+  std::map<Place, std::vector<std::unique_ptr<Side>>> idle_;
 };
 
 Overlap::Overlap(const Queue& queue, bool is_wanted) : first_(queue), second_(queue) {
@@ -71,7 +78,7 @@ Overlap::Overlap(const Queue& queue, bool is_wanted) : first_(queue), second_(qu
   if (is_capturing(queue.stream())) return;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  side_ = Pool::instance().take(device);
+  side_ = Pool::instance().take({device, queue.stream()});
   second_ = Queue(side_->stream);
   second_waits();
 }

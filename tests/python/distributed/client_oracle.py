@@ -47,4 +47,4 @@ def loss_and_gradients(hidden, classifier, target, bias=None, dtype=torch.float3
 
 def factors(loss):
     """Upstream gradients: of losses of rows, each another."""
-    return torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype).reshape(loss.shape)
+    return torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype, device=loss.device).reshape(loss.shape)

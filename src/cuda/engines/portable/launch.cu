@@ -45,7 +45,8 @@ void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const 
   };
   const auto launch_of = [&](auto plain) {
     constexpr bool kPlain = decltype(plain)::value;
-    if (tile.rows >= kManyRows) {
+    // The order of a sum is not to depend on how many rows there are.
+    if (tile.rows >= kManyRows && !product.batch_invariant) {
       launch(Instance<32, kPlain>{});
     } else {
       launch(Instance<kRowThreads, kPlain>{});

@@ -15,7 +15,6 @@ bool multiplies_by_dot_products(const LogitsArgsOf<Real>& args) {
 
 // LogitsArgs on any device of compute capability 8.0 and more: logits of a block of rows and columns at a
 // time, never rounded: fp32 ones, or float64 of such operands. One slot a row, but with batch_invariant.
-// kExps: all columns of the shard at once, and scratch has as many.
 template <class Real>
 void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch, const Queue& queue);
 

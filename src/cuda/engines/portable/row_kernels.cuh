@@ -79,6 +79,20 @@ bool is_plain(const GradientArgsOf<Real>& args) {
   return args.class_weight == nullptr;
 }
 
+// A number as memory would have it: no rounding is left to an instruction that uses it next. So all kernels
+// have the same bits of a logit.
+template <class Real>
+__device__ inline Real rounded(Real x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<Real, double>) {
+    asm volatile("" : "+d"(x));
+  } else {
+    asm volatile("" : "+f"(x));
+  }
+#endif
+  return x;
+}
+
 // Whether the row is to be computed.
 template <class Real>
 __device__ inline bool row_exists(const LogitsProductOf<Real>& product, int64_t row) {
@@ -153,9 +167,9 @@ struct Line {
       if (i >= count) {
         z.of[i] = -std::numeric_limits<Real>::infinity();
       } else if constexpr (Of::kPlain) {
-        z.of[i] *= t.scale;
+        z.of[i] = rounded(z.of[i] * t.scale);
       } else {
-        z.of[i] = t.logit(z.of[i], t.bias_of(column + j + i), inverse_temperature);
+        z.of[i] = rounded(t.logit(z.of[i], t.bias_of(column + j + i), inverse_temperature));
       }
     }
   }
@@ -262,13 +276,11 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
   return found;
 }
 
-// How far above an anchor a line's maximum may be, in nats: exps and sums of them stay far from overflow.
-inline constexpr float kMostAboveAnchor = 40;
-
-// An anchor that a line's maximum is not far above: the one there is, if there is one, else the maximum.
-// sum(anchor) makes the sums, as a rule once.
-template <class Of, class Real, class Sum>
-__device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Real anchor, const Sum& sum) {
+// Sums relative to the anchor that there is; or to the maximum where there is none, or where the maximum is
+// more than most_above nats above it. sum(anchor) makes them, as a rule once.
+template <class Of, class Real, class Make>
+__device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Real anchor, Real most_above,
+                                                 const Make& sum) {
   const bool is_new = !(std::fabs(anchor) <= std::numeric_limits<Real>::max());
   if (is_new) {
     Real largest = -std::numeric_limits<Real>::infinity();
@@ -279,22 +291,36 @@ __device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Rea
     anchor = larger(anchor, lanes_max<Of::kLanes>(largest));
   }
   LineSums<Real> found = sum(anchor == -std::numeric_limits<Real>::infinity() ? Real(0) : anchor);
-  if (!is_new && !(found.max - anchor <= Real(kMostAboveAnchor))) return sum(found.max);
+  if (!is_new && !(found.max - anchor <= most_above)) return sum(found.max);
   found.stats.max = anchor;
   return found;
 }
 
-// Adds a line's sums to a slot's, which are relative to `anchor`.
-template <class Real>
+template <class To, class From>
+__device__ inline RowStats<To> as(const RowStats<From>& from) {
+  RowStats<To> to;
+  to.max = from.max, to.argmax = from.argmax;
+#define LOGITLESS_COPY(name, part, ...) to.part = from.part;
+  LOGITLESS_ROW_SUMS(LOGITLESS_COPY)
+#undef LOGITLESS_COPY
+  return to;
+}
+
+// Adds a line's sums to a slot's, which are relative to `anchor` and then to the larger anchor of both; or to
+// the maximum, before and after. In double, but for plain instances: a masked tile's maximum times its
+// elements is more than fp32 holds.
+template <class Of, class Real>
 __device__ inline void add_to_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t row, Real anchor,
-                                   const LineSums<Real>& line) {
-  RowStats<Real> sums = stats_of_slot<Real>(slots, s, row), found = line.stats;
-  RowStats<Real> largest, line_largest;
+                                   const LineSums<Real>& line, bool is_to_maximum) {
+  using Wide = std::conditional_t<Of::kPlain, Real, double>;
+  RowStats<Wide> sums = stats_of_slot<Wide>(slots, s, row), found = as<Wide>(line.stats), largest,
+                 line_largest;
   largest.max = sums.max, largest.argmax = sums.argmax;
   line_largest.max = line.max, line_largest.argmax = found.argmax;
+  largest = merge(largest, line_largest);
   sums.max = anchor;
   sums = merge(sums, found);
-  largest = merge(largest, line_largest);
+  if (is_to_maximum) sums = rebase(sums, largest.max);
   sums.max = largest.max;
   const int64_t at = s * slots.stride + row;
   put_slot(slots, at, sums);
@@ -318,23 +344,14 @@ __global__ void __launch_bounds__(kRowThreads) lines_kernel(RowParams<Args, Real
 struct Sum {
   template <class Of, class Real>
   static __device__ void work(const Line<Of, Real>& line, const RowSumsOf<Real>& args) {
-    const StatSlotsOf<Real>& slots = args.stats;
-    const int64_t s = line.slot;
-    const RowStats<Real> before = stats_of_slot<Real>(slots, s, line.row);
-    const LineSums<Real> found = sum_near_anchor(
-        line, before.max, [&](Real anchor) { return sum_line(line, args, anchor, Real(0), StoreNothing{}); });
+    constexpr Real kMostAbove = 1;  // else the line is read once more, from a cache
+    const Real before = args.stats.max[line.slot * args.stats.stride + line.row];
+    const LineSums<Real> found = sum_near_anchor(line, before, kMostAbove, [&](Real anchor) {
+      return sum_line(line, args, anchor, Real(0), StoreNothing{});
+    });
     line.put_target_logit(args.target_logit);
-    if (line.lane() != 0) return;
-    // The sums of a slot are relative to its maximum.
-    RowStats<Real> largest;
-    largest.max = found.max;
-    largest.argmax = found.stats.argmax;
-    RowStats<Real> sums = found.stats;
-    sums.argmax = -1;
-    const RowStats<Real> all = merge(merge(before, sums), largest);
-    const int64_t at = s * slots.stride + line.row;
-    put_slot(slots, at, all);
-    if (slots.argmax != nullptr) slots.argmax[at] = static_cast<int32_t>(all.argmax);
+    if (line.lane() == 0)
+      add_to_slot<Of>(args.stats, line.slot, line.row, before, found, /*is_to_maximum=*/true);
   }
 };
 
@@ -375,9 +392,10 @@ struct KeepExps {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
+    constexpr float kMostAbove = 16;  // else all that is kept of the row is made relative to another anchor
     const float old_anchor = is_first ? -CUDART_INF_F : args.found_anchor[row];
     const Stored<T> stored(args.exps, row, line.column);
-    const LineSums<float> found = sum_near_anchor(line, old_anchor, [&](float anchor) {
+    const LineSums<float> found = sum_near_anchor(line, old_anchor, kMostAbove, [&](float anchor) {
       return sum_line(line, args, anchor, 0.0f, [&](int j, const float* z, const float* e, int count) {
         stored.put(j, count, [&](int i) {
           if (Of::kPlain || e[i] == 0) return e[i];
@@ -396,7 +414,8 @@ struct KeepExps {
     if (!product.batch_invariant) line.put_target_logit(args.target_logit);
     if (line.lane() != 0) return;
     args.found_anchor[row] = anchor;
-    if (!product.batch_invariant) add_to_slot(args.stats, 0, row, old_anchor, found);
+    if (!product.batch_invariant)
+      add_to_slot<Of>(args.stats, 0, row, old_anchor, found, /*is_to_maximum=*/false);
   }
 };
 

@@ -46,7 +46,7 @@ struct DrawElements {
     expected = lanes_sum<Of::kLanes>(expected);
     if (line.lane() != 0) return;
     slots.expected[row] += expected;
-    add_to_slot(slots, 0, row, anchor, found);
+    add_to_slot<Of>(slots, 0, row, anchor, found, /*is_to_maximum=*/false);
   }
 };
 
