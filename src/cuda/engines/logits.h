@@ -155,8 +155,8 @@ struct StoredColumns {
 struct ExpsArgs : RowSums {
   // Of engines whose traits say anchors_first: what exps are relative to.
   const float* anchor = nullptr;  // [rows]
-  // Of the others, which choose it in a run's first window, and may choose again: then they change the exps
-  // that earlier windows have kept, `kept_before` columns of them that end where `exps` begins.
+  // Other engines choose the anchor in a run's first window and write it here. They may choose again: then
+  // they change what earlier windows have kept, `kept_before` columns that end where `exps` begins.
   float* found_anchor = nullptr;  // [rows]
   int64_t kept_before = 0;
   StoredColumns exps = {};  // bf16, or fp32 with fp32 operands

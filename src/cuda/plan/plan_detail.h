@@ -34,7 +34,7 @@ struct PlanDetail {
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;
 
-  // Of the scratch: several blocks, where launches of so many rows and columns have several.
+  // Logits in the scratch: of several blocks, where launches of so many rows and columns have several.
   int64_t scratch_numbers(int64_t rows, int64_t columns) const {
     const bool has_several = scratch_rows < rows || scratch_columns < columns;
     return (has_several ? kScratchBlocks : 1) * scratch_rows * scratch_columns;

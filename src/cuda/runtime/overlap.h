@@ -20,10 +20,10 @@ class Overlap {
 
   const Queue& first() const { return first_; }
   const Queue& second() const { return second_; }
-  // What the second is given from here on comes after all that the first has been given.
+  // The second's later work comes after all that the first has been given.
   void second_waits() const;
-  // The same the other way, for each of kBuffers buffers that take turns: up to the mark. It is none at
-  // first.
+  // The first's later work comes after the second's up to the mark, one for each of kBuffers buffers that
+  // take turns. There is none at first.
   void mark_second(int buffer) const;
   void first_waits_for_mark(int buffer) const;
 
