@@ -105,9 +105,12 @@ int32_t parse_choice(const std::string& option, const std::string& text, const O
 
 template <class T>
 T parse_value(const std::string& option, const std::string& text, const OptionLine& line) {
-  if constexpr (std::is_same_v<T, double>) return parse_real(option, text, line);
-  if (line.values != nullptr) return static_cast<T>(parse_choice(option, text, line));
-  return parse_integer<T>(option, text, line);
+  if constexpr (std::is_same_v<T, double>) {
+    return parse_real(option, text, line);
+  } else {
+    if (line.values != nullptr) return static_cast<T>(parse_choice(option, text, line));
+    return parse_integer<T>(option, text, line);
+  }
 }
 
 // A value as text and in JSON: choices by name.

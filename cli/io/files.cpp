@@ -69,7 +69,7 @@ InputFile::~InputFile() {
 }
 
 std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t count) const {
-  std::vector<std::byte> bytes(count);
+  std::vector<std::byte> bytes(static_cast<size_t>(count));
   for (size_t done = 0; done < bytes.size();) {
     const size_t wanted = std::min(bytes.size() - done, kMostBytes);
     const ssize_t got = ::pread(fd_, bytes.data() + done, wanted, static_cast<off_t>(offset + done));
