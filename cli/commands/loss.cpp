@@ -199,7 +199,7 @@ RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t fir
   return tensors;
 }
 
-// Of the elements from `first` to `last` of an output, if there is one.
+// Sums the elements [first, last) of an output; 0 where there is none.
 double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, int64_t first, int64_t last) {
   double sum = 0;
   for (const LossOutput& output : outputs) {

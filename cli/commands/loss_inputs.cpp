@@ -39,7 +39,7 @@ std::vector<std::byte> read_weights(const LossInputs& in, const StoredTensor& te
   return encode(values, dtype_from_element(in.stats));
 }
 
-// Of classifier and bias.
+// Checks the dtype of the classifier or the bias.
 void require_f64_as_hidden(const LossInputs& in, const StoredTensor& tensor) {
   require_real(tensor);
   if ((tensor.dtype == ElementType::kF64) == (in.hidden.dtype == ElementType::kF64)) return;

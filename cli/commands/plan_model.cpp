@@ -112,7 +112,7 @@ void add_to(std::string& list, const std::string& text) {
   list += (list.empty() ? "" : ", ") + text;
 }
 
-// What the model's entries, `where` the reader finds them, bring in the place of an option: such as
+// Adds a note of an option that the model's entries set, which the reader finds at `where`:
 // "softcap 30 (final_logit_softcapping 30 in config.json)".
 void add_taken(PlanModel& model, const std::string& option, const std::string& value,
                const std::string& where) {

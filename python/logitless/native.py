@@ -54,7 +54,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
-    """Of a struct as C declares it, ``"int32 rank, size; char name[32]"``, by the names of _TYPES."""
+    """Fields of a struct as C declares it, ``"int32 rank, size; char name[32]"``, by the names of _TYPES."""
     found = []
     for declaration in declarations.split(";"):
         kind, names = declaration.split(maxsplit=1)

@@ -46,7 +46,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   return "";
 }
 
-// Of float32.
+// Calls the kernel of float32.
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
   const Kernels& kernels = select_kernels(Problem{}, options.isa);
   const auto stage =

@@ -150,7 +150,7 @@ class Large : public EngineTest {
           double sum = 0;
           for (int64_t j = 0; j < s.vocab; ++j) sum += std::exp(row[j] - max);
           const double truth = max + std::log(sum);
-          // What the matrix instructions cut off, 16 products at a time, and a sum of V exponentials.
+          // Matrix instructions cut digits off, 16 products at a time; and there is a sum of V exponentials.
           const double bound = 0x1p-23 * (static_cast<double>(s.hidden) / 16 + 32) * (std::fabs(max) + 16);
           EXPECT_NEAR(got_lse[i], truth, bound) << "row " << i;
           EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;

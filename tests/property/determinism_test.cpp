@@ -1,4 +1,4 @@
-// The same bits from run to run, for any number of threads, whoever's threads they are, and whatever the
+// Bits are equal from run to run, for any number of threads, whoever's threads they are, and whatever the
 // host's pool does with the tasks it is given: no deadlock, few loops.
 #include <gtest/gtest.h>
 
@@ -109,7 +109,7 @@ LOGITLESS_TEST_ON(Determinism, engines());
 
 constexpr int kThreads = 5;
 
-// What a pool was asked for.
+// Counts of a pool's calls.
 struct Pool {
   int loops = 0;
   int64_t most_tasks = 0;

@@ -80,7 +80,8 @@ class AnyThinnedGroups : public GroupTest {
 
 class ThinnedGroups : public AnyThinnedGroups {
  protected:
-  // Of the same elements: each run is off by its own rounding, and each rank's part of d_hidden is rounded.
+  // Both runs keep one set of elements: each run is off by its own rounding, and each rank's part of d_hidden
+  // is rounded.
   void expect_same_elements(const Case& c, const Sizes& sizes, const Outputs& reference,
                             const Bounds& of_one) const {
     SCOPED_TRACE(place(c, sizes));
@@ -218,7 +219,7 @@ TEST_P(ThinnedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   }
 }
 
-// Of one row they stay in its row, on all ranks; in the classifier, of whichever rank, all rows have them.
+// Those of one row stay in its row, on all ranks; those of the classifier, on whichever rank, reach all rows.
 TEST_P(ThinnedDeviceGroups, NaNAndInfinity) {
   const Case c = thinned(plain(10, {37, 300, 11}), kKeepsAll);
   const Sizes sizes{140, 0, 160};
@@ -286,7 +287,7 @@ TEST_P(ThinnedDeviceGroups, TheSameSeedGivesTheSameBits) {
 TEST_P(ThinnedDeviceGroups, TheMeanOverSeedsIsTheGradientSlow) {
   Case c = thinned(plain(3, {6, 500, 5}), 1.0 / 16);
   expect_unbiased(c, {240, 260}, 150, Expected(c).bounds_of(engine()).d_hidden);
-  // Of which one rank's guess is far above what its columns have.
+  // One rank's guess is far above what its columns have.
   for (double& value : c.hidden) value *= 2;
   expect_unbiased(c, {30, 470}, 150, Expected(c).bounds_of(engine()).d_hidden);
 }
@@ -387,7 +388,7 @@ TEST_P(ThinnedDeviceGroups, TargetsThatCancel) {
   expect_lse_of_one_device(c, {1400, 1600}, 0.01);
 }
 
-// Of 1535 columns fewer are dense than of 1536, so that more are left for the lists.
+// 1535 columns have fewer dense ones than 1536, so that more are left for the lists.
 TEST_P(ThinnedDeviceGroups, DrawsOfSmallerShards) {
   Case c = thinned(plain(41, {40, 1536 + 1535, 8}), 1.0 / 1024);
   c.mode = Mode::kForwardThenBackward;

@@ -64,7 +64,7 @@ def expect_close(name, got, truth, plain, size, dtype):
 
 
 def check(got, names, tensors, options):
-    """What was asked for, and nothing else."""
+    """The result has what was asked for, and nothing else."""
     dtype = tensors[0].dtype
     truth, size = naive(*tensors, torch.float64, **options)
     plain, _ = naive(*tensors, torch.promote_types(dtype, torch.float32), **options)

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of CUDA's plans have in common: those of one head on a made-up H200. No driver is called.
+// Common parts of the tests of CUDA's plans: those of one head on a made-up H200. No driver is called.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -102,7 +102,7 @@ class GradientSums:
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
 
     def of_logits(self, products: list[Tensor], numbers: RowNumbers, rows: Range, first_column: int) -> Tensor:
-        """Of a tile's logits before the softcap, ``[rows, columns]``."""
+        """Returns the gradient of a tile's logits before the softcap, ``[rows, columns]``."""
         count, columns = products[0].shape
         dz = self._dz[:count, :columns]
         grad = self._grad[slice(*rows)]

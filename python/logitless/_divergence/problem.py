@@ -123,7 +123,7 @@ class Heads(NamedTuple):
 
 
 class Problem:
-    """What the passes over two heads share, with the library's kernel over products (include/logitless/divergence.h).
+    """Two heads and the library's kernel over their products (include/logitless/divergence.h), for all passes.
 
     Args:
         heads, options: the formula's.

@@ -52,7 +52,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Of one operation, or of several, one after the other."""
+    """The work of one operation, or of several, one after the other."""
 
     parameters: int = 0  # their number
     forward: Pass = Pass()

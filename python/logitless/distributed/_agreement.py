@@ -166,7 +166,7 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
 
 
 def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> list[Any]:
-    """What each rank tells the others. Raises this rank's error, or says that of another one, which has failed so."""
+    """Returns what each rank sends. Raises this rank's error, or one that names the rank that failed and its error."""
     text = None if error is None else f"{type(error).__name__}: {error}"
     reports = channel_of(group).objects((mine, text))
     if error is not None:

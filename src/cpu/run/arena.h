@@ -33,7 +33,7 @@ struct WorkerArena {
 struct TopRow {
   int32_t lock = 0;
   int32_t count = 0;
-  // Of the last one, once there are enough; whoever reads it without the lock may get an older one, which is
+  // The last one's, once there are enough; whoever reads it without the lock may get an older one, which is
   // no larger.
   float least = -std::numeric_limits<float>::infinity();
 };

@@ -183,7 +183,7 @@ class ForwardStage {
   TaskGroups::Id stats_ = TaskGroups::kNone;
 };
 
-// Of the chunk's rows what is told beside the losses, from statistics that are of all ranks.
+// Writes the chunk's outputs beside the losses, from statistics of all ranks.
 void tell_rows(const Runner& run, const Chunk& chunk, const Range& rows);
 
 // backward.cpp: gradients of blocks from the chunk's rows, in windows. The sums of a window run beside the

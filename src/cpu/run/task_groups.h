@@ -11,8 +11,8 @@
 
 namespace logitless::cpu {
 
-// What to call as (task, worker): a copy of a lambda that captures at most two references or numbers, so that
-// nothing is allocated. What it refers to outlives the loop.
+// A function of (task, worker): a copy of a lambda that captures at most two references or numbers, so that
+// nothing is allocated. Captured references outlive the loop.
 class TaskBody {
  public:
   TaskBody() = default;

@@ -13,7 +13,7 @@ struct Divergence;
 
 namespace logitless::cpu {
 
-// What plans must know of the kernels of an instruction set; a build without kernels has no more of them.
+// Facts that plans need of an instruction set's kernels; a build without kernels has these alone.
 struct KernelFacts {
   const char* name = "";
   int mr = 0;                // rows of the register tile

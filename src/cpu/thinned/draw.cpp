@@ -49,7 +49,7 @@ LogSumExp<double> sum_of(LogSumExp<double> a, LogSumExp<double> b) {
   return {a.high, a.low + std::log1p(std::exp((b.high - a.high) + (b.low - a.low)))};
 }
 
-// What of the list the second draw keeps, if lse is this.
+// Makes the second draw with this lse: keeps a part of the list and returns its length.
 int32_t thin(const Runner& run, int64_t i, SparseElement* list, int32_t count, const LogSumExp<double>& lse) {
   int32_t kept = 0;
   for (int32_t k = 0; k < count; ++k) {
@@ -86,8 +86,8 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
     LogSumExp<double> bound = row.known.log_p(guess) > 0 ? LogSumExp<double>{guess, 0} : row.known;
     bound.low -= kBoundMargin;
     count = thin(run, i, list, count, bound);
-    // Of probability 2e-28, see above: memory safety is not left to chance. No logit of the list is above
-    // bound.high, so raising bound.low leaves nothing in the end; infinite and NaN bounds end here too.
+    // This has the probability 2e-28, see above: memory safety is not left to chance. No logit of the list is
+    // above bound.high, so raising bound.low leaves nothing in the end; infinite and NaN bounds end here too.
     while (count + drawn.count > room) {
       bound.low += std::numbers::ln2;
       count = std::isfinite(bound.value()) ? thin(run, i, list, count, bound) : 0;

@@ -61,7 +61,7 @@ double factor_of(const Row& row, double z, double slope) {
   return probability_factor(row.k, row.lse.log_p(z)) * slope;
 }
 
-// Of the target; label smoothing's part is added to all columns together.
+// dz of the target; label smoothing's part is added to all columns together.
 double target_gradient(const Problem& p, const Row& row, double z) {
   const RowCoefficients<double> k{row.k.a, row.k.b, 0, row.k.g};
   return dz_element(k, row.lse.log_p(z), 1.0, 1) * softcap_slope(p, z, row.inverse_temperature);

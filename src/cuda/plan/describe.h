@@ -16,8 +16,8 @@ Plan plan_of(const Problem& problem, const PlanDetail& detail);
 std::string description_of(const Problem& problem, const PlanDetail& detail);
 
 // ---- predict.cpp
-// What a plan will take, in seconds: from products' whole waves of tiles, bytes and launches. Of a thinned
-// plan it is what a flat softmax takes, at most. The figures are an H200's; other devices are scaled by their
+// Predicts a plan's seconds, from products' whole waves of tiles, bytes and launches. For a thinned plan
+// these are a flat softmax's, at most. The figures are an H200's; other devices are scaled by their
 // processors.
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);

@@ -10,8 +10,8 @@
 namespace logitless::cuda {
 
 // ---- search.cpp
-// Of each kind the fastest plan within the budget (0: none) of a problem whose gradient is settled, and the
-// plan that needs least memory. A pure function.
+// Returns the fastest plan of each kind within the budget (0: none), for a problem whose gradient is settled,
+// and the plan that needs least memory. A pure function.
 std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
                                uint64_t budget);
 

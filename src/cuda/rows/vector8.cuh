@@ -58,7 +58,7 @@ template <class T>
 __device__ __forceinline__ Extent extent_of(const ConstMatrix& m, int64_t rows, int64_t columns) {
   return {m.row<T>(0), m.row<T>(rows - 1) + columns};
 }
-// Of one row.
+// Extent of one row.
 template <class T>
 __device__ __forceinline__ Extent extent_of(const T* row, int64_t columns) {
   return {row, row + columns};

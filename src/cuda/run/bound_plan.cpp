@@ -60,7 +60,8 @@ bool ends_with_d_bias(const RunnerOf<Real>& run) {
   return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
 }
 
-// What no product will write: d_classifier when there are no rows or logits do not depend on the matrices.
+// Clears what no product will write: d_classifier when there are no rows or logits do not depend on the
+// matrices.
 template <class Real>
 void clear_gradients(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
@@ -74,7 +75,7 @@ void clear_gradients(const RunnerOf<Real>& run) {
   }
 }
 
-// What is still in the workspace, at the end of the run.
+// Stores what is still in the workspace, at the end of the run.
 template <class Real>
 void finish_gradients(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;

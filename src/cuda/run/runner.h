@@ -50,7 +50,7 @@ struct RunnerOf {
   Matrix d_classifier() const {
     return {buffers.d_classifier, problem.dtype.d_classifier, buffers.d_classifier_stride};
   }
-  // Of the run's own, with rows as long as the operands'.
+  // A matrix of the run's own, with rows as long as the operands'.
   Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
   Matrix exps() const { return {arena.exps, dtype(), exps_stride(problem, detail)}; }
   EngineTraits traits() const { return detail.engine->traits(); }

@@ -27,7 +27,7 @@ struct MatrixOf {
     return {data, dtype, stride};
   }
 
-  // What begins at one of its elements.
+  // The part that begins at one of its elements.
   MatrixOf from(int64_t row, int64_t column = 0) const {
     const int64_t element = row * stride + column;
     return {static_cast<Like<std::byte>*>(data) + element * static_cast<int64_t>(size_of(dtype)), dtype,

@@ -45,7 +45,7 @@ def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, b
 
 
 def synchronization(wrapped, unit):
-    """Of gradients, where the function is called with True."""
+    """Returns a function of whether gradients are synchronized."""
     if unit == "DDP":
         return lambda last: None if last else wrapped.no_sync()
     return wrapped.set_requires_gradient_sync

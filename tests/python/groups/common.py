@@ -1,4 +1,4 @@
-"""What cases share: data, a group's call and that of one process, and what the two may differ by."""
+"""Parts that cases share: data, a group's call and that of one process, and what the two may differ by."""
 
 import logitless
 import logitless.distributed
@@ -12,12 +12,12 @@ WHOLE = slice(None)
 
 
 def shard_sizes(ranks):
-    """Of uneven shards, one of them empty where there are three."""
+    """Sizes of uneven shards, one of them empty where there are three."""
     return {1: [57], 2: [40, 17], 3: [40, 0, 17], 4: [5, 30, 0, 22]}[ranks.size]
 
 
 class Data:
-    """The same on every rank: a head, tokens and what options need. The shard is this rank's."""
+    """A head, tokens and what options need, equal on every rank. The shard is this rank's."""
 
     width, times = D, 1  # the vocabulary is so many times that of shard_sizes()
 
@@ -54,7 +54,7 @@ class Data:
         return [part.clone().requires_grad_() for part in parts]
 
     def map(self, change):
-        """The same with other tensors."""
+        """Returns a copy with other tensors."""
         other = object.__new__(type(self))
         other.__dict__ |= {name: change(v) if torch.is_tensor(v) else v for name, v in vars(self).items()}
         return other

@@ -21,8 +21,8 @@ double share_of_products(const Device& device) {
   return device.capability / 10 == 10 ? 0.32 : 1;
 }
 
-// Of L2, for the hidden rows of a raster group; the rest is for the classifier's tiles that stream through
-// it.
+// Share of L2 for the hidden rows of a raster group; the classifier's tiles, which stream through, have the
+// rest of it.
 constexpr double kGroupShare = 0.4;
 
 // Units of a raster group: as many as stay in L2 while all columns pass, at least those of a wave of tiles

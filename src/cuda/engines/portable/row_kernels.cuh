@@ -1,5 +1,6 @@
 #pragma once
-// From a block of dot products to statistics, exps or gradients, which read each of them once as a rule.
+// Kernels from a block of dot products to statistics, exps or gradients. They read each dot product once as a
+// rule.
 #include "core/top_k.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
@@ -296,6 +297,7 @@ __device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Rea
   return found;
 }
 
+// Statistics in another number type.
 template <class To, class From>
 __device__ inline RowStats<To> as(const RowStats<From>& from) {
   RowStats<To> to;
@@ -384,7 +386,7 @@ struct Stored {
 
 // Exps relative to a row's anchor, which is the maximum of its first line or, where that is too low, of
 // another: what was kept before is then made relative to the new one. Sums, but for those of batch_invariant,
-// which stats_kernel makes.
+// which Sum makes.
 template <class T>
 struct KeepExps {
   template <class Of>

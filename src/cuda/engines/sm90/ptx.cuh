@@ -31,7 +31,7 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// The same where the lanes of a warp may come apart.
+// cluster_sync() where the lanes of a warp may come apart.
 __device__ __forceinline__ void cluster_sync_diverged() {
   asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// The same value, known to the compiler as one for the whole warp: lane 0's. By a whole warp.
+// Lane 0's value, which the compiler then knows as one for the whole warp. By a whole warp.
 __device__ __forceinline__ uint32_t to_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);
 }
@@ -132,7 +132,7 @@ __device__ __forceinline__ void tma_load(uint32_t destination, const CUtensorMap
       : "memory");
 }
 
-// The same box into every block of the cluster named in `mask`, at the same shared-memory offset, signalling
+// Loads a box into every block of the cluster named in `mask`, at the same shared-memory offset, signalling
 // each block's own barrier.
 __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const CUtensorMap* map,
                                                    uint32_t barrier, int x, int y, uint16_t mask) {

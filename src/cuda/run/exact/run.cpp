@@ -32,7 +32,7 @@ void keep_exps_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidd
 bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
   if (!run.traits().anchors_first) return false;
-  // Of a shard the anchors may be 0.
+  // A shard's anchors may be 0.
   return p.is_shard() || p.softcap == 0 || p.has.temperature ||
          may_leave_range(2 * p.softcap, p.vocab, run.arena.slots);
 }

@@ -4,7 +4,7 @@
 
 namespace logitless::cuda {
 
-// What Buffers::draws holds: all that a backward pass needs of the first draw.
+// Contents of Buffers::draws: all that a backward pass needs of the first draw.
 struct DrawLists {
   uint64_t* seed = nullptr;    // scalar
   int32_t* dense = nullptr;    // [K] dense columns, ascending
@@ -21,7 +21,7 @@ struct alignas(8) Kept {  // one load or store
   int32_t column;
   float value;
 };
-// The same in the list of its column.
+// A kept element in the list of its column.
 struct alignas(8) KeptRow {
   int32_t row;
   float value;

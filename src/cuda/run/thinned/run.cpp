@@ -62,7 +62,7 @@ void multiply_sample(const Runner& run, const ThinArena& t, const Chunk& chunk, 
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
-// Of all ranks' columns, in a group.
+// Joins the guesses of a group's ranks to those of all columns.
 void merge_guesses(const Runner& run, const ThinArena& t) {
   const int64_t rows = run.problem.tokens;
   float* guesses = run.arena.gathered;
@@ -183,8 +183,8 @@ void draw_with_lse(const Runner& run, const ThinArena& t, const Chunk& chunk, co
   });
 }
 
-// Of forward passes, before the rows' lse is known: their sums, and with them, where the engine makes both in
-// one pass, the first draw with a guess of lse, in a group of all ranks' lse.
+// Forward passes, before the rows' lse is known: makes their sums and, where the engine does both in one
+// pass, the first draw with a guess of lse, which in a group is of all ranks' columns.
 void sum_and_draw(const Runner& run, const ThinArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
   if (run.problem.vocab > 0) choose_columns(run, t);
   if (!sums_while_drawing(run)) return sum_rows(run, chunk, hidden, run.arena.active);

@@ -103,7 +103,7 @@ class RowOrder {
   Draw* draws_;
 };
 
-// What the kernel knows beside the arena.
+// Arguments of the kernel beside the arena.
 struct Weigh {
   uint32_t first_stream;  // global number of column 0
   bool base_2;            // the guess is effective_anchor() of it
