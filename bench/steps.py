@@ -10,9 +10,9 @@ built from their published configurations with random weights, in bf16, and stay
 gla-1.3b, Liger's, by their functions, as their patches do not know the model; the fused head of TRL's trainers;
 flash-linear-attention's own; and ours, as README.md puts it in. A step is forward, backward and AdamW (fused, its state
 in bf16) with a learning rate of 0: it does all of its work, and every head sees the same weights in every round. Each
-round takes one step with each head, shuffled. Tokens are random: softmaxes are flat, which is the worst case of thinned
-gradients and the best of Apple's filter of small gradients. A head that is not installed or fails has a row that says
-so.
+round takes one step with each head, shuffled. Tokens are random: softmaxes are flat, which is the worst case of
+sparsified gradients and the best of Apple's filter of small gradients. A head that is not installed or fails has a row
+that says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time and peak memory of a step.
 
     python experiments/convergence/run.py prepare --data FOLDER --vocab 128000 --text PATH ... --instructions FILE
-    python experiments/fine_tuning.py --data FOLDER [--heads stock,logitless,thinned] [--seed 0] [--minutes 6]
+    python experiments/fine_tuning.py --data FOLDER [--heads stock,logitless,sparsified] [--seed 0] [--minutes 6]
         [--json FILE]
     python experiments/fine_tuning.py --data FOLDER --device cpu      tries it out, with a tiny model
 
@@ -67,7 +67,7 @@ WAYS: dict[str, Patch | str | None] = {
     "stock": None,
     "logitless": logitless_patch(),
     "logitless 256 MiB": logitless_patch(max_workspace_bytes="256MiB"),
-    "thinned": logitless_patch(gradient="thinned", threshold=2.0**-9),
+    "sparsified": logitless_patch(gradient="sparsified", threshold=2.0**-9),
     "liger": liger_patch,
     "cce": "apple",
     "cce unfiltered": "apple-unfiltered",
@@ -261,7 +261,7 @@ def measured(study: FineTuning, name: str, seconds: float) -> Cell:
 
 
 def main() -> int:
-    found = parser(__doc__, heads="stock,logitless,logitless 256 MiB,thinned,liger,cce", minutes=6.0, json=None)
+    found = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
     found.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
     found.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
     found.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")

@@ -37,13 +37,13 @@ def run(data: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_all_heads_start_from_the_same_weights_and_are_trained_once(data: pathlib.Path) -> None:
     record = data / "record.json"
-    done = run(data, "--heads", "stock,logitless,thinned,cce", "--json", str(record))
+    done = run(data, "--heads", "stock,logitless,sparsified,cce", "--json", str(record))
     assert done.returncode == 0, done.stderr
     cells = json.loads(record.read_text())["cells"]
-    assert cells["stock"]["held_out"][0] == cells["thinned"]["held_out"][0] != cells["stock"]["held_out"][1]
+    assert cells["stock"]["held_out"][0] == cells["sparsified"]["held_out"][0] != cells["stock"]["held_out"][1]
     assert len(cells["logitless"]["losses"]) == 4
     assert cells["logitless"]["losses"] == pytest.approx(cells["stock"]["losses"], abs=0.02)
-    assert "| thinned |" in done.stdout and ("- cce: not installed" in done.stdout or cells["cce"]["status"] == "ok")
+    assert "| sparsified |" in done.stdout and ("- cce: not installed" in done.stdout or cells["cce"]["status"] == "ok")
     again = run(data, "--heads", "stock,liger", "--json", str(record))
     assert again.returncode == 0, again.stderr
     found = json.loads(record.read_text())["cells"]

@@ -3,7 +3,7 @@
     python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9]
     python bench/gpu/cases.py autocast --budgets unlimited,160 --kernels      with every kernel of a call
     python bench/gpu/cases.py torch --device cpu --dtype float32 --budgets 256,32 --peak
-    python bench/gpu/cases.py thinned --device cpu --data peaked
+    python bench/gpu/cases.py sparsified --device cpu --data peaked
 
 LOGITLESS_LIBRARY names liblogitless.so. Each round runs all cases of a shape, shuffled; times are medians of calls
 after a short idle, ratios medians of those to the calls of the same round. F is the bare product of input and weight.
@@ -96,13 +96,13 @@ def torch_head(bench: Bench) -> Iterator[Case]:
     yield bench.loss("logitless, loss", our_loss(), "torch, loss", F)
 
 
-def thinned(bench: Bench) -> Iterator[Case]:
-    """Thinned gradients beside exact ones; run.py --data has their errors."""
+def sparsified(bench: Bench) -> Iterator[Case]:
+    """Sparsified gradients beside exact ones; run.py --data has their errors."""
     yield bench.both("exact", our_loss(), "exact")
     yield bench.loss("loss alone", our_loss(), "exact")
     for exponent in (9, 10):
-        loss = our_loss(gradient="always-thinned", threshold=2.0**-exponent, seed=0)
-        yield bench.both(f"thinned 2^-{exponent}", loss, "exact", "loss alone")
+        loss = our_loss(gradient="always-sparsified", threshold=2.0**-exponent, seed=0)
+        yield bench.both(f"sparsified 2^-{exponent}", loss, "exact", "loss alone")
 
 
 def options(bench: Bench) -> Iterator[Case]:
@@ -269,7 +269,7 @@ class Set:
 
 SETS = {
     "torch": Set(torch_head, "2048x32768x256,1024x131072x1024,512x256000x2304", "256,32"),
-    "thinned": Set(thinned, "1024x131072x1024"),
+    "sparsified": Set(sparsified, "1024x131072x1024"),
     "options": Set(options, "8192x128256x4096,8192x256000x2304,1024x128256x4096"),
     "mixed": Set(mixed, "4096x128256x2048"),
     "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),

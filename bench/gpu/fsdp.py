@@ -6,7 +6,7 @@
 
 Every rank is a process with a GPU of its own and sequences of its own. Each layer is a unit of FSDP2, the rest is the
 root's. The heads are the model's own (stock), ours as logitless.transformers.patch puts it in, and ours with 256 MiB
-and with thinned gradients. Each round takes two steps with each head, AdamW included, its learning rate 0; a head's
+and with sparsified gradients. Each round takes two steps with each head, AdamW included, its learning rate 0; a head's
 time is the largest of its ranks'. Memory is the allocator's peak of a step above weights and optimizer, the largest
 of the ranks'; "of the head" is what is above a step whose head makes the logits of each sequence's last token alone.
 LOGITLESS_LIBRARY names liblogitless.so.
@@ -34,7 +34,9 @@ def losses(model: Any, tokens: Any) -> dict[str, Any]:
         "stock": stock(model, tokens),
         "logitless": patched(logitless_patch(), model, tokens),
         "logitless 256 MiB": patched(logitless_patch(max_workspace_bytes=256 * MIB), model, tokens),
-        "logitless thinned": patched(logitless_patch(gradient="always-thinned", threshold=THRESHOLD), model, tokens),
+        "logitless sparsified": patched(
+            logitless_patch(gradient="always-sparsified", threshold=THRESHOLD), model, tokens
+        ),
         NO_HEAD: lambda: model(input_ids=tokens, logits_to_keep=1).logits.float().mean(),
     }
 

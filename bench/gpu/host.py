@@ -43,11 +43,11 @@ PREPARE_SECONDS, LEAST_SECONDS = 30.0, 5.0
 
 def our_methods() -> list[Method]:
     """Logitless as a user calls it."""
-    thinned = our_loss(gradient="thinned", threshold=2.0**-9)
+    sparsified = our_loss(gradient="sparsified", threshold=2.0**-9)
     return [
         Method("logitless", our_loss(), ours=True),
         Method("logitless 160 MiB", our_loss(max_workspace_bytes=160 * MIB), ours=True, passes=("gradients",)),
-        Method("logitless thinned 2^-9", thinned, ours=True),
+        Method("logitless sparsified 2^-9", sparsified, ours=True),
     ]
 
 
@@ -133,8 +133,8 @@ def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) ->
 def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | None) -> None:
     """Into the record's meta: microseconds of a call, of logitless_run in it, and of planning."""
     inputs = make_inputs(shape, "std1", clock.device)
-    thinned = {"gradient": "thinned", "threshold": 2.0**-9}
-    passes = [("whole", "gradients", {}), ("thinned 2^-9", "gradients", thinned), ("loss alone", "loss", {})]
+    sparsified = {"gradient": "sparsified", "threshold": 2.0**-9}
+    passes = [("whole", "gradients", {}), ("sparsified 2^-9", "gradients", sparsified), ("loss alone", "loss", {})]
     for name, pass_, options in passes:
 
         def parts_of(budget: int | None) -> str:

@@ -24,7 +24,7 @@ class Method:
     loss: Loss
     ours: bool = False
     budget_mib: int | None = None
-    threshold: float | None = None  # of thinned gradients
+    threshold: float | None = None  # of sparsified gradients
     passes: tuple[str, ...] = ("loss", "gradients")
     slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
 
@@ -73,7 +73,7 @@ def our_loss(implementation: str = "", **options: Any) -> Loss:
 def our_methods(
     budgets: list[int | None], implementations: list[str], exponents: list[int] | None = None
 ) -> list[Method]:
-    """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and thinned ones at
+    """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and sparsified ones at
     thresholds 2^-exponent."""
     found = []
     for implementation in implementations:
@@ -84,8 +84,8 @@ def our_methods(
             loss, label = our_loss(implementation, max_workspace_bytes=budget_of(budget)), budget_name(budget)
             found.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
         for exponent in exponents or []:
-            loss = our_loss(implementation, gradient="thinned", threshold=2.0**-exponent, seed=0)
-            label, threshold = f"thinned 2^-{exponent}", 2.0**-exponent
+            loss = our_loss(implementation, gradient="sparsified", threshold=2.0**-exponent, seed=0)
+            label, threshold = f"sparsified 2^-{exponent}", 2.0**-exponent
             found.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
     return found
 
@@ -212,13 +212,13 @@ def peer_methods(which: str) -> tuple[list[Method], list[str]]:
 
 
 def loss_named(name: str) -> Loss:
-    """exact, thinned-2^-K, or the first method of a peer. Raises ImportError where its package is missing."""
+    """exact, sparsified-2^-K, or the first method of a peer. Raises ImportError where its package is missing."""
     if name == "exact":
         return our_loss()
-    exponent = name.removeprefix("thinned-2^-")
+    exponent = name.removeprefix("sparsified-2^-")
     if exponent != name and exponent.isdecimal():
-        return our_loss(gradient="thinned", threshold=2.0 ** -int(exponent))
+        return our_loss(gradient="sparsified", threshold=2.0 ** -int(exponent))
     known = PEERS | MORE_PEERS
     if name not in known:
-        raise ValueError(f"--heads: expected exact, thinned-2^-K or names out of {', '.join(known)}; got {name!r}")
+        raise ValueError(f"--heads: expected exact, sparsified-2^-K or names out of {', '.join(known)}; got {name!r}")
     return known[name]()[0].loss

@@ -1,5 +1,5 @@
 """A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone,
-and thinned gradients of flat and of peaked data.
+and sparsified gradients of flat and of peaked data.
 
     python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 7] [--minutes 6] [--json FILE]
     python bench/gpu/parallel.py --show FILE
@@ -29,10 +29,10 @@ from table import markdown, number
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
 IDLE_SECONDS = 0.1
 STEADY_SECONDS, STEADY_ROUNDS = 0.6, 2
-THINNED = {"flat": "std1", "peaked": "peaked"}  # data
+SPARSIFIED = {"flat": "std1", "peaked": "peaked"}  # data
 ONE = dict.fromkeys(("shards alone", "vocabulary parallel", "sequence parallel"), "one GPU")
 ONE |= {"loss, vocabulary parallel": "loss, one GPU"}
-ONE |= {f"thinned, {data}, vocabulary parallel": f"thinned, {data}, one GPU" for data in THINNED}
+ONE |= {f"sparsified, {data}, vocabulary parallel": f"sparsified, {data}, one GPU" for data in SPARSIFIED}
 NOT_STEADY = {"all-reduce of d_hidden"}
 Call = Callable[[], Any]
 
@@ -73,12 +73,14 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
         return loss
 
     one, group = logitless.linear_cross_entropy, logitless.distributed.linear_cross_entropy
-    thinned: dict[str, Call | None] = {}
-    for name, kind in THINNED.items():
+    sparsified: dict[str, Call | None] = {}
+    for name, kind in SPARSIFIED.items():
         inputs = make_inputs(shape, kind, device)  # whose weight is the same
-        options = {"target": inputs.target, "gradient": "always-thinned", "threshold": 2.0**-9, "seed": 1}
-        thinned[f"thinned, {name}, one GPU"] = call(one, inputs.hidden, whole.weight, **options) if rank == 0 else None
-        thinned[f"thinned, {name}, vocabulary parallel"] = call(group, inputs.hidden, shard, **options)
+        options = {"target": inputs.target, "gradient": "always-sparsified", "threshold": 2.0**-9, "seed": 1}
+        sparsified[f"sparsified, {name}, one GPU"] = (
+            call(one, inputs.hidden, whole.weight, **options) if rank == 0 else None
+        )
+        sparsified[f"sparsified, {name}, vocabulary parallel"] = call(group, inputs.hidden, shard, **options)
     summed = torch.zeros_like(whole.hidden)
     alone = call(one, whole.hidden, shard, whole.target % shard.shape[0])
 
@@ -92,7 +94,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
         "sequence parallel": call(group, part, shard, sequence_parallel=True),
         "loss, one GPU": loss_of(one, whole.weight) if rank == 0 else None,
         "loss, vocabulary parallel": loss_of(group, shard),
-        **thinned,
+        **sparsified,
         "all-reduce of d_hidden": lambda: dist.all_reduce(summed),
     }
 

@@ -56,7 +56,7 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path)
     lines: dict[str, list[Row]] = {}
     for row in rows:
         words = row.method.split()
-        own = words[0] if row.threshold is None else f"{words[0]} thinned"
+        own = words[0] if row.threshold is None else f"{words[0]} sparsified"
         lines.setdefault(own if row.ours else row.method, []).append(row)
     title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
     figure, axes = new_axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")

@@ -130,7 +130,7 @@ FIRST_PAGE = {
     "logitless default": "Logitless, nothing given",
     "logitless 256 MiB": 'Logitless, `"256MiB"`',
     "logitless 160 MiB": 'Logitless, `"160MiB"`',
-    "logitless thinned 2^-9": 'Logitless, [`gradient="thinned"`](docs/thinning.md) at 2^-9',
+    "logitless sparsified 2^-9": 'Logitless, [`gradient="sparsified"`](docs/sparsification.md) at 2^-9',
 }
 TABLES = (  # a kind and a date
     "head-2026-11-25",

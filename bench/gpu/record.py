@@ -37,7 +37,7 @@ class Row:
     pass_: str
     ours: bool = False
     budget_mib: int | None = None
-    threshold: float | None = None  # of thinned gradients
+    threshold: float | None = None  # of sparsified gradients
     data: str = "std1"  # timed with these inputs
     status: str = "ok"  # or "skipped", "failed", "refused"
     reason: str = ""
@@ -78,7 +78,7 @@ class Accuracy:
     baseline_d_hidden: float | None = None
     baseline_d_weight: float | None = None
     repeats: bool | None = None  # the same bits twice
-    threshold: float | None = None  # of thinned gradients
+    threshold: float | None = None  # of sparsified gradients
 
 
 class Record:

@@ -2,7 +2,7 @@
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
-        [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--thinned 8,9,11] [--minutes 9]
+        [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--minutes 9]
         [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
@@ -43,7 +43,9 @@ def arguments() -> argparse.ArgumentParser:
     found.add_argument(
         "--ignored", type=parsed(checked_share), default=0.0, help="share of tokens without a target, of the timing"
     )
-    found.add_argument("--thinned", default="8,9,11", help="thresholds 2^-K of thinned gradients; none to leave out")
+    found.add_argument(
+        "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none to leave out"
+    )
     found.add_argument(
         "--train-on",
         metavar="FOLDER",
@@ -62,7 +64,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
 
     implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
     try:
-        exponents = [] if args.thinned == "none" else [int(word) for word in words(args.thinned)]
+        exponents = [] if args.sparsified == "none" else [int(word) for word in words(args.sparsified)]
         ours = our_methods(args.budgets, implementations, exponents)
     except Exception as error:
         ours = []

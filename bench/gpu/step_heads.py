@@ -169,15 +169,15 @@ def import_libraries() -> None:
             importlib.import_module(name)
 
 
-BUDGET, THINNED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "thinned", "threshold": THRESHOLD}
+BUDGET, SPARSIFIED = {"max_workspace_bytes": BUDGET_MIB * MIB}, {"gradient": "sparsified", "threshold": THRESHOLD}
 HEADS = [
     Head("stock", stock),
     Head("logitless", by_patch(logitless_patch()), ours=True, fla=False),
     Head("logitless", logitless_criterion, ours=True, fla=True),
     Head(f"logitless {BUDGET_MIB} MiB", by_patch(logitless_patch(**BUDGET)), ours=True, fla=False),
     Head(f"logitless {BUDGET_MIB} MiB", logitless_plain_criterion(**BUDGET), ours=True, fla=True),
-    Head("logitless thinned 2^-9", by_patch(logitless_patch(**THINNED)), ours=True, fla=False),
-    Head("logitless thinned 2^-9", logitless_plain_criterion(**THINNED), ours=True, fla=True),
+    Head("logitless sparsified 2^-9", by_patch(logitless_patch(**SPARSIFIED)), ours=True, fla=False),
+    Head("logitless sparsified 2^-9", logitless_plain_criterion(**SPARSIFIED), ours=True, fla=True),
     Head("liger", by_patch(liger_patch), fla=False),
     Head("liger", of_function("liger"), fla=True),  # its patch does not know these models
     Head("apple cce", of_function("apple")),  # its patches are for transformers 4.48

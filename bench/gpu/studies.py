@@ -13,7 +13,7 @@ from record import read_json
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Cell = dict[str, Any]
 GIB_IN_MIB = 1024
-BATCHES = {"torch.compile": 0, "logitless": 2, "thinned": 3}  # heads, and their colours and markers
+BATCHES = {"torch.compile": 0, "logitless": 2, "sparsified": 3}  # heads, and their colours and markers
 # Categories of memory, from below: what every head has, then what heads differ by.
 SHADES = {"weights": "#999999", "optimizer": "#bbbbbb", "gradients": "#56b4e9", "activations": "#009e73"}
 SHADES |= {"head": "#d55e00", "other": "#cc79a7"}

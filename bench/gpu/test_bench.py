@@ -207,12 +207,12 @@ def test_ratios_are_of_the_same_round_and_memory_is_beyond_gradients() -> None:
 
 def test_smoke_run_on_a_trained_head(tmp_path: pathlib.Path) -> None:
     torch.save(dict(zip(("hidden", "weight", "target"), make_inputs(SMALL, "std1", "cpu"))), tmp_path / "h.pt")
-    words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--thinned", "4"]
+    words = ["--device", "cpu", "--trained", str(tmp_path / "h.pt"), "--peers", "none", "--sparsified", "4"]
     done = run("run.py", *words, "--rounds", "3", "--minutes", "2")
     assert done.returncode == 0, done.stderr
     assert "### trained: N 48, V 300, D 32" in done.stdout
     if "logitless is not available" not in done.stdout:
-        assert "| trained | logitless thinned 2^-4 |" in done.stdout
+        assert "| trained | logitless sparsified 2^-4 |" in done.stdout
     missing = run("run.py", "--trained", "nowhere.pt")
     assert missing.returncode == 2 and "--trained: expected a file, or --train-on FOLDER" in missing.stderr
 

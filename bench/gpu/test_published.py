@@ -50,5 +50,5 @@ def test_a_plot_has_words_as_words_and_no_two_methods_alike(tmp_path: pathlib.Pa
     record = load(str(published.RECORDS / "heads-2026-11-22.json"))
     path = plot_time_against_memory(record, record.shapes[0], tmp_path)
     text = path.read_text()
-    assert re.search(r">logitless thinned</text>", text) and re.search(r">torch.compile</text>", text)
+    assert re.search(r">logitless sparsified</text>", text) and re.search(r">torch.compile</text>", text)
     assert path.read_text() == (published.ROOT / "docs" / "plots" / path.name).read_text()

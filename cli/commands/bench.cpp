@@ -34,7 +34,7 @@ struct BenchResult {
   std::string method;  // "materialized", or "logitless" with its budget
   bool gradients = false;
   std::optional<uint64_t> budget_bytes = {};  // 0: none; nothing: materialized
-  std::optional<double> threshold = {};       // of thinned gradients
+  std::optional<double> threshold = {};       // of sparsified gradients
   std::string refusal = {};                   // why it did not run; else empty
   std::string detail = {};                    // plan and configuration
   int64_t workspace_bytes = 0;                // by the method's own account
@@ -101,7 +101,7 @@ Problem make_problem(const BenchShape& shape, logitless_dtype dtype, const Bench
   problem.dtype = {dtype, dtype, dtype, LOGITLESS_I32, dtype, dtype, dtype};
   problem.pass = method.gradients ? LOGITLESS_FORWARD_BACKWARD : LOGITLESS_FORWARD;
   problem.max_workspace_bytes = *method.budget_bytes;
-  if (method.threshold) set_gradient(problem, Gradient::thinned, *method.threshold);
+  if (method.threshold) set_gradient(problem, Gradient::sparsified, *method.threshold);
   return problem;
 }
 
@@ -216,7 +216,7 @@ struct BenchOptions {
   std::vector<std::string> shapes;
   std::string dtype;
   std::string budgets;
-  std::string thinned;  // thresholds
+  std::string sparsified;  // thresholds
   int repeats = 0;
   std::string device = "cpu";
 };
@@ -261,10 +261,10 @@ std::vector<BenchResult> bench_methods(const BenchOptions& options, bool materia
                                                              : format_bytes(static_cast<double>(budget));
       methods.push_back({"logitless, " + name, gradients, budget});
     }
-    if (!gradients || options.thinned.empty()) continue;
-    for (const std::string& text : split(options.thinned, ',')) {
-      const double threshold = parse_threshold("--thinned", text);
-      methods.push_back({"logitless, thinned " + format_number(threshold, 3), true, 0, threshold});
+    if (!gradients || options.sparsified.empty()) continue;
+    for (const std::string& text : split(options.sparsified, ',')) {
+      const double threshold = parse_threshold("--sparsified", text);
+      methods.push_back({"logitless, sparsified " + format_number(threshold, 3), true, 0, threshold});
     }
   }
   return methods;
@@ -374,8 +374,8 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       ->default_str("f32, on a device bf16");
   command->add_option("--budgets", options->budgets, "Budgets of the workspace; 0: by default, or fastest")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
-  command->add_option("--thinned", options->thinned,
-                      "Thinned gradients too, at these thresholds: 2^-8,2^-10");
+  command->add_option("--sparsified", options->sparsified,
+                      "Sparsified gradients too, at these thresholds: 2^-8,2^-10");
   command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
@@ -392,7 +392,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
       "Examples:\n"
       "  logitless bench\n"
       "  logitless bench --shape 2048,32768,256 --budgets 32MiB,256MiB\n"
-      "  logitless bench --shape 1024,131072,1024 --thinned 2^-9,2^-11\n"
+      "  logitless bench --shape 1024,131072,1024 --sparsified 2^-9,2^-11\n"
       "  logitless --threads 2 --json bench --shape 512,256000,2304 --dtype bf16 --repeat 5\n"
       "  logitless bench --device cuda:0 --shape 8192,256000,2304\n");
   command->callback([options, &globals] { run(*options, globals); });

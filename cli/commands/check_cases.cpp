@@ -63,12 +63,12 @@ constexpr std::array kSets{
                     true;
               }}};
 
-// These, and one for each real number of the list, without those of thinned gradients.
+// These, and one for each real number of the list, without those of sparsified gradients.
 std::vector<OptionSet> option_sets() {
   std::vector<OptionSet> sets(kSets.begin(), kSets.end());
   Problem problem;
   for_each_option(problem, [&](const OptionLine& line, auto& value) {
-    if (std::is_same_v<decltype(value), double&> && line.group != "THINNED")
+    if (std::is_same_v<decltype(value), double&> && line.group != "SPARSIFIED")
       sets.push_back({line.name, line.name, [](CheckCase&, Problem&) {}});
   });
   return sets;

@@ -193,7 +193,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
       "  logitless plan --model meta-llama/Meta-Llama-3-8B --no-grad\n"
       "  logitless plan --model ~/models/gemma-2-2b/config.json\n"
-      "  logitless plan --model gemma-2-2b --gradient thinned --threshold 2^-9\n"
+      "  logitless plan --model gemma-2-2b --gradient sparsified --threshold 2^-9\n"
       "  logitless plan --tokens 2048 --vocab 32768 --hidden 256 --dtype f32 --freeze-hidden\n"
       "  logitless plan --model gemma-2-2b --device h200 --budget 160MiB -v\n"
       "  logitless plan --list-models\n"

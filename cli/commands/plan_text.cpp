@@ -25,7 +25,7 @@ constexpr std::array kWords{
     Word{"whole", "the exponentials of all logits are kept from the loss to the gradients: 3 F"},
     Word{"token_chunks", "those of some tokens at once: 3 F"},
     Word{"vocab_chunks", "those of some columns, or of none: the other logits are computed again"},
-    Word{"thinned", "gradients of drawn elements, whose mean is the exact gradient"},
+    Word{"sparsified", "gradients of drawn elements, whose mean is the exact gradient"},
     Word{"forward", "the loss alone: 1 F"},
     Word{"sm90 ping-pong", "Hopper's kernels; warpgroups take turns at tiles of 128 tokens x 192 columns"},
     Word{"sm90 256x192", "Hopper's kernels; warpgroups share a tile of 256 tokens x 192 columns"},
@@ -195,8 +195,8 @@ void add_notes(ordered_json& plans, const Problem& problem) {
 
 ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
   const auto any = [&](const auto& holds) { return std::any_of(plans.begin(), plans.end(), holds); };
-  const auto is_thinned = [](const auto& plan) { return plan["plan"] == "thinned"; };
-  const bool wants_thinned = problem.gradient != LOGITLESS_EXACT;
+  const auto is_sparsified = [](const auto& plan) { return plan["plan"] == "sparsified"; };
+  const bool wants_sparsified = problem.gradient != LOGITLESS_EXACT;
   ordered_json notes = ordered_json::array();
   const auto chosen = chosen_of(plans);
   if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front(), problem));
@@ -206,16 +206,17 @@ ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
     notes.push_back("not chosen though predicted to take " + saved(plan, *chosen) + " less: " + named(plan) +
                     "; " + why);
   }
-  if (wants_thinned && any([&](const auto& plan) { return !is_thinned(plan); })) {
+  if (wants_sparsified && any([&](const auto& plan) { return !is_sparsified(plan); })) {
     notes.push_back(
-        "plans that are not thinned make exact gradients; they are taken where thinning does not fit "
+        "plans that are not sparsified make exact gradients; they are taken where sparsification does not "
+        "fit "
         "the budget or would be no faster on a flat softmax");
   }
-  if (wants_thinned && any(is_thinned)) {
+  if (wants_sparsified && any(is_sparsified)) {
     notes.push_back(
-        "thinned gradients are right in the mean and noisy in each step: training from random weights "
+        "sparsified gradients are right in the mean and noisy in each step: training from random weights "
         "ended as with exact ones, fine-tuning of 100 steps at 2^-9 0.029 nats above, and more with few "
-        "labels; docs/thinning.md says when not to use them");
+        "labels; docs/sparsification.md says when not to use them");
   }
   if (any([](const auto& plan) { return plan["slow"] == true; })) {
     notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");
@@ -270,7 +271,7 @@ void print_plans(const ordered_json& result, const std::string& model, const std
              text_of(problem, "dtype") +
              (!problem["gradients"]            ? ", loss only"
               : problem["gradient"] == "exact" ? ", loss and gradients"
-                                               : ", loss and thinned gradients") +
+                                               : ", loss and sparsified gradients") +
              ", on " + text_of(result, "device"));
   if (!taken.empty()) print_line("taken: " + taken);
   std::cout << "\n";

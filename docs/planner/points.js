@@ -13,7 +13,7 @@ const sources = [
 ];
 
 const methods = {
-  "logitless thinned 2^-9": "Logitless, thinned 2^-9 (flat softmax, its worst case)",
+  "logitless sparsified 2^-9": "Logitless, sparsified 2^-9 (flat softmax, its worst case)",
   "logitless unlimited": "Logitless, no budget",
   "logitless 2560 MiB": "Logitless, 2560 MiB",
   "logitless 160 MiB": "Logitless, 160 MiB",

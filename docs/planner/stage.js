@@ -19,7 +19,7 @@ class Stage {
     const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "stage", "aria-label": step.text });
     svg.append(this.hatch());
     const rect = (kind, x0, y0, x1, y1) => {
-      // What is there is seen, however thin.
+      // What is there is seen.
       const wide = Math.max(x1 - x0, 1.5), tall = Math.max(y1 - y0, 1.5);
       svg.append(svgElement("rect", { class: kind, x: Math.min(x0, box.right + strip + 8 - 1.5), y: y0, width: wide, height: tall }));
     };

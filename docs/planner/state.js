@@ -36,7 +36,7 @@ const choices = {
     "cpu:neon": "CPU, NEON",
   },
   pass: { gradients: "with gradients", loss: "loss only" },
-  gradient: { exact: "exact", thinned: "thinned", "always-thinned": "always thinned" },
+  gradient: { exact: "exact", sparsified: "sparsified", "always-sparsified": "always sparsified" },
   threshold: Object.fromEntries([6, 7, 8, 9, 10, 11, 12, 13].map((n) => [`2^-${n}`, `2^-${n} = 1 / ${2 ** n}`])),
   loop: { plan: "", plain: "" },
 };
@@ -46,7 +46,7 @@ const presets = [
   { name: "Gemma 2 2B on an H200", state: {} },
   { name: "Llama 3.2 1B on an RTX 4090", state: { model: "llama-3.2-1b", device: "rtx-4090" } },
   { name: "Qwen3 8B, 32K tokens, on an H100", state: { model: "qwen3-8b", tokens: 32768, device: "h100" } },
-  { name: "Thinned gradients", state: { gradient: "thinned" } },
+  { name: "Sparsified gradients", state: { gradient: "sparsified" } },
   { name: "Llama 3 8B on 16 cores", state: { model: "llama-3-8b", tokens: 2048, device: "cpu:avx512_bf16", threads: 16, budget: "256MiB" } },
 ];
 

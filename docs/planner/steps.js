@@ -35,7 +35,7 @@ function stepsOfPlan(result, plan) {
   const chunk = Math.min(plan.token_chunk || N, N);
   const bytes = elementBytes(result, plan);
   const kind = plan.plan;
-  if (kind === "thinned") return thinnedSteps(N, V, result.problem.threshold);
+  if (kind === "sparsified") return sparsifiedSteps(N, V, result.problem.threshold);
   if (kind === "forward") {
     return chunkedSteps(N, chunk, 1, (first, end) => ({
       text: `Logits of ${rowsText(first, end, N)}, tile by tile: each is reduced to a row's maximum, sum and target while it is in registers or cache, and forgotten.`,
@@ -100,7 +100,7 @@ function sweepSteps(N, V, before, plan, chunk, bytes) {
 }
 
 // A softmax' large elements are kept, the others drawn: lists, not matrices.
-function thinnedSteps(N, V, threshold) {
+function sparsifiedSteps(N, V, threshold) {
   const most = Math.round(1 / threshold);
   const lists = { name: `lists of about ${formatCount(most)} elements a token at most`, list: [N, Math.min(most, V)], bytes: 8 };
   const all = [0, N, 0, V];

@@ -2,7 +2,7 @@
 
     python experiments/convergence/run.py prepare --data FOLDER [--text PATH ...]      needs no GPU
     python experiments/convergence/run.py train --data FOLDER --output FOLDER [--model transformer|gla]
-        [--heads exact,thinned-2^-9,...] [--steps 1000] [--minutes 9]
+        [--heads exact,sparsified-2^-9,...] [--steps 1000] [--minutes 9]
     python experiments/convergence/run.py report --output FOLDER                       a table
     python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
 
@@ -37,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
     prepare.add_argument("--instructions", type=pathlib.Path, metavar="FILE",
                          help="GSM8K for fine_tuning.py: lines of JSON, question and answer")  # fmt: skip
     train = commands.add_parser("train", help="one model with each of the heads")
-    train.add_argument("--heads", default="exact,thinned-2^-9,thinned-2^-11,apple,apple-kahan,canonical",
-                       help="exact, thinned-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
+    train.add_argument("--heads", default="exact,sparsified-2^-9,sparsified-2^-11,apple,apple-kahan,canonical",
+                       help="exact, sparsified-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     report = commands.add_parser("report", help="a table of the logs")
     hidden = commands.add_parser("hidden", help="hidden states, head and targets of a model trained on the spot")

@@ -18,9 +18,10 @@
  * to 1. Gradients of the K log-probabilities are those of a sum of losses whose weights are -1 times their
  * upstream gradients.
  *
- * Gradients are exact, or thinned: unbiased, from a few elements of the softmax (docs/thinning.md). Thinned
- * keeps every p_ij >= threshold and the target's as they are, and each other element with probability
- * p_ij / threshold at the weight threshold: at most about 1 / threshold elements a row. The loss stays exact.
+ * Gradients are exact, or sparsified: unbiased, from a few elements of the softmax (docs/sparsification.md).
+ * Sparsified keeps every p_ij >= threshold and the target's as they are, and each other element with
+ * probability p_ij / threshold at the weight threshold: at most about 1 / threshold elements a row. The loss
+ * stays exact.
  *
  * Use: context -> plan -> run. Planning allocates no workspace; running allocates nothing.
  * Every function that can fail returns a logitless_status; logitless_last_error() then holds the calling
@@ -93,8 +94,9 @@ typedef enum logitless_gradient {
   LOGITLESS_EXACT = 0, /* the gradient, up to rounding */
   /* An unbiased draw of it, the same bits for the same seed. CUDA: where a flat softmax of the problem's
      sizes would take longer than the exact gradient, as of a small vocabulary, the plan is an exact one. */
-  LOGITLESS_THINNED = 1,
-  LOGITLESS_ALWAYS_THINNED = 2 /* the same without exact plans: for softmaxes that are known to be peaked */
+  LOGITLESS_SPARSIFIED = 1,
+  LOGITLESS_ALWAYS_SPARSIFIED =
+      2 /* the same without exact plans: for softmaxes that are known to be peaked */
 } logitless_gradient;
 
 typedef enum logitless_plan_kind {
@@ -103,7 +105,7 @@ typedef enum logitless_plan_kind {
   LOGITLESS_PLAN_TOKEN_CHUNKS = 2, /* those of a chunk of tokens are kept, 3F */
   LOGITLESS_PLAN_VOCAB_CHUNKS = 3, /* logits are computed again for the gradients, up to 4F */
   LOGITLESS_PLAN_BACKWARD = 4,     /* gradients from a known lse, 3F */
-  LOGITLESS_PLAN_THINNED = 5       /* thinned gradients, about 1F */
+  LOGITLESS_PLAN_SPARSIFIED = 5    /* sparsified gradients, about 1F */
 } logitless_plan_kind;
 
 typedef struct logitless_context logitless_context;
@@ -131,7 +133,7 @@ typedef struct logitless_context_options {
 } logitless_context_options;
 
 #define LOGITLESS_FASTEST ((uint64_t)INT64_MAX) /* a budget that any plan fits */
-#define LOGITLESS_DEFAULT_THRESHOLD (1.0 / 512) /* of thinned gradients */
+#define LOGITLESS_DEFAULT_THRESHOLD (1.0 / 512) /* of sparsified gradients */
 
 typedef enum logitless_option_id {
 #define LOGITLESS_OPTION(name, NAME) LOGITLESS_OPTION_##NAME,

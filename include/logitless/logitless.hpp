@@ -107,8 +107,8 @@ enum class Reduction : int32_t {
 
 enum class Gradient : int32_t {
   exact = LOGITLESS_EXACT,
-  thinned = LOGITLESS_THINNED,
-  always_thinned = LOGITLESS_ALWAYS_THINNED
+  sparsified = LOGITLESS_SPARSIFIED,
+  always_sparsified = LOGITLESS_ALWAYS_SPARSIFIED
 };
 
 // A matrix whose rows are contiguous; stride 0 means tightly packed.
@@ -222,7 +222,7 @@ Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> classifier) {
   return problem;
 }
 
-// How the problem's gradients are made; threshold and seed are those of thinned ones.
+// How the problem's gradients are made; threshold and seed are those of sparsified ones.
 inline void set_gradient(Problem& problem, Gradient gradient, double threshold = LOGITLESS_DEFAULT_THRESHOLD,
                          int64_t seed = 0) {
   problem.gradient = static_cast<int32_t>(gradient);

@@ -244,7 +244,7 @@ def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any
 # ---- FLOP: 2 N V D for each matrix product
 #
 # Rows with ignore_index, which only the data tells apart, are counted, whether they are multiplied or not. Elements of
-# thinned gradients, a small part of the logits, are not counted though they are.
+# sparsified gradients, a small part of the logits, are not counted though they are.
 
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:

@@ -578,17 +578,17 @@ class PreparedCall:
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
         stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
         later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
-        thinned = a.gradient != "exact"
+        sparsified = a.gradient != "exact"
         want_draw_stats = any(name in DRAW_STATS for name in names)
         stats = (*names, "argmax") if "correct_count" in names else names
         flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
         if any(trained) and not later:
             flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
-            self.asked, self.draws = Pass(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), thinned
+            self.asked, self.draws = Pass(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
             return
-        self.draws = thinned and any(trained)
+        self.draws = sparsified and any(trained)
         self.draw_stats = want_draw_stats
-        self.passes_over_draw = thinned and any(require) and not self.draws and not want_draw_stats
+        self.passes_over_draw = sparsified and any(require) and not self.draws and not want_draw_stats
         if any(trained):
             # lse is read later. A rank keeps no draws: a backward pass makes them again, from the same seed.
             flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))

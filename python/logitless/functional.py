@@ -118,7 +118,7 @@ def linear_cross_entropy(
         token_weight: weights of rows, of the target's shape; row s is the one that *predicts* ``target[s + shift]``.
         target_weight: weights of several targets a row, of the target's shape: any finite numbers, which need not sum
             to 1. Without it a row has one target. They are constants; :func:`linear_log_probs` gives what has a
-            gradient with respect to them. The mean does not divide by them. Not with thinned gradients.
+            gradient with respect to them. The mean does not divide by them. Not with sparsified gradients.
         num_items: divisor of the mean, a number or a tensor of one element, which is read where it is. By 0 the loss is
             infinite or NaN, as PyTorch's.
         shift: position s of the last target dimension predicts ``target[..., s + shift]``, without copying input.
@@ -131,20 +131,21 @@ def linear_cross_entropy(
             always adds it); autograd then sees no gradient of it. Used only when ``linear_weight`` requires grad. It
             shares no memory with the other tensors of the call; calls may share it, or parts of it.
         return_stats: True for ``nll, lse, entropy, argmax, correct_count, valid_count``, or names out of these and
-            ``target_logit, mean_logit, log_sum_sq_probs, is_top1, max_logit``; of thinned gradients also
+            ``target_logit, mean_logit, log_sum_sq_probs, is_top1, max_logit``; of sparsified gradients also
             ``kept_count`` and ``draw_variance``.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
-        gradient: ``"exact"``, or ``"thinned"``: unbiased, from about 1 / threshold elements of a row's softmax at
-            most (docs/thinning.md); on CUDA it is exact where a flat softmax of these sizes would be slower to thin, as
-            of a small vocabulary. ``"always-thinned"`` never is. The loss is exact in all cases.
-        threshold: of thinned gradients, in [2^-126, 1]: softmax elements of at least this size and the
+        gradient: ``"exact"``, or ``"sparsified"``: unbiased, from about 1 / threshold elements of a row's softmax at
+            most (docs/sparsification.md); on CUDA it is exact where a flat softmax of these sizes would be slower to
+            sparsify, as of a small vocabulary. ``"always-sparsified"`` never is. The loss is exact in all cases.
+        threshold: of sparsified gradients, in [2^-126, 1]: softmax elements of at least this size and the
             target's are kept as they are, smaller ones by chance.
-        seed: of thinned gradients: the same seed gives the same bits. An integer, a tensor of one int64 element (read
+        seed: of sparsified gradients: the same seed gives the same bits. An integer, a tensor of one int64 element
+        (read
             where it is, so that a CUDA graph may change it), or a generator of the input's device. None draws one
             from the device's default generator, so ``torch.manual_seed`` makes training repeatable.
         batch_invariant: True: a row's loss, ``nll``, ``lse`` and ``entropy`` have the same bits whatever the other rows
             are, how many and in which place, and whether gradients are made, under any budget. The CPU's always do. Not
-            with thinned gradients; the gradient of ``input`` is not promised to (docs/numerics.md).
+            with sparsified gradients; the gradient of ``input`` is not promised to (docs/numerics.md).
 
     DTensors, and weights that FSDP2 has sharded: docs/parallel_clients.md. What they return are DTensors, replicated or
     sharded as the input's tokens are; an FSDP weight with a plain input returns plain tensors.
@@ -166,11 +167,11 @@ def linear_cross_entropy(
     ``main_grad``, float16 gradients (which would underflow before a loss scale is applied), and differentiable
     statistics. Under autocast the products round float32 input and weight a part at a time,
     without copies of them, and write float32 gradients at once; others are cast as for ``F.linear``. On CUDA float32
-    products use TF32 where PyTorch permits it (``torch.backends.cuda.matmul``). Thinned gradients take less
-    than half the time of exact ones on a trained head (docs/results_thinned.md); where upstream gradients come later,
-    the drawn elements are kept for them. ``kept_count`` and ``draw_variance`` are those of the gradient of the loss:
-    free where gradients are made in the forward pass, and else (also without any gradient) from a draw of their own, at
-    the cost of a second forward pass.
+    products use TF32 where PyTorch permits it (``torch.backends.cuda.matmul``). Sparsified gradients take less
+    than half the time of exact ones on a trained head (docs/results_sparsified.md); where upstream gradients come
+    later, the drawn elements are kept for them. ``kept_count`` and ``draw_variance`` are those of the gradient of the
+    loss: free where gradients are made in the forward pass, and else (also without any gradient) from a draw of their
+    own, at the cost of a second forward pass.
     """
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     a = Arguments(input, linear_weight, target, return_stats=return_stats, **options)
@@ -289,8 +290,8 @@ def warm_up(device: torch.device | str | int | None = None) -> None:
 def _warm(device: torch.device, dtype: torch.dtype) -> None:
     input, weight = (torch.zeros(n, 64, dtype=dtype, device=device, requires_grad=True) for n in (256, 1024))
     target = torch.zeros(256, dtype=torch.int64, device=device)
-    thins = dtype != torch.float64 or device.type == "cpu"
-    for gradient, seed in (("exact", None), ("always-thinned", 0))[: 1 + thins]:
+    sparsifies = dtype != torch.float64 or device.type == "cpu"
+    for gradient, seed in (("exact", None), ("always-sparsified", 0))[: 1 + sparsifies]:
         for reduction in ("mean", "none"):
             loss = linear_cross_entropy(input, weight, target, reduction=reduction, gradient=gradient, seed=seed)
             torch.autograd.grad(loss.sum(), (input, weight))

@@ -155,8 +155,8 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
         device: that holds the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a CUDA
             device; or the model of one that need not be here: ``"a100"``, ``"a10"``, ``"l40s"``,
             ``"rtx-4090"``, ``"rtx-5090"``, ``"h100"``, ``"h200"``, ``"b200"``. None: the CPU.
-        gradient: ``"exact"``, ``"thinned"`` or ``"always-thinned"``.
-        threshold: of thinned gradients, in [2^-126, 1].
+        gradient: ``"exact"``, ``"sparsified"`` or ``"always-sparsified"``.
+        threshold: of sparsified gradients, in [2^-126, 1].
         batch_invariant: as in :func:`logitless.linear_cross_entropy`.
         top_k: k of :func:`logitless.linear_top_k`, which is a loss without gradients; 0: none.
         targets_per_row: K where a row has several targets, as of :func:`logitless.linear_log_probs`; 0: one.

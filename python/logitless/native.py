@@ -337,7 +337,7 @@ class PlanInfo:
     """How one problem would be run.
 
     Attributes:
-        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``thinned``.
+        kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``sparsified``.
         backend: which backend runs it.
         threads: threads used: those asked for, or fewer where a problem is too small for them.
         workspace_bytes: memory beyond inputs and outputs; exact.

@@ -126,7 +126,7 @@ def linear_cross_entropy(
         grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
-        seed: of thinned gradients: the same seed gives the same bits. An integer or a generator; None draws one from
+        seed: of sparsified gradients: the same seed gives the same bits. An integer or a generator; None draws one from
             ``numpy.random``. ``kept_count`` and ``draw_variance`` of ``return_stats`` want some of the ``gradients``.
 
     Raises:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Seed = int | Tensor | torch.Generator | None
 
 REDUCTIONS = ("none", "sum", "mean")
-GRADIENTS = ("exact", "thinned", "always-thinned")
+GRADIENTS = ("exact", "sparsified", "always-sparsified")
 DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
 FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
@@ -254,7 +254,7 @@ STATISTICS = (
     Statistic("max_logit"),
 )
 COUNTS = ("correct_count", "valid_count")  # scalars; the former wants argmax, too
-DRAW_STATS = ("kept_count", "draw_variance")  # of thinned gradients
+DRAW_STATS = ("kept_count", "draw_variance")  # of sparsified gradients
 
 OF_ROWS = tuple(statistic.name for statistic in STATISTICS)
 DIFFERENTIABLE = tuple(statistic.name for statistic in STATISTICS if statistic.differentiable)
@@ -490,7 +490,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 def check_seed_is_used(seed: Any, gradient: str) -> None:
     check_choice("gradient", gradient, GRADIENTS)
     if seed is not None and gradient == "exact":
-        raise ValueError('seed: expected None unless gradient is "thinned", got one with "exact"')
+        raise ValueError('seed: expected None unless gradient is "sparsified", got one with "exact"')
 
 
 def checked_k(k: Any, vocab: int = 0) -> int:
@@ -551,7 +551,7 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got {return_stats!r}") from None
     for name in names:
         if name in DRAW_STATS and gradient == "exact":
-            raise ValueError(f'return_stats: expected {name} only with gradient "thinned", got it with "{gradient}"')
+            raise ValueError(f'return_stats: expected {name} only with gradient "sparsified", got it with "{gradient}"')
         if several and name in ONE_TARGET_STATS:
             raise ValueError(f"return_stats: expected no {name} with several targets a row, got it")
         if name not in STAT_NAMES:

@@ -27,7 +27,7 @@ class LinearCrossEntropyOutput(NamedTuple):
     ``is_top1`` (bool) says whether the target is the argmax, the first of equals. Of several targets a row, there is no
     ``is_top1`` and no ``correct_count``.
 
-    Of thinned gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
+    Of sparsified gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
     included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
     the row's relative error.
     """

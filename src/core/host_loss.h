@@ -34,7 +34,7 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
 // Of a backward pass: lse of an earlier forward pass, and what rounding took off it if the buffers have that.
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row);
 
-// The seed of thinned gradients: the buffers' before the problem's.
+// The seed of sparsified gradients: the buffers' before the problem's.
 int64_t seed_of(const Problem& problem, const Buffers& buffers);
 
 // Fills every per-token output of the forward pass with the values of an ignored row.
@@ -79,7 +79,7 @@ double target_logit_of(const Problem& problem, const Buffers& buffers, int64_t r
   return sum;
 }
 
-// The diagnostics of a thinned gradient in rows that are ignored: all begin as those.
+// The diagnostics of a sparsified gradient in rows that are ignored: all begin as those.
 void write_undrawn_defaults(const Problem& problem, const Buffers& buffers);
 
 // Takes the statistics of the valid rows in ascending order and writes the outputs that the buffers ask for.

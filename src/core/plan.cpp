@@ -24,7 +24,7 @@ std::string bytes_text(uint64_t bytes) {
 
 const char* plan_kind_name(PlanKind kind) {
   static constexpr const char* kNames[] = {"forward",      "whole",    "token_chunks",
-                                           "vocab_chunks", "backward", "thinned"};
+                                           "vocab_chunks", "backward", "sparsified"};
   const auto number = static_cast<size_t>(kind);
   return number < std::size(kNames) ? kNames[number] : "unknown plan";
 }

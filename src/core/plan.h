@@ -21,7 +21,7 @@ enum class PlanKind : int {
   kTokenChunks = 2,  // exps of one chunk of tokens are kept, 3F
   kVocabChunks = 3,  // logits are computed again for the gradients, up to 4F
   kBackward = 4,     // gradients only, from a known lse, 3F
-  kThinned = 5,      // thinned gradients, with or without the forward pass, about 1F
+  kSparsified = 5,   // sparsified gradients, with or without the forward pass, about 1F
 };
 
 const char* plan_kind_name(PlanKind kind);

@@ -19,8 +19,9 @@ enum class Pass : int {
 // How gradients are made; the loss is the same.
 enum class GradientMethod : int {
   kExact = 0,
-  kThinned = 1,        // an unbiased draw, see core/thinning.h; a plan may be exact where that is no slower
-  kAlwaysThinned = 2,  // the draw in any case
+  kSparsified =
+      1,  // an unbiased draw, see core/sparsification.h; a plan may be exact where that is no slower
+  kAlwaysSparsified = 2,  // the draw in any case
 };
 
 // What becomes of the parts of d_hidden of the ranks of a group; numbered as logitless_group_d_hidden.
@@ -76,7 +77,7 @@ struct Problem {
   } accumulate;
 
   // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
-  bool is_thinned() const {
+  bool is_sparsified() const {
     return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.draws);
   }
   bool is_shard() const { return vocab != vocab_total; }

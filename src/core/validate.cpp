@@ -178,15 +178,16 @@ void check_options(const Problem& p) {
   check_accumulate("d_bias.accumulate", p.accumulate.d_bias, p.has.d_bias, p.dtype.d_bias);
 }
 
-void check_thinning(const Problem& p) {
-  const bool thinned = p.gradient != GradientMethod::kExact;
-  require(!p.has.draws || (thinned && p.pass != Pass::kForwardBackward), "draws",
-          "none in a plan unless the gradient is thinned and the pass forward or backward", "one");
-  if (!thinned) return;
+void check_sparsification(const Problem& p) {
+  const bool sparsified = p.gradient != GradientMethod::kExact;
+  require(!p.has.draws || (sparsified && p.pass != Pass::kForwardBackward), "draws",
+          "none in a plan unless the gradient is sparsified and the pass forward or backward", "one");
+  if (!sparsified) return;
   require(!p.batch_invariant, "batch_invariant",
-          "0 with thinned gradients, whose sums are relative to a guess that other rows have a part in", "1");
+          "0 with sparsified gradients, whose sums are relative to a guess that other rows have a part in",
+          "1");
   require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
-          "0 with thinned gradients and a softcap: every element of a row then has a part of its own",
+          "0 with sparsified gradients and a softcap: every element of a row then has a part of its own",
           text(p.label_smoothing));
 }
 
@@ -228,7 +229,7 @@ void check_targets_per_row(const Problem& p) {
           "none with targets_per_row: multiply the weights of the targets by those of their classes", "one");
   require(!p.is_open_shard(), "targets_per_row", "0 for a shard of the vocabulary without group_size",
           text(p.targets_per_row));
-  require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with thinned gradients",
+  require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with sparsified gradients",
           text(p.targets_per_row));
 }
 
@@ -278,7 +279,7 @@ Problem validated(Problem p) {
   check_shapes(p);
   check_dtypes(p);
   check_options(p);
-  check_thinning(p);
+  check_sparsification(p);
   check_pass(p);
   check_top_k(p);
   check_group(p);

@@ -37,11 +37,11 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (!options.on_host()) return "the buffers are in the memory of a CUDA device";
   if (problem.dtype.hidden == DType::kF64) return "float64 is computed by the reference backend";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (problem.is_thinned() && (problem.vocab > kMost || problem.tokens > kMost)) {
-    return "thinned gradients take at most 2^31 - 1 tokens and classifier rows";
+  if (problem.is_sparsified() && (problem.vocab > kMost || problem.tokens > kMost)) {
+    return "sparsified gradients take at most 2^31 - 1 tokens and classifier rows";
   }
-  if (problem.is_thinned() && problem.in_group() && problem.vocab_total > kMost) {
-    return "thinned gradients take a vocab_total of at most 2^31 - 1 in a group of ranks";
+  if (problem.is_sparsified() && problem.in_group() && problem.vocab_total > kMost) {
+    return "sparsified gradients take a vocab_total of at most 2^31 - 1 in a group of ranks";
   }
   return "";
 }

@@ -9,7 +9,7 @@
 #include "cuda/plan/plans.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/thinned/sizes.h"
+#include "cuda/run/sparsified/sizes.h"
 #include "cuda/runtime/device.h"
 
 namespace logitless {
@@ -79,8 +79,8 @@ std::string describe(const BackendOptions& options) {
          std::to_string(device.memory_bytes >> 30) + " GiB; uses " + engines_of(device);
 }
 
-std::string why_not_thinned(const Problem& problem, const Device& device) {
-  const cuda::ThinSizes sizes = cuda::thin_sizes(problem);
+std::string why_not_sparsified(const Problem& problem, const Device& device) {
+  const cuda::SparsifiedSizes sizes = cuda::sparsified_sizes(problem);
   if (sizes.capacity > cuda::longest_list(device.capability)) {
     return std::string("threshold must be at least ") + (device.capability == 90 ? "2^-13" : "2^-12") +
            " for so large a vocabulary";
@@ -95,16 +95,17 @@ std::string why_not_thinned(const Problem& problem, const Device& device) {
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.on_host()) return "the buffers are in host memory";
   const bool is_float64 = problem.dtype.hidden == DType::kF64;
-  if (problem.is_thinned()) {
+  if (problem.is_sparsified()) {
     if (is_float64) {
-      return "gradient must be exact with float64 operands; the reference backend thins them, on the host";
+      return "gradient must be exact with float64 operands; the reference backend sparsifies them, on the "
+             "host";
     }
     for (const DType dtype : {problem.dtype.hidden, problem.dtype.classifier}) {
       if (!problem.rounds(dtype) || dtype == DType::kF32) continue;
-      return std::string("thinned gradients round float32 operands only: compute_dtype is ") +
+      return std::string("sparsified gradients round float32 operands only: compute_dtype is ") +
              dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);
     }
-    std::string why = why_not_thinned(problem, device_of(options));
+    std::string why = why_not_sparsified(problem, device_of(options));
     if (!why.empty()) return why;
   }
   if (problem.in_group() && is_float64) return "operands must not be float64 in a group of ranks";

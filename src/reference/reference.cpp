@@ -3,8 +3,8 @@
 
 #include "core/group_stats.h"
 #include "core/host_loss.h"
+#include "core/sparsification.h"
 #include "core/targets.h"
-#include "core/thinning.h"
 #include "reference/backend.h"
 
 namespace logitless::reference {
@@ -18,7 +18,7 @@ struct Scratch {
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
   std::span<TopLogit<double>> top;                  // [N, top_k]
-  int64_t seed = 0;                                 // thinned
+  int64_t seed = 0;                                 // sparsified
 };
 
 double load(const void* data, DType dtype, int64_t index) {
@@ -113,7 +113,7 @@ void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSum
 // What stands for the probability in the gradient: itself, or what a draw of every element on its own makes
 // of it.
 double weight(const Problem& p, const Scratch& s, int64_t row, int64_t column, double probability) {
-  if (!p.is_thinned() || !(probability < p.threshold)) return probability;
+  if (!p.is_sparsified() || !(probability < p.threshold)) return probability;
   const uint32_t bits = draw_bits(static_cast<uint64_t>(s.seed), static_cast<uint32_t>(row),
                                   static_cast<uint32_t>(p.vocab_start + column));
   return draw_uniform(bits) * p.threshold < probability ? p.threshold : 0;
@@ -314,7 +314,7 @@ std::string why_unsupported(const Problem&, const BackendOptions& options) {
 }
 
 PlanKind kind_of(const Problem& problem) {
-  if (problem.is_thinned()) return PlanKind::kThinned;
+  if (problem.is_sparsified()) return PlanKind::kSparsified;
   if (problem.pass == Pass::kForward) return PlanKind::kForward;
   return problem.pass == Pass::kBackward ? PlanKind::kBackward : PlanKind::kVocabChunks;
 }

@@ -1,8 +1,9 @@
 """Who may include whom: check_includes.py ROOT
 
 The core knows nothing but the standard library and lists; backends know the core and never one another, engines of the
-CUDA backend are known to the list of them alone, exact plans and thinned ones not to each other; the loss, a logit and
-the registers of a tile have one home each; everything outside src knows the public headers only. The command line is
+CUDA backend are known to the list of them alone, exact plans and sparsified ones not to each other; the loss, a logit
+and the registers of a tile have one home each; everything outside src knows the public headers only. The command line
+is
 built in layers: its support and files know no command; examples stand on nothing. CUDA's own headers are known under
 src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that the tests share.
 """
@@ -28,7 +29,7 @@ BACKENDS = ("reference", "cpu", "cuda")
 ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that know nothing of each other.
-PEERS = ("cuda/run/exact/", "cuda/run/thinned/")
+PEERS = ("cuda/run/exact/", "cuda/run/sparsified/")
 # A pattern, the folder in which only some files may have it, these files, and what the others use.
 HOMES = (
     (r"\bz_loss\b", "src/", ("src/core/",), "core/row_coefficients.h's LossParams"),

@@ -20,7 +20,7 @@ BROKEN = {
     "examples/o.cpp": '#include "io/npy.h"\n',
     "src/cuda/p.cpp": '#include "cuda/engines/sm90/engine.h"\n',
     "src/cuda/engines/portable/q.cu": '#include "cuda/engines/sm90/launch.h"\n',
-    "src/cuda/run/exact/r.cpp": '#include "cuda/run/thinned/s.h"\n',
+    "src/cuda/run/exact/r.cpp": '#include "cuda/run/sparsified/s.h"\n',
     "src/cuda/t.cu": "double z_loss;\n",
     "src/cuda/u.h": "struct U {\n  float scale, softcap;\n};\n",
     "src/cuda/engines/fused/v.cuh": "acc[r >> 1][0] = 0;\n",

@@ -53,14 +53,14 @@ def test_bench_of_16_bit_operands(ok, dtype):
     assert max(losses) - min(losses) < 1e-4
 
 
-def test_bench_of_thinned_gradients(ok, refused):
-    arguments = ["bench", "--shape", "64,512,32", "--budgets", "0", "--repeat", 1, "--thinned"]
+def test_bench_of_sparsified_gradients(ok, refused):
+    arguments = ["bench", "--shape", "64,512,32", "--budgets", "0", "--repeat", 1, "--sparsified"]
     results = ok("--json", *arguments, "2^-4,0.1").json["shapes"][0]["results"]
-    thinned = [result for result in results if result["threshold"] is not None]
-    assert [result["threshold"] for result in thinned] == [2.0**-4, 0.1]
-    assert all(result["gradients"] and result["detail"].startswith("thinned,") for result in thinned)
+    sparsified = [result for result in results if result["threshold"] is not None]
+    assert [result["threshold"] for result in sparsified] == [2.0**-4, 0.1]
+    assert all(result["gradients"] and result["detail"].startswith("sparsified,") for result in sparsified)
     assert len({round(result["loss"], 4) for result in results}) == 1
-    refused(2, "--thinned: expected a number in [1.1754943508222875e-38, 1]", *arguments, "2")
+    refused(2, "--sparsified: expected a number in [1.1754943508222875e-38, 1]", *arguments, "2")
 
 
 def test_check_passes_on_this_machine(ok):

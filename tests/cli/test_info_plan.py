@@ -82,7 +82,7 @@ def test_plans_explain_their_words(ok):
     problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB"]
     kernels = ("rows in d_hidden", "sm90 ping-pong", "dC rounded")
     text, verbose = ok(*problem).out, ok(*problem, "-v").out
-    assert "\nvocab_chunks: " in text and "\nthinned: " not in text
+    assert "\nvocab_chunks: " in text and "\nsparsified: " not in text
     for word in kernels:
         assert f"\n{word}: " not in text and f"\n{word}: " in verbose
     for plan in ok("--json", *problem).json["plans"]:
@@ -92,7 +92,7 @@ def test_plans_explain_their_words(ok):
 @pytest.mark.parametrize("device", ["cpu", "h200", "a100"])
 @pytest.mark.parametrize("options", [["--model", "gemma-2-2b", "-N", 8192], ["--model", "gemma-3-4b", "-N", "1Mi"],
                                      ["-N", 7, "-V", 33, "-D", 5, "--dtype", "f32"]], ids=str)  # fmt: skip
-@pytest.mark.parametrize("more", [[], ["--no-grad"], ["--gradient", "thinned", "-v"], ["--budget", "1B"]], ids=str)
+@pytest.mark.parametrize("more", [[], ["--no-grad"], ["--gradient", "sparsified", "-v"], ["--budget", "1B"]], ids=str)
 def test_plans_fit_a_terminal(run, device, options, more):
     text = run("plan", *options, "--device", device, *more).out
     assert max(map(len, text.splitlines())) <= 100
@@ -215,13 +215,13 @@ def test_what_is_no_size(refused, text):
     refused(2, "--budget: expected a size", "plan", "--model", "gpt2", f"--budget={text}")
 
 
-def test_plan_of_thinned_gradients(ok):
-    problem = ["plan", "-N", 1024, "-V", 32768, "-D", 256, "--dtype", "f32", "--gradient", "thinned"]
+def test_plan_of_sparsified_gradients(ok):
+    problem = ["plan", "-N", 1024, "-V", 32768, "-D", 256, "--dtype", "f32", "--gradient", "sparsified"]
     assert ok("--json", *problem).json["problem"]["threshold"] == 2.0**-9
     result = ok("--json", *problem, "--threshold", "2^-9").json
-    assert result["problem"]["gradient"] == "thinned" and result["problem"]["threshold"] == 2.0**-9
-    assert {plan["plan"] for plan in result["plans"]} == {"thinned"}
-    assert "loss and thinned gradients" in ok(*problem).out
+    assert result["problem"]["gradient"] == "sparsified" and result["problem"]["threshold"] == 2.0**-9
+    assert {plan["plan"] for plan in result["plans"]} == {"sparsified"}
+    assert "loss and sparsified gradients" in ok(*problem).out
 
 
 def printed_budgets(text):
@@ -332,8 +332,8 @@ def test_words_of_the_legend_have_no_stray_blanks(ok):
     assert "mma 256x192" in words
 
 
-def test_thinned_plans_explain_exact_ones_and_say_when_not_to_use_them(ok):
-    for gradient in ("exact", "thinned", "always-thinned"):
+def test_sparsified_plans_explain_exact_ones_and_say_when_not_to_use_them(ok):
+    for gradient in ("exact", "sparsified", "always-sparsified"):
         notes = ok("--json", "plan", "--model", "gemma-2-2b", "--device", "h200", "--gradient", gradient).json["notes"]
-        assert any("make exact gradients" in note for note in notes) == (gradient == "thinned")
+        assert any("make exact gradients" in note for note in notes) == (gradient == "sparsified")
         assert any("fine-tuning" in note for note in notes) == (gradient != "exact")

@@ -275,7 +275,7 @@ def test_on_a_device(cuda_device, ok, tmp_path, problem, gradients, dtype):
     assert (np.abs(got["d_classifier"] - exact["d_classifier"]) <= relative * (parts.T @ hidden)).all()
 
 
-def test_thinned_gradients(ok, refused, tmp_path, problem):
+def test_sparsified_gradients(ok, refused, tmp_path, problem):
     arguments = ["loss", *write_npy(tmp_path, problem), "--gradients"]
 
     def gradients(name, *options):
@@ -283,18 +283,23 @@ def test_thinned_gradients(ok, refused, tmp_path, problem):
         return load_file(tmp_path / f"{name}.safetensors")
 
     exact = gradients("exact")
-    thinned = ["--gradient", "thinned", "--threshold"]
-    close = gradients("close", *thinned, "1e-9")
+    sparsified = ["--gradient", "sparsified", "--threshold"]
+    close = gradients("close", *sparsified, "1e-9")
     for name in ("d_hidden", "d_classifier"):
         assert np.abs(close[name] - exact[name]).max() <= 1e-5 * np.abs(exact[name]).max()
-    first = gradients("first", *thinned, "2^-4", "--seed", 5)
-    assert np.array_equal(first["d_hidden"], gradients("again", *thinned, "0.0625", "--seed", 5)["d_hidden"])
-    assert not np.array_equal(first["d_hidden"], gradients("other", *thinned, "2^-4")["d_hidden"])
+    first = gradients("first", *sparsified, "2^-4", "--seed", 5)
+    assert np.array_equal(first["d_hidden"], gradients("again", *sparsified, "0.0625", "--seed", 5)["d_hidden"])
+    assert not np.array_equal(first["d_hidden"], gradients("other", *sparsified, "2^-4")["d_hidden"])
     refused(
-        2, "--threshold: expected a number in [1.1754943508222875e-38, 1]", *arguments, "x.safetensors", *thinned, "2^1"
+        2,
+        "--threshold: expected a number in [1.1754943508222875e-38, 1]",
+        *arguments,
+        "x.safetensors",
+        *sparsified,
+        "2^1",
     )
-    refused(2, "--threshold: expected a number in", *arguments, "x.safetensors", *thinned, "0")
-    refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *thinned, "0.1")
+    refused(2, "--threshold: expected a number in", *arguments, "x.safetensors", *sparsified, "0")
+    refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *sparsified, "0.1")
 
 
 @pytest.mark.parametrize("value, shown", [(0.0, "got 0 at 3"), (-0.125, "got -0.125 at 3"), (np.inf, "at 3")])

@@ -62,8 +62,8 @@ def test_refusals(refused, tmp_path, problem):
 
     several = f"with {K} targets a token"
     of({"class_weight": np.ones(V, np.float32)}, code=2, message="--class-weight: expected none with targets_per_row")
-    thinned = ["--gradients", "g.safetensors", "--gradient", "thinned"]
-    of({}, *thinned, code=2, message=f"--gradient: expected exact {several}, got thinned")
+    sparsified = ["--gradients", "g.safetensors", "--gradient", "sparsified"]
+    of({}, *sparsified, code=2, message=f"--gradient: expected exact {several}, got sparsified")
     of({}, "--is-top1", code=2, message=f"--is-top1: expected one target a token, got {K}")
     one = problem["targets"][:, 0]
     of(

@@ -134,7 +134,7 @@ def test_every_option_of_the_head_is_an_option_of_loss(ok):
                 group = found[2]
             else:
                 names.setdefault(group, []).append(found[2])
-    assert set(names) == {"SIZES", "LOGITS", "LOSS", "TARGETS", "COMPUTATION", "THINNED", "RANKS"}
+    assert set(names) == {"SIZES", "LOGITS", "LOSS", "TARGETS", "COMPUTATION", "SPARSIFIED", "RANKS"}
     helps = {command: ok(command, "--help").out for command in ("loss", "plan")}
     for group, options in names.items():
         for option in options:

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/thinning.h"
+#include "core/sparsification.h"
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/sm90/config.h"
 #include "cuda/engines/sm90/launch.h"
@@ -214,7 +214,7 @@ float draw(const Row& r, const Draws& draws, int64_t first, int share, const Spl
   return expected;
 }
 
-void make(const Row& r, const ThinArgs& args) {
+void make(const Row& r, const DrawArgs& args) {
   write_target_logit(r, args);
   const int64_t index = args.draws.row != nullptr ? args.draws.row[r.row] : r.row;
   const float low = args.draws.guess_low != nullptr ? args.draws.guess_low[index] : 0.0f;

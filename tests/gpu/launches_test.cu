@@ -125,10 +125,10 @@ TEST_P(LaunchCounts, Backward) {
   expect_at_most(6, case_of(), logitless::Pass::backward, LOGITLESS_PLAN_BACKWARD);
 }
 
-TEST_P(LaunchCounts, Thinned) {
+TEST_P(LaunchCounts, Sparsified) {
   Case c = case_of();
-  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
-  expect_at_most(33, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_THINNED);
+  c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
+  expect_at_most(33, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_SPARSIFIED);
 }
 
 // Every plan of less memory.

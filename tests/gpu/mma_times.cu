@@ -147,8 +147,8 @@ class Launches {
   // A row keeps what is above 2^-9 of its sum, and draws the rest. Of a peaked row, as a trained model has
   // them, that is little.
   std::function<void()> draw(const Device& device, bool is_peaked) {
-    ThinArgs args;
-    args.stats = slots(ThinArgs{}, device);
+    DrawArgs args;
+    args.stats = slots(DrawArgs{}, device);
     args.stats.expected = on_device(std::vector<float>(static_cast<size_t>(args.stats.slots * rows_)));
     args.target_logit = target_logit_;
     args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), is_peaked ? peaked_lse() : lse()));

@@ -23,8 +23,8 @@ class Replays : public EngineTest {
   logitless::Plan plan_of(const Case& c, const char* gradient, size_t budget = 0) const {
     logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
     problem.max_workspace_bytes = budget;
-    if (std::string(gradient) == "thinned") {
-      problem.gradient = LOGITLESS_ALWAYS_THINNED;
+    if (std::string(gradient) == "sparsified") {
+      problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
       problem.threshold = 0x1p-6;
     }
     return logitless::Plan(context_, problem);
@@ -60,9 +60,9 @@ TEST_P(Replays, ReadWhatTheBuffersHold) {
                            for (size_t i = 0; i < other.targets.size(); i += 3) other.targets[i] = 17;
                            return other;
                          }()};
-  for (const char* gradient : {"exact", "thinned"}) {
+  for (const char* gradient : {"exact", "sparsified"}) {
     for (const size_t budget : {size_t{0}, size_t{900} << 10}) {
-      if (budget != 0 && gradient == std::string("thinned")) continue;
+      if (budget != 0 && gradient == std::string("sparsified")) continue;
       SCOPED_TRACE(std::string(gradient) + ", " + std::to_string(budget));
       const std::vector<std::byte> results[2] = {expected(cases[0], gradient, budget),
                                                  expected(cases[1], gradient, budget)};

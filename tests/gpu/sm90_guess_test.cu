@@ -1,9 +1,9 @@
-// What precedes the first draw of thinned gradients: which columns are dense and which are sampled, and the
-// guess of lse from them.
+// What precedes the first draw of sparsified gradients: which columns are dense and which are sampled, and
+// the guess of lse from them.
 #include <algorithm>
 #include <numeric>
 
-#include "cuda/run/thinned/thinned.h"
+#include "cuda/run/sparsified/sparsified.h"
 #include "sm90_fixture.cuh"
 
 namespace logitless::cuda::sm90::test {

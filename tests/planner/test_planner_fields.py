@@ -36,7 +36,7 @@ def test_a_size_is_typed_as_on_the_command_line(page, native):
 
 def test_the_same_bytes_read_the_same_everywhere(page):
     """A plan's workspace in the headline, the bars, the table of plans, what is held and the chart."""
-    for hash in ("budget=160MiB", "", "budget=none", "model=llama-3-8b&budget=700MiB", "gradient=thinned"):
+    for hash in ("budget=160MiB", "", "budget=none", "model=llama-3-8b&budget=700MiB", "gradient=sparsified"):
         page.go(hash)
         chosen = page.result()["chosen"]["workspace_bytes"]
         text = page.run("return formatWorkspace(arguments[0])", chosen)
@@ -53,7 +53,7 @@ def test_the_same_bytes_read_the_same_everywhere(page):
 def test_the_fields_are_at_hand_wherever_one_is(page, size):
     """Beside the results, or one click away behind a line that says the result."""
     page.screen(*size)
-    page.open("device=cpu:avx2&gradient=thinned")  # which shows all of them
+    page.open("device=cpu:avx2&gradient=sparsified")  # which shows all of them
     in_view = """const box = document.getElementById(arguments[0]).getBoundingClientRect();
       return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth"""
     for place in ("plans-title", "chart", "stage"):

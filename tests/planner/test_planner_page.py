@@ -40,7 +40,7 @@ def random_states(native, count):
         state["device"] = draw.choice([cuda] * 4 + [*(f"cpu:{name}" for name in kernels)])
         state["threads"] = draw.choice([1, 2, 7, 16, 64])
         state["pass"] = draw.choice(["gradients", "gradients", "gradients", "loss"])
-        state["gradient"] = draw.choice(["exact", "exact", "thinned", "always-thinned"])
+        state["gradient"] = draw.choice(["exact", "exact", "sparsified", "always-sparsified"])
         state["threshold"] = f"2^-{draw.randint(6, 13)}"
         budgets = ["", "1MiB", f"{size(1, 4000)}MiB", f"{size(1, 4000)}MB", f"{size(1 << 20, 1 << 36)}", "1.5GiB"]
         yield state | {"budget": draw.choice(budgets)}
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
         refused += result is None or result["chosen"] is None
         beyond_32_bits += result is not None and max(plan["workspace_bytes"] for plan in result["plans"]) >= 1 << 32
     # The draw is worth its name.
-    assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "thinned"}
+    assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "sparsified"}
     assert 5 <= refused <= 30 and beyond_32_bits >= 2
 
 
@@ -255,7 +255,7 @@ def test_measured_points_are_shown_where_there_are_any(page):
 
 
 @pytest.mark.parametrize(
-    "hash", ["", "device=cpu:avx2&dtype=f32", "budget=1MiB", "gradient=thinned&budget=", "budget=lots"]
+    "hash", ["", "device=cpu:avx2&dtype=f32", "budget=1MiB", "gradient=sparsified&budget=", "budget=lots"]
 )
 def test_a_phone_is_wide_enough(page, hash):
     page.screen(PHONE)
@@ -292,7 +292,7 @@ def test_text_is_readable_in_light_and_dark(page, dark):
 
 
 def test_controls_have_names_and_nothing_is_fetched(page):
-    page.go("device=cpu:avx2&gradient=thinned")  # which shows all of them
+    page.go("device=cpu:avx2&gradient=sparsified")  # which shows all of them
     for width in (WIDE, PHONE):
         page.screen(width)
         for control in page.driver.find_elements(By.CSS_SELECTOR, "input, select, button"):
@@ -308,7 +308,7 @@ def test_screenshots(page):
     folder.mkdir(exist_ok=True)
     for name, width, dark, hash in (
         ("wide-light", WIDE, False, ""),
-        ("wide-dark", WIDE, True, "gradient=thinned&budget="),
+        ("wide-dark", WIDE, True, "gradient=sparsified&budget="),
         ("phone-light", PHONE, False, BLOGS_BARS),
         ("phone-dark", PHONE, True, "device=cpu:avx2&tokens=2048&step=4"),
     ):

@@ -141,7 +141,7 @@ TEST_P(CommonOffset, ChangesNoGradient) {
                              {By::kScale, 0x1p10},
                              {By::kScale, 0x1p20}}) {
       SCOPED_TRACE(testing::Message() << "by " << static_cast<int>(v.by) << ", offset " << v.offset
-                                      << ", thinned " << way.problem.gradient);
+                                      << ", sparsified " << way.problem.gradient);
       Case c = way;
       add_offset(&c, v);
       const Outputs got = solve(c);
@@ -225,7 +225,7 @@ TEST_P(CommonOffset, BeyondTheIntegers) {
       Case c = way;
       add_offset(&c, {By::kBias, offset});
       SCOPED_TRACE(testing::Message()
-                   << "offset " << offset << ", thinned " << way.problem.gradient << ", " << describe(c));
+                   << "offset " << offset << ", sparsified " << way.problem.gradient << ", " << describe(c));
       const Outputs got = solve(c);
       double largest = 0;
       for (double d : truth.d_bias) largest = std::max(largest, std::fabs(d));

@@ -63,21 +63,21 @@ TEST_P(Determinism, FromRunToRunAndForAnyThreads) {
   expect_same_bits(cases());
 }
 
-TEST_P(Determinism, OfThinnedGradientsSlow) {
-  if (const std::string why = why_not_thinned(engine()); !why.empty()) GTEST_SKIP() << why;
-  std::vector<Case> exact = cases(), thinned;
+TEST_P(Determinism, OfSparsifiedGradientsSlow) {
+  if (const std::string why = why_not_sparsified(engine()); !why.empty()) GTEST_SKIP() << why;
+  std::vector<Case> exact = cases(), sparsified;
   // More columns than are drawn at a time.
   if (!engine().is_reference()) exact.push_back(plain(11, {70, is_slowed_down() ? 1500 : 9000, 33}));
   for (Case& c : exact) {
-    if (!engine().can_thin(c.problem) || c.problem.targets_per_row > 0) continue;
-    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+    if (!engine().can_sparsify(c.problem) || c.problem.targets_per_row > 0) continue;
+    c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
     c.problem.seed = -3;
     for (double threshold : {0x1p-5, 0x1p-10}) {
       c.problem.threshold = threshold;
-      thinned.push_back(c);
+      sparsified.push_back(c);
     }
   }
-  expect_same_bits(thinned);
+  expect_same_bits(sparsified);
 }
 
 // One plan in several threads at once, each with buffers of its own.

@@ -116,10 +116,10 @@ TEST_P(Float64, CommonOffset) {
                    LOGITLESS_F64);
 }
 
-TEST_P(Float64, ThinnedGradientsAreRefusedByNameOnADevice) {
-  if (!engine().is_device()) GTEST_SKIP() << "the reference thins them";
+TEST_P(Float64, SparsifiedGradientsAreRefusedByNameOnADevice) {
+  if (!engine().is_device()) GTEST_SKIP() << "the reference sparsifies them";
   Case c = plain_case(1, {3, 5, 2}, LOGITLESS_F64);
-  c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+  c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
   const logitless::Error error = refusal([&] { solve(c); });
   EXPECT_EQ(error.status(), LOGITLESS_UNSUPPORTED);
   EXPECT_NE(std::string(error.what()).find("gradient must be exact with float64"), std::string::npos)

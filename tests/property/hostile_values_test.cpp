@@ -116,8 +116,8 @@ TEST_P(HostileValues, CertainTargets) {
     }
   }
   std::vector<Case> cases = {c};
-  if (why_not_thinned(engine()).empty()) {
-    c.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+  if (why_not_sparsified(engine()).empty()) {
+    c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
     c.problem.threshold = 0x1p-8;
     cases.push_back(c);
     c.problem.has.draws = 1;

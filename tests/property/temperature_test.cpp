@@ -76,11 +76,11 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
   }
 }
 
-// A row of a temperature that is none is NaN; the others are as they were. In exact and thinned gradients.
+// A row of a temperature that is none is NaN; the others are as they were. In exact and sparsified gradients.
 TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double wrong[] = {0, -0.0, -1, NAN, infinity, -infinity, 1e-40, 3e38};
-  for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_ALWAYS_THINNED}) {
+  for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_ALWAYS_SPARSIFIED}) {
     for (Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
       for (double softcap : {0.0, 2.0}) {
         Case c = plain(5, {24, 200, 16});
@@ -89,7 +89,7 @@ TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
         c.problem.gradient = gradient;
         c.problem.reduction = LOGITLESS_REDUCTION_NONE;
         c.grad_loss.assign(24, 1);
-        if (gradient != LOGITLESS_EXACT && !engine().can_thin(c.problem)) continue;
+        if (gradient != LOGITLESS_EXACT && !engine().can_sparsify(c.problem)) continue;
         set_rows(&c, 0.5, 2);
         const Outputs good = solve(c);
         const Bounds bounds = Expected(c).bounds_of(engine());

@@ -120,7 +120,7 @@ CALLS = LOSSES | {
     "module": module(logitless.LinearCrossEntropyLoss(HIDDEN, VOCAB, bias=True), "linear."),
     "head": module(logitless.nn.FusedHead(HIDDEN, VOCAB, True, shift=1)),
 }
-THINNED = {
-    "thinned": loss(gradient="always-thinned", threshold=0.25, seed=4),
-    "thinned none": loss(gradient="always-thinned", threshold=0.25, seed=4, reduction="none", learned=("scale",)),
+SPARSIFIED = {
+    "sparsified": loss(gradient="always-sparsified", threshold=0.25, seed=4),
+    "sparsified none": loss(gradient="always-sparsified", threshold=0.25, seed=4, reduction="none", learned=("scale",)),
 }

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-OPTIONS = [{}, {"reduction": "none"}, {"gradient": "thinned", "seed": 4}]
+OPTIONS = [{}, {"reduction": "none"}, {"gradient": "sparsified", "seed": 4}]
 
 
 def passes(call):
@@ -291,7 +291,7 @@ def test_flops_of_other_products():
     assert flops(lambda: lce(*plain, target, scale=scale).backward()) == 2 * PRODUCT
     assert flops(lambda: lce(*plain, target, linear_bias=bias).backward()) == PRODUCT
     for reduction in ("mean", "none"):
-        options = {"gradient": "thinned", "reduction": reduction}
+        options = {"gradient": "sparsified", "reduction": reduction}
         assert flops(lambda: lce(input, weight, target, **options).sum().backward()) == PRODUCT
     ids = torch.stack([target, target.flip(0)], 1)
     loss = []

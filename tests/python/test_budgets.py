@@ -123,7 +123,7 @@ def tensors(shape, dtype, other=None):
     SHAPES,
     DTYPES,
     st.sampled_from(
-        ["", "bias", "smoothing", "stats", "main_grad", "thinned", "several", "no weight", "no grad", "fp32 weight"]
+        ["", "bias", "smoothing", "stats", "main_grad", "sparsified", "several", "no weight", "no grad", "fp32 weight"]
     ),
 )
 def test_of_a_loss(reduction, shape, dtype, kind):
@@ -134,7 +134,7 @@ def test_of_a_loss(reduction, shape, dtype, kind):
         "smoothing": {"label_smoothing": 0.1},
         "stats": {"return_stats": True, "differentiable_stats": True},
         "main_grad": {"main_grad": torch.zeros(w.shape, dtype=torch.promote_types(dtype, torch.float32))},
-        "thinned": {"gradient": "thinned", "threshold": 0.25, "seed": 3},
+        "sparsified": {"gradient": "sparsified", "threshold": 0.25, "seed": 3},
         "several": {"target_weight": torch.rand(len(y), 2)},
     }.get(kind, {})
     y = torch.stack([y, y], 1) if kind == "several" else y
@@ -195,7 +195,7 @@ def test_of_a_divergence(reduction, shape, width, dtype, wants, counted_rows):
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@given(SHAPES, st.sampled_from([np.float32, np.float16]), st.sampled_from(["exact", "thinned"]))
+@given(SHAPES, st.sampled_from([np.float32, np.float16]), st.sampled_from(["exact", "sparsified"]))
 def test_of_arrays(reduction, shape, dtype, gradient):
     n, v, d = shape
     random = np.random.default_rng(0)

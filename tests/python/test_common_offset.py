@@ -65,14 +65,14 @@ INTERFACES = {
     "compiled": functools.partial(by_torch, compiled),
     "log_probs": by_log_probs,
 }
-THINNED = {"gradient": "thinned", "threshold": 2.0**-126, "seed": 1}  # with every element kept
+SPARSIFIED = {"gradient": "sparsified", "threshold": 2.0**-126, "seed": 1}  # with every element kept
 
 
 OFFSETS = [(0.0, "bias"), (1e4, "bias"), (-1e6, "column"), (3e7, "bias"), (2.0**50, "column")]
 
 
 @pytest.mark.parametrize("offset,place", OFFSETS)
-@pytest.mark.parametrize("options", [{}, THINNED], ids=["exact", "thinned"])
+@pytest.mark.parametrize("options", [{}, SPARSIFIED], ids=["exact", "sparsified"])
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize(

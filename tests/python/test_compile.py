@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 STEPS = [0.03 * k for k in range(1, 21)]
-THINNED = {"gradient": "thinned", "seed": 3}
+SPARSIFIED = {"gradient": "sparsified", "seed": 3}
 SCHEDULES = {
     "num_items": ("num_items", [3 + k for k in range(20)], {}),
     "float num_items": ("num_items", [3.5 + k for k in range(20)], {}),
@@ -19,9 +19,9 @@ SCHEDULES = {
     "scale": ("scale", STEPS, {}),
     "softcap": ("softcap", [1.5 + k for k in range(20)], {}),
     "label_smoothing": ("label_smoothing", STEPS, {}),
-    "threshold": ("threshold", STEPS, THINNED),
+    "threshold": ("threshold", STEPS, SPARSIFIED),
     "scale of none": ("scale", STEPS, {"reduction": "none"}),
-    "scale of draws that are kept": ("scale", STEPS, THINNED | {"reduction": "none"}),
+    "scale of draws that are kept": ("scale", STEPS, SPARSIFIED | {"reduction": "none"}),
 }
 
 
@@ -88,7 +88,7 @@ def test_module_autocast_and_no_grad():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
-@pytest.mark.parametrize("gradient", ["exact", "always-thinned"])
+@pytest.mark.parametrize("gradient", ["exact", "always-sparsified"])
 def test_autocast_compiled(device, gradient, dtypes):
     input, weight, _, target = head(device=device)
     weight = weight.detach().to(dtypes[1]).requires_grad_()

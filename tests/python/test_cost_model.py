@@ -183,7 +183,7 @@ def test_a_budget_that_is_too_small():
     assert sweep(MODEL, Batch(1, 4096), [Head("logitless", 1 << 10)], "vocab", [32000]) == []
 
 
-@pytest.mark.parametrize("head", [Head("upcast"), Head("logitless"), Head("logitless", 64 << 20), Head("thinned")])
+@pytest.mark.parametrize("head", [Head("upcast"), Head("logitless"), Head("logitless", 64 << 20), Head("sparsified")])
 def test_the_largest_batch_fits_and_one_more_does_not(head):
     memory = 20 * GIB
     most = largest_batch(MODEL, 1024, head, memory)
@@ -243,9 +243,9 @@ def test_shares_are_of_the_whole():
 @pytest.mark.parametrize("over, values", [("tokens", [1024, 4096]), ("vocab", [32000, 64000])])
 def test_a_chart(over, values, tmp_path):
     pytest.importorskip("matplotlib")
-    points = sweep(MODEL, Batch(1, 1024), [Head("upcast"), Head("thinned")], over, values)
+    points = sweep(MODEL, Batch(1, 1024), [Head("upcast"), Head("sparsified")], over, values)
     assert [(point.value, point.head.kind) for point in points] == [
-        (v, k) for v in values for k in ("upcast", "thinned")
+        (v, k) for v in values for k in ("upcast", "sparsified")
     ]
     draw(points, over, tmp_path / "a.svg")
     draw(points, over, tmp_path / "b.svg")
@@ -315,6 +315,6 @@ def test_wrong_usage(arguments, message, capsys):
 def test_it_is_a_command_of_the_package_and_a_module():
     """Needs no PyTorch: none is imported."""
     for module in (["logitless", "model"], ["logitless.cost_model"]):
-        done = process("-m", *module, "--fields", FIELDS, "--heads", "thinned")
-        assert done.returncode == 0 and "thinned" in done.stdout, done.stderr
+        done = process("-m", *module, "--fields", FIELDS, "--heads", "sparsified")
+        assert done.returncode == 0 and "sparsified" in done.stdout, done.stderr
     python("import sys, logitless.cost_model; assert 'torch' not in sys.modules")

@@ -23,7 +23,7 @@ HEADS = {
     "stock": Head("upcast"),  # of a model of flash-linear-attention: in-place
     "logitless": Head("logitless", "fastest"),  # the default when these were measured
     "logitless 256 MiB": Head("logitless", 256 << 20),
-    "logitless thinned 2^-9": Head("thinned"),
+    "logitless sparsified 2^-9": Head("sparsified"),
 }
 STEPS = json.loads((ROOT / "bench/records/steps-2026-11-23.json").read_text())
 ROWS = {(row["model"], row["head"]): row for row in STEPS["steps"]}
@@ -34,13 +34,13 @@ ALONE_MS = next(
     for row in json.loads((ROOT / "bench/records/products-2026-11-23.json").read_text())["rows"]
     if (row["shape"], row["method"]) == ("linear-rnn-1.3b", "logitless unlimited")
 )
-MISSED = {("llama-1b", "logitless thinned 2^-9"), ("gla-1.3b", "logitless")}
+MISSED = {("llama-1b", "logitless sparsified 2^-9"), ("gla-1.3b", "logitless")}
 SCALE = json.loads(lzma.decompress((ROOT / "bench/records/studies/scale.json.xz").read_bytes()))["cells"]
 SCALE_HEADS = {
     "torch.compile": Head("in-place"),
     "logitless": Head("logitless", "fastest"),  # the default when these were measured
     "logitless 160 MiB": Head("logitless", 160 << 20),
-    "thinned": Head("thinned"),
+    "sparsified": Head("sparsified"),
 }
 FITTED = Batch(16, 2048)  # of GLA without a head
 

@@ -204,5 +204,5 @@ for found, wanted in zip(static, expected):
 @pytest.mark.parametrize("shape", [(260, 515, 72), (1024, 32768, 1024)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_first_run_is_captured_after_warm_up(dtype, shape):
-    gradients = ("exact",) if dtype == torch.float64 else ("exact", "always-thinned")
+    gradients = ("exact",) if dtype == torch.float64 else ("exact", "always-sparsified")
     python(COLD.replace("SHAPE", str(shape)).replace("DTYPE", str(dtype)).replace("GRADIENTS", str(gradients)))

@@ -62,10 +62,10 @@ def test_bits_repeat_and_budgets_agree():
             torch.testing.assert_close(got, truth, rtol=1e-11, atol=1e-12)
 
 
-def test_thinned_gradients_are_refused_by_name():
+def test_sparsified_gradients_are_refused_by_name():
     input, weight, _, target = head(dtype=torch.float64, device="cuda")
     with pytest.raises(Exception, match="gradient must be exact with float64"):
-        lce(input, weight, target, gradient="thinned")
+        lce(input, weight, target, gradient="sparsified")
 
 
 def test_main_grad():

@@ -31,7 +31,7 @@ def ids(table):
     return [f"{'-'.join(changes)} {i}" for i, (changes, *_) in enumerate(table)]
 
 
-THIN = {"gradient": "always-thinned"}
+SPARSIFIED = {"gradient": "always-sparsified"}
 TWO = torch.zeros(ROWS, 2, dtype=torch.int64)
 RANGE = "expected 0 <= target < 7 or ignore_index -100, got"
 
@@ -89,12 +89,12 @@ BAD = [
     ({"return_stats": ["nil"]}, ValueError, "return_stats: expected names out of"),
     ({"return_stats": [["nll"]]}, ValueError, "return_stats: expected names out of"),
     ({"return_stats": ["kept_count"]}, ValueError, "return_stats: expected kept_count only with gradient"),
-    ({"seed": 1}, ValueError, 'seed: expected None unless gradient is "thinned"'),
-    (THIN | {"seed": 1.5}, TypeError, "seed: expected an integer, got float"),
-    (THIN | {"seed": "a"}, TypeError, "seed: expected an integer, got str"),
-    (THIN | {"seed": True}, TypeError, "seed: expected an integer, got bool"),
-    (THIN | {"seed": 1 << 63}, ValueError, "seed: expected an integer of 64 bits"),
-    (THIN | {"softcap": 5.0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0"),
+    ({"seed": 1}, ValueError, 'seed: expected None unless gradient is "sparsified"'),
+    (SPARSIFIED | {"seed": 1.5}, TypeError, "seed: expected an integer, got float"),
+    (SPARSIFIED | {"seed": "a"}, TypeError, "seed: expected an integer, got str"),
+    (SPARSIFIED | {"seed": True}, TypeError, "seed: expected an integer, got bool"),
+    (SPARSIFIED | {"seed": 1 << 63}, ValueError, "seed: expected an integer of 64 bits"),
+    (SPARSIFIED | {"softcap": 5.0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0"),
     (of_several(torch.rand(4, 7)), TypeError, "probabilities of the whole vocabulary are not taken"),
     ({"target": torch.rand(4)}, TypeError, "target: expected int64 or int32"),
     (of_several(torch.zeros(4, 65).long()), ValueError, "target: expected at most 64 targets"),
@@ -104,7 +104,7 @@ BAD = [
     (of_several(TWO, target_weight=torch.ones(4, 3)), ValueError, r"target_weight: expected shape \[4, 2\]"),
     ({"target_weight": torch.ones(4)}, ValueError, "target_weight: expected None with one"),
     (of_several(TWO, weight=torch.ones(7)), ValueError, "weight: expected None with several targets"),
-    (of_several(TWO, gradient="thinned"), ValueError, 'gradient: expected "exact" with several targets'),
+    (of_several(TWO, gradient="sparsified"), ValueError, 'gradient: expected "exact" with several targets'),
     (of_several(TWO + 7 * torch.eye(4, 2).flip(0).long()), ValueError, rf"target: {RANGE} 7 at target\[2, 1\]"),
     (of_several(TWO - 1), ValueError, rf"target: {RANGE} -1 at target\[0, 0\]"),
 ]  # fmt: skip
@@ -133,13 +133,13 @@ OF_TENSORS = [
     ({"num_items": torch.tensor(-3), "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0.*-3"),
     ({"num_items": torch.ones(2), "reduction": "mean"}, ValueError, "num_items: expected one element"),
     ({"num_items": torch.tensor(3), "reduction": "sum"}, ValueError, "num_items: expected None unless"),
-    (THIN | {"seed": torch.tensor([1, 2])}, ValueError, r"seed: expected one int64 element, got .*\[2\]"),
-    (THIN | {"seed": torch.tensor(1.0)}, ValueError, "seed: expected one int64 element, got"),
+    (SPARSIFIED | {"seed": torch.tensor([1, 2])}, ValueError, r"seed: expected one int64 element, got .*\[2\]"),
+    (SPARSIFIED | {"seed": torch.tensor(1.0)}, ValueError, "seed: expected one int64 element, got"),
 ]
 for _name in ("scale", "temperature"):
     OF_TENSORS.append(({_name: torch.tensor(True)}, TypeError, f"{_name}: expected a number, got torch.bool"))
 for _name in ("z_loss", "softcap", "label_smoothing", "threshold", "num_items"):
-    _more = {"reduction": "mean"} | (THIN if _name == "threshold" else {})
+    _more = {"reduction": "mean"} | (SPARSIFIED if _name == "threshold" else {})
     OF_TENSORS.append(({_name: number(0.5)} | _more, ValueError, f"{_name}: {NEEDS_GRAD}"))
 for _name in ("label_smoothing", "z_loss", "scale", "softcap", "num_items", "shift", "ignore_index"):
     OF_TENSORS.append(({_name: True, "reduction": "mean"}, TypeError, f"{_name}: expected"))
@@ -210,16 +210,24 @@ def test_largest_logits(changes, error, message):
 
 
 SHARED = [
-    (THIN | {"threshold": 2.0}, ValueError, r"threshold: expected a number in \[2\^-126, 1\], got 2"),
-    (THIN | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
-    ({"gradient": "sparse"}, ValueError, 'gradient: expected one of "exact", "thinned", "always-thinned", got .sparse'),
-    ({"batch_invariant": True, "gradient": "thinned"}, ValueError, "batch_invariant: expected False unless gradient"),
+    (SPARSIFIED | {"threshold": 2.0}, ValueError, r"threshold: expected a number in \[2\^-126, 1\], got 2"),
+    (SPARSIFIED | {"threshold": "2^-9"}, TypeError, "threshold: expected a number, got str"),
+    (
+        {"gradient": "sparse"},
+        ValueError,
+        'gradient: expected one of "exact", "sparsified", "always-sparsified", got .sparse',
+    ),
+    (
+        {"batch_invariant": True, "gradient": "sparsified"},
+        ValueError,
+        "batch_invariant: expected False unless gradient",
+    ),
     ({"max_workspace_bytes": 2.5}, TypeError, "max_workspace_bytes: expected .*, got float"),
     ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),
     ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),
 ]
 for _value in (0, 5, -1, NAN, 2.0**-150, 1e-40, 1e-320):
-    for _gradient in ("exact", "thinned"):
+    for _gradient in ("exact", "sparsified"):
         SHARED.append(({"threshold": _value, "gradient": _gradient}, ValueError, "threshold: expected a number"))
 for _text in ",lots,MiB,1.2.3k,-1MB,1e6,0,0MiB,256 M iB,1PB,5000TiB ,9999999TiB,Fastest".split(","):
     _message = f"max_workspace_bytes: expected .*, a size such as .*got {re.escape(repr(_text))}"

@@ -55,7 +55,7 @@ def same(a, b):
     assert all(bool((x == y).all()) for x, y in zip(a, b, strict=True))
 """
 
-OPTIONS = ["{}", "{'reduction': 'none'}", "{'gradient': 'thinned', 'seed': 3, 'threshold': 0.01}"]
+OPTIONS = ["{}", "{'reduction': 'none'}", "{'gradient': 'sparsified', 'seed': 3, 'threshold': 0.01}"]
 
 
 @pytest.mark.parametrize("interface", [TORCH, NUMPY], ids=["torch", "numpy"])

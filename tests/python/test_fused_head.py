@@ -95,8 +95,8 @@ def test_every_option_and_call_argument():
     mean = FusedHead(5, 11)
     mean(hidden, labels, main_grad=main_grad, num_items=torch.tensor(3)).backward()
     assert mean.weight.grad is None and main_grad.abs().sum() > 0
-    thinned = FusedHead(5, 11, gradient="always-thinned", threshold=0.1)
-    assert torch.equal(thinned(hidden, labels, seed=1), mean.train()(hidden, labels)) is False
+    sparsified = FusedHead(5, 11, gradient="always-sparsified", threshold=0.1)
+    assert torch.equal(sparsified(hidden, labels, seed=1), mean.train()(hidden, labels)) is False
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -130,7 +130,7 @@ def test_arguments_that_would_have_no_effect_are_refused():
     with pytest.raises(ValueError, match="transformed: expected False with labels"):
         head(hidden, labels, transformed=True)
     with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
-        FusedHead(5, 11, gradient="thinned", batch_invariant=True)
+        FusedHead(5, 11, gradient="sparsified", batch_invariant=True)
 
 
 def test_several_targets_a_row_are_refused():

@@ -59,12 +59,12 @@ def variants():
         "stats": {"return_stats": True},
         "some stats": {"return_stats": ["argmax", "lse"]},
         "detached stats": {"return_stats": True, "differentiable_stats": False},
-        "thinned": {"gradient": "thinned", "seed": 1, "threshold": 0.25},
-        "thinned none": {"gradient": "thinned", "seed": 2, "threshold": 0.25, "reduction": "none"},
-        "other seed": {"gradient": "thinned", "seed": torch.tensor(3), "threshold": 0.25},
-        "other threshold": {"gradient": "thinned", "seed": 1, "threshold": 0.5},
+        "sparsified": {"gradient": "sparsified", "seed": 1, "threshold": 0.25},
+        "sparsified none": {"gradient": "sparsified", "seed": 2, "threshold": 0.25, "reduction": "none"},
+        "other seed": {"gradient": "sparsified", "seed": torch.tensor(3), "threshold": 0.25},
+        "other threshold": {"gradient": "sparsified", "seed": 1, "threshold": 0.5},
         "draw stats": {
-            "gradient": "thinned", "seed": 1, "threshold": 0.25, "return_stats": ["kept_count", "draw_variance"]
+            "gradient": "sparsified", "seed": 1, "threshold": 0.25, "return_stats": ["kept_count", "draw_variance"]
         },
         "main_grad": {"main_grad": torch.zeros(16, 8)},
         "main_grad rows": {"main_grad": torch.zeros(16, 9)[:, :8]},

@@ -137,7 +137,7 @@ class TestOnDevice:
     pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
     SIZES = (1024, 8192, 512)
 
-    @pytest.mark.parametrize("gradient", ["exact", "always-thinned"])
+    @pytest.mark.parametrize("gradient", ["exact", "always-sparsified"])
     def test_tf32_follows_the_switch(self, gradient):
         input, weight, target = head("cuda", *self.SIZES)
         options = {"gradient": gradient} | ({} if gradient == "exact" else {"seed": 3})

@@ -13,7 +13,7 @@ NAMES = ["z_loss", "scale", "softcap", "label_smoothing", "num_items"]
 @pytest.mark.parametrize("name", [*NAMES, "threshold"])
 def test_tensors_are_numbers(name):
     input, weight, _, target = head()
-    options = {"gradient": "thinned", "seed": 1} if name == "threshold" else {}
+    options = {"gradient": "sparsified", "seed": 1} if name == "threshold" else {}
     expected = lce(input, weight, target, **{name: 0.5}, **options)
     for tensor in (torch.tensor(0.5), torch.tensor([[0.5]], dtype=torch.float64)):
         assert torch.equal(lce(input, weight, target, **{name: tensor}, **options), expected)
@@ -42,12 +42,12 @@ def test_objects_that_are_numbers_are_read_at_every_call(name):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("gradient", ["exact", "always-thinned"])
+@pytest.mark.parametrize("gradient", ["exact", "always-sparsified"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("zero", [0, 0.0, torch.tensor(0), torch.tensor([0.0])], ids=str)
 def test_num_items_of_nothing_divides_by_zero(zero, dtype, gradient, device):
     if device == "cuda" and dtype == torch.float64 and gradient != "exact":
-        pytest.skip("thinned gradients of float64 are of the CPU")
+        pytest.skip("sparsified gradients of float64 are of the CPU")
     input, weight, _, target = head(dtype=dtype, device=device)
     zeros = [zero, zero.to(device)] if torch.is_tensor(zero) else [zero]
     for zero in zeros:

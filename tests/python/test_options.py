@@ -284,7 +284,7 @@ def test_a_number_that_is_changed_between_the_passes_is_refused(name):
 
 @pytest.mark.parametrize("name", ["scale", "temperature"])
 @pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False)], ids=str)
-def test_the_thinned_gradient_of_a_number_is_unbiased(name, trained):
+def test_the_sparsified_gradient_of_a_number_is_unbiased(name, trained):
     problem = make((15,), 64, 9, bias=True, ignored=0.0)
     number = torch.tensor(0.5, requires_grad=True)
     input, weight = (t.detach().requires_grad_(on) for t, on in zip(problem.leaves(), trained))
@@ -293,7 +293,7 @@ def test_the_thinned_gradient_of_a_number_is_unbiased(name, trained):
     for reduction in ("mean", "none"):
         draws = []
         for seed in range(300):
-            options = {"gradient": "thinned", "threshold": 0.1, "seed": seed, "reduction": reduction}
+            options = {"gradient": "sparsified", "threshold": 0.1, "seed": seed, "reduction": reduction}
             loss = lce(input, weight, problem.target, **given, **options).mean()
             draws.append(torch.autograd.grad(loss, number)[0])
         found = torch.stack(draws).double()

@@ -13,7 +13,7 @@ OPTIONS = {
     "shift": {"shift": 1},
     "scale, softcap and temperature": {"scale": 1.5, "softcap": 4.0, "temperature": 0.7},
     "rows' temperatures": {"temperature": torch.linspace(0.5, 2, 12).reshape(3, 4)},
-    "thinned": {"gradient": "thinned", "threshold": 1e-30, "seed": 1},
+    "sparsified": {"gradient": "sparsified", "threshold": 1e-30, "seed": 1},
     "none": {"reduction": "none"},
 }
 

@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 import torch
-from calls import CALLS, LOSSES, THINNED, Tensors
+from calls import CALLS, LOSSES, SPARSIFIED, Tensors
 from support import CUDA, Recorder, assert_same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-EVERY = CALLS | THINNED
+EVERY = CALLS | SPARSIFIED
 every_call = pytest.mark.parametrize("name", EVERY)
 # On CUDA: the losses and statistics alone.
 on_devices = pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_compiled_is_bitwise_eager(name, device, dtype):
         leaves = call.leaves(tensors)
         assert_same(*(run(lambda *given: f(tensors, *given), leaves) for f in (compiled, eager)))  # noqa: B023
     # The planner says the bytes of draws that are kept: a graph is of one length.
-    assert counter.frame_count <= (2 if name != "thinned none" else len(lengths) + 1)
+    assert counter.frame_count <= (2 if name != "sparsified none" else len(lengths) + 1)
 
 
 @every_call
@@ -184,7 +184,7 @@ def test_opcheck(name):
     for operator, arguments, options in recorder.calls:
         arguments = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
         # The tensor of draws has bytes that nothing writes: no comparison of two runs.
-        more = [] if name in THINNED else ["test_aot_dispatch_dynamic"]
+        more = [] if name in SPARSIFIED else ["test_aot_dispatch_dynamic"]
         torch.library.opcheck(operator, arguments, options, test_utils=utils + more)
 
 

@@ -31,7 +31,7 @@ def ours(input, weight, bias, target, main_grad=False, **options):
     return lce(input, weight, target, linear_bias=bias, **options)
 
 
-OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"main_grad": True}, {"gradient": "thinned", "seed": 1}]
+OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"main_grad": True}, {"gradient": "sparsified", "seed": 1}]
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("-inf"), float("nan")], ids=str)
@@ -42,7 +42,7 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
     if options.get("main_grad") and dtype == torch.float64:
         pytest.skip("main_grad is float64 then")
     if "gradient" in options and dtype == torch.float64 and device == "cuda":
-        pytest.skip("thinned gradients of float64 are of the CPU")
+        pytest.skip("sparsified gradients of float64 are of the CPU")
     input, weight, bias, target = head(device, dtype)
     valid = [row for row in range(7) if row not in IGNORED]
     for function in (canonical, ours):

@@ -89,7 +89,7 @@ PAGES = {
     "docs/parallel_clients.md": of_parallel_clients,
     "docs/peft.md": language_model,
     "docs/reinforcement_learning.md": of_policy,
-    "docs/thinning.md": loss_alone,
+    "docs/sparsification.md": loss_alone,
     "docs/transformers.md": language_model,
 }
 

@@ -27,9 +27,9 @@ struct Engine {
     if (is_fused() && !has_short_operands(problem)) return false;
     return has_float64() || problem.dtype.hidden != LOGITLESS_F64;
   }
-  // The same with thinned gradients.
-  bool can_thin(logitless::Problem problem) const {
-    problem.gradient = LOGITLESS_ALWAYS_THINNED;
+  // The same with sparsified gradients.
+  bool can_sparsify(logitless::Problem problem) const {
+    problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
     if (is_device() && problem.dtype.hidden == LOGITLESS_F64) return false;
     return can_run(problem) && (problem.label_smoothing == 0 || problem.softcap == 0);
   }
@@ -71,8 +71,8 @@ std::string why_no_device();
 // The first: what a user gets.
 Engine best_engine();
 
-// Empty, or why it cannot thin gradients.
-std::string why_not_thinned(const Engine& engine);
+// Empty, or why it cannot sparsify gradients.
+std::string why_not_sparsified(const Engine& engine);
 
 // ThreadSanitizer makes everything ten times slower: suites then take fewer random problems.
 bool is_slowed_down();

@@ -99,7 +99,7 @@ class EngineTest : public testing::TestWithParam<Engine> {
   }
 
   // The ways to one gradient: in one run and in two, of a mean and of every row's own loss times `upstream`,
-  // exact and thinned with every element kept, whose draws are each pass's own or the forward pass's.
+  // exact and sparsified with every element kept, whose draws are each pass's own or the forward pass's.
   std::vector<Case> ways(const Case& c, double upstream) const {
     std::vector<Case> out;
     for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
@@ -111,8 +111,8 @@ class EngineTest : public testing::TestWithParam<Engine> {
           way.grad_loss.assign(static_cast<size_t>(c.problem.tokens), upstream);
         }
         out.push_back(way);
-        if (!why_not_thinned(engine()).empty()) continue;
-        way.problem.gradient = LOGITLESS_ALWAYS_THINNED;
+        if (!why_not_sparsified(engine()).empty()) continue;
+        way.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
         way.problem.threshold = 1e-30;
         out.push_back(way);
         if (mode == Mode::kForwardBackward) continue;

@@ -19,7 +19,7 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
 
 // A problem as the list of tensors asks it.
 struct Asked : logitless::Problem {
-  bool is_thinned() const { return gradient != LOGITLESS_EXACT; }
+  bool is_sparsified() const { return gradient != LOGITLESS_EXACT; }
   bool needs_forward() const { return pass != LOGITLESS_BACKWARD; }
   bool needs_backward() const { return pass != LOGITLESS_FORWARD; }
   bool in_group() const { return group_size > 0; }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cpu/simd/kernels.h"
-#include "cpu/thinned/arena.h"
+#include "cpu/sparsified/arena.h"
 
 namespace logitless::cpu {
 

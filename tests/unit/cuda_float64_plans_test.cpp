@@ -79,9 +79,10 @@ TEST(CudaFloat64Plans, TheBackendTakesFloat64AndSaysWhatItDoesNot) {
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options),
             "sm90 needs both operands in bf16, or both in fp16");
   options.isa = "";
-  problem.gradient = GradientMethod::kThinned;
-  EXPECT_EQ(cuda_backend().why_unsupported(problem, options),
-            "gradient must be exact with float64 operands; the reference backend thins them, on the host");
+  problem.gradient = GradientMethod::kSparsified;
+  EXPECT_EQ(
+      cuda_backend().why_unsupported(problem, options),
+      "gradient must be exact with float64 operands; the reference backend sparsifies them, on the host");
 }
 
 }  // namespace

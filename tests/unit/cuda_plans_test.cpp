@@ -12,7 +12,7 @@
 
 #include "core/status.h"
 #include "cuda/engines/engine.h"
-#include "cuda/run/thinned/sizes.h"
+#include "cuda/run/sparsified/sizes.h"
 #include "head_plans.h"
 
 namespace logitless::cuda {
@@ -25,14 +25,15 @@ constexpr Head kHeads[] = {
     {1024, 262144, 4096, "few tokens"},       {32768, 32768, 4096, "small vocabulary"},
     {32768, 262144, 4096, "largest"},         {16384, 151936, 1024, "narrow"}};
 
-Problem thinned_problem(const Head& head, double threshold) {
+Problem sparsified_problem(const Head& head, double threshold) {
   Problem p = head_problem(head);
-  p.gradient = GradientMethod::kThinned;
+  p.gradient = GradientMethod::kSparsified;
   p.threshold = threshold;
   return validated(p);
 }
 
-// A loss alone takes little, gradients keep all exps where there is room, and thinned ones need little room.
+// A loss alone takes little, gradients keep all exps where there is room, and sparsified ones need little
+// room.
 TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   for (const Head& head : kHeads) {
     SCOPED_TRACE(head.name);
@@ -46,11 +47,11 @@ TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
       EXPECT_DOUBLE_EQ(best(head_problem(head), 2560 * kMiB).cost_f, 3);
     }
     if (head.tokens != 8192) continue;
-    const Plan thinned = best(thinned_problem(head, 0x1p-9));
-    EXPECT_EQ(thinned.kind, PlanKind::kThinned);
-    EXPECT_LE(thinned.workspace_bytes, 128 * kMiB);
-    EXPECT_LT(thinned.cost_f, 1.05);
-    EXPECT_LT(thinned.predicted_seconds, fastest.predicted_seconds);
+    const Plan sparsified = best(sparsified_problem(head, 0x1p-9));
+    EXPECT_EQ(sparsified.kind, PlanKind::kSparsified);
+    EXPECT_LE(sparsified.workspace_bytes, 128 * kMiB);
+    EXPECT_LT(sparsified.cost_f, 1.05);
+    EXPECT_LT(sparsified.predicted_seconds, fastest.predicted_seconds);
   }
 }
 
@@ -154,14 +155,14 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
 }
 
-// A flat softmax keeps so much of a small vocabulary that thinning would be slower; then the plan is exact,
-// unless a budget makes that one slow or the caller knows better.
-TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
+// A flat softmax keeps so much of a small vocabulary that sparsification would be slower; then the plan is
+// exact, unless a budget makes that one slow or the caller knows better.
+TEST(CudaPlans, SparsificationThatWouldBeSlowerIsExact) {
   struct Case {
     Head head;
     double threshold;
     size_t budget;
-    bool thinned;
+    bool sparsified;
   };
   const Case cases[] = {{{32768, 32768, 4096, "32k-32k"}, 0x1p-9, 0, false},
                         {{8192, 50257, 1600, "gpt2-xl"}, 0x1p-9, 0, false},
@@ -172,43 +173,44 @@ TEST(CudaPlans, ThinningThatWouldBeSlowerIsExact) {
                         {{794, 61043, 877, "rows of 1754 bytes"}, 0x1p-9, 0, false},
                         {{5003, 100277, 2560, "odd"}, 0x1p-9, 0, true}};
   for (const Case& c : cases) {
-    const Plan plan = best(thinned_problem(c.head, c.threshold), c.budget);
-    EXPECT_EQ(plan.kind == PlanKind::kThinned, c.thinned) << c.head.name << ", " << plan.config;
-    EXPECT_EQ(plan.reason.find("; exact, as thinning") == std::string::npos, c.thinned) << plan.reason;
-    Problem always = thinned_problem(c.head, c.threshold);
-    always.gradient = GradientMethod::kAlwaysThinned;
-    EXPECT_EQ(best(always, c.budget).kind, PlanKind::kThinned);
+    const Plan plan = best(sparsified_problem(c.head, c.threshold), c.budget);
+    EXPECT_EQ(plan.kind == PlanKind::kSparsified, c.sparsified) << c.head.name << ", " << plan.config;
+    EXPECT_EQ(plan.reason.find("; exact, as sparsification") == std::string::npos, c.sparsified)
+        << plan.reason;
+    Problem always = sparsified_problem(c.head, c.threshold);
+    always.gradient = GradientMethod::kAlwaysSparsified;
+    EXPECT_EQ(best(always, c.budget).kind, PlanKind::kSparsified);
   }
   Device ampere = h200();
   ampere.capability = 80;
-  const Problem problem = thinned_problem(kHeads[0], 0x1p-9);
-  EXPECT_NE(choose_plan(make_plans(problem, ampere, "", 0), 0).kind, PlanKind::kThinned);
+  const Problem problem = sparsified_problem(kHeads[0], 0x1p-9);
+  EXPECT_NE(choose_plan(make_plans(problem, ampere, "", 0), 0).kind, PlanKind::kSparsified);
 }
 
 // A forward pass that keeps draws and the backward pass that reads them have nothing in common but sizes.
 TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
-  int thinned = 0, exact = 0;
+  int sparsified = 0, exact = 0;
   for (int64_t vocab = 500; vocab < 300000; vocab = vocab * 5 / 4) {
     for (const int64_t hidden : {int64_t{64}, int64_t{1600}, int64_t{4096}}) {
       std::set<bool> found;
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         for (const size_t budget : {size_t{0}, 900 * kMiB}) {
           Problem p = head_problem({3000, vocab, hidden}, pass);
-          p.gradient = GradientMethod::kThinned;
+          p.gradient = GradientMethod::kSparsified;
           p.has.draws = true;
           if (pass == Pass::kBackward) p.has.d_classifier = budget == 0;
           for (const char* asked : {"", "portable"}) {
             const Plan plan = best(validated(p), budget, asked);
             EXPECT_GE(plan.draws_bytes, 64U);
-            found.insert(plan.kind == PlanKind::kThinned);
+            found.insert(plan.kind == PlanKind::kSparsified);
           }
         }
       }
       EXPECT_EQ(found.size(), 1U) << vocab << " x " << hidden;
-      (*found.begin() ? thinned : exact) += 1;
+      (*found.begin() ? sparsified : exact) += 1;
     }
   }
-  EXPECT_GT(thinned, 10);
+  EXPECT_GT(sparsified, 10);
   EXPECT_GT(exact, 10);
 }
 
@@ -221,7 +223,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const bool allow : {false, true}) {
         Problem p = head_problem({tokens, vocab, hidden}, pass, DType::kF32);
-        p.gradient = GradientMethod::kThinned;
+        p.gradient = GradientMethod::kSparsified;
         p.has.draws = true;
         p.threshold = threshold;
         p.allow_tf32 = allow;
@@ -269,10 +271,10 @@ TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
 }
 
 // Lists have room for what is expected of any softmax, and indices for all of it.
-TEST(CudaPlans, ThinnedListsHaveRoom) {
+TEST(CudaPlans, SparsifiedListsHaveRoom) {
   for (double threshold : {1.0, 0.5, 0x1p-4, 0x1p-9, 0x1p-13, 1e-30}) {
     for (int64_t vocab : {int64_t{1}, int64_t{2}, int64_t{9}, int64_t{50}, int64_t{1000}, int64_t{262144}}) {
-      const ThinSizes s = thin_sizes(thinned_problem({64, vocab, 64}, threshold));
+      const SparsifiedSizes s = sparsified_sizes(sparsified_problem({64, vocab, 64}, threshold));
       const int64_t drawn = vocab - s.dense;
       EXPECT_GE(s.dense, 1);
       EXPECT_LE(s.dense + s.sampled, vocab);
@@ -288,12 +290,12 @@ TEST(CudaPlans, ThinnedListsHaveRoom) {
 
 // All ranks' guesses become one, and the dense columns of all are those of the vocabulary.
 TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
-  Problem problem = thinned_problem({64, 128000, 64}, 0x1p-9);
-  const ThinSizes one = thin_sizes(problem);
+  Problem problem = sparsified_problem({64, 128000, 64}, 0x1p-9);
+  const SparsifiedSizes one = sparsified_sizes(problem);
   problem.vocab_total = problem.vocab;
   problem.group_size = 4;
   problem.vocab = problem.group_vocab = problem.vocab_total / 4;
-  const ThinSizes rank = thin_sizes(problem);
+  const SparsifiedSizes rank = sparsified_sizes(problem);
   EXPECT_EQ(4 * rank.dense, one.dense);
   EXPECT_EQ(4 * rank.sampled, one.sampled);
   EXPECT_LE(4 * rank.hot, one.hot);
@@ -301,7 +303,7 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   // Of a smaller shard as many, as far as it has so many columns, and lists as long.
   for (const int64_t vocab : {31999, 1500, 1000, 300, 100, 1, 0}) {
     problem.vocab = vocab;
-    const ThinSizes s = thin_sizes(problem);
+    const SparsifiedSizes s = sparsified_sizes(problem);
     EXPECT_EQ(s.dense, std::min(rank.dense, vocab));
     EXPECT_EQ(s.sampled, std::min(rank.sampled, vocab - s.dense));
     EXPECT_LE(s.hot, rank.hot);

@@ -91,7 +91,7 @@ std::vector<BadProblem> bad_problems() {
       {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_I64; }},
       {"targets.dtype", [](P& p) { p.dtype.targets = LOGITLESS_F32; }},
       {"compute_dtype", [=](P& p) { in_float64(p), p.compute_dtype = LOGITLESS_BF16; }},
-      {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = LOGITLESS_THINNED; }},
+      {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"d_hidden.dtype", [](P& p) { p.dtype.d_hidden = LOGITLESS_F64; }},
       {"d_classifier.dtype", [](P& p) { p.dtype.d_classifier = LOGITLESS_I64; }},
       {"d_bias.dtype", [](P& p) { p.dtype.d_bias = 99; }},
@@ -106,8 +106,8 @@ std::vector<BadProblem> bad_problems() {
       {"top_k", [](P& p) { p.top_k = 6; }},  // of 5
       {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
       {"top_k", [=](P& p) { forward(p), p.vocab_total = 6, p.top_k = 2; }},
-      {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_THINNED, p.has.draws = 1, p.top_k = 2; }},
-      {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_THINNED; }},
+      {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_SPARSIFIED, p.has.draws = 1, p.top_k = 2; }},
+      {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"targets_per_row", [=](P& p) { forward(p), p.vocab_total = 6, p.targets_per_row = 2; }},
       {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},
       {"num_items", [](P& p) { p.num_items = 2, p.reduction = LOGITLESS_REDUCTION_SUM; }},

@@ -121,16 +121,16 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   expect_refused("communicator.rank: expected 0 to 2, got 3");
   communicator.rank = 0;
   communicator.all_reduce = [](void*, int64_t, int32_t, void*, void*) -> int32_t { return 0; };
-  logitless::Problem thinned = group_problem();
-  thinned.gradient = LOGITLESS_ALWAYS_THINNED;
-  ASSERT_EQ(plan(thinned), LOGITLESS_OK) << logitless_last_error();
-  EXPECT_EQ(info().kind, LOGITLESS_PLAN_THINNED);
+  logitless::Problem sparsified = group_problem();
+  sparsified.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
+  ASSERT_EQ(plan(sparsified), LOGITLESS_OK) << logitless_last_error();
+  EXPECT_EQ(info().kind, LOGITLESS_PLAN_SPARSIFIED);
   std::vector<float> some(200);
   buffers.hidden = buffers.classifier = buffers.targets = some.data();
   buffers.d_hidden = buffers.d_classifier = some.data();
   buffers.kept_count = reinterpret_cast<int32_t*>(some.data());
   expect_refused(
-      "kept_count: expected null without a pass that makes thinned gradients, and in a group of ranks, of "
+      "kept_count: expected null without a pass that makes sparsified gradients, and in a group of ranks, of "
       "which each knows its own elements alone, got a pointer");
   buffers = {};
   logitless::Problem alone = group_problem();

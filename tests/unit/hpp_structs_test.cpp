@@ -93,7 +93,7 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   p.vocab = 1 << 20;
   p.pass = LOGITLESS_FORWARD_BACKWARD;
   p.has.d_hidden = 1;
-  logitless::set_gradient(p, logitless::Gradient::thinned, 0x1p-13);
+  logitless::set_gradient(p, logitless::Gradient::sparsified, 0x1p-13);
   EXPECT_NO_THROW(logitless::Plan(context_of_model("h200"), p));
   try {
     logitless::Plan(context_of_model("a100"), p);
@@ -104,7 +104,7 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   }
 }
 
-// Exact or thinned, a run of 300 x 300 x 5 on one backend.
+// Exact or sparsified, a run of 300 x 300 x 5 on one backend.
 void expect_no_allocation(const logitless::Context& context, logitless_gradient gradient) {
   logitless::Problem p = small_problem();
   p.tokens = 300;
@@ -136,7 +136,7 @@ TEST(Structs, ARunAllocatesNothing) {
     logitless::ContextOptions options;
     options.backend = backend;
     const logitless::Context context(options);
-    for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_THINNED}) {
+    for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_SPARSIFIED}) {
       expect_no_allocation(context, gradient);
     }
   }

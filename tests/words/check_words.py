@@ -1,7 +1,7 @@
 """Words of the pages and comments: check_words.py ROOT [FILE...]
 
-Prose is what is left of a page without code blocks, tables, HTML and link targets. With files, only these are checked, and
-their words are printed.
+Prose is what is left of a page without code blocks, tables, HTML and link targets. With files, only these are checked,
+and their words are printed.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def check_page(name: str, text: str) -> tuple[list[str], int]:
         for rule, instead in RULES.items():
             found = re.search(rule, paragraph)
             if found:
-                wrong.append(
-                    f"{name}: expected {instead}, got {found[0].strip()!r}: {paragraph[max(0, found.start() - 30) : found.end() + 30]}"
-                )
+                around = paragraph[max(0, found.start() - 30) : found.end() + 30]
+                wrong.append(f"{name}: expected {instead}, got {found[0].strip()!r}: {around}")
         if not name.startswith(DATED) and DATE.search(paragraph) and name != "README.md":
             wrong.append(f"{name}: expected no date in a guide, got {DATE.search(paragraph)[0]}")  # type: ignore[index]
     total = sum(lengths)

@@ -23,7 +23,7 @@ from .sweep import OVER, draw, sweep
 from .work import Batch
 
 _GIB = 1 << 30
-_HEADS = "upcast,whole,in-place,logitless,logitless:256MiB,thinned"
+_HEADS = "upcast,whole,in-place,logitless,logitless:256MiB,sparsified"
 _STEPS = {"tokens": 1, "vocab": 32768}  # a sweep's values where none are given: 1 to 8 of these
 _KINDS = "\n".join(f"  {name:<10}{text}" for name, text in KINDS.items())
 _MODELS = "\n  ".join(textwrap.wrap(", ".join(names()), 100))
@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         "--threshold",
         type=parse_threshold,
         default=_options.DEFAULT_THRESHOLD,
-        help="of thinned gradients (default: 2^-9)",
+        help="of sparsified gradients (default: 2^-9)",
     )
     found.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw", help="(default: %(default)s)")
     found.add_argument(

@@ -15,7 +15,7 @@ KINDS = {
     "whole": "whole logits and their cross entropy in bf16, by PyTorch",
     "in-place": "whole logits in bf16, whose gradient takes their place, as flash-linear-attention has it",
     "logitless": "Logitless, exact",
-    "thinned": "Logitless, thinned gradients",
+    "sparsified": "Logitless, sparsified gradients",
 }
 # Bytes a logit: held at most, and moved beside the products. PyTorch's softmax reads a row that is longer than a
 # multiprocessor's memory three times and writes it once; its backward reads gradients twice and the result once.
@@ -33,7 +33,7 @@ class Head:
     Attributes:
         kind: a name of :data:`KINDS`.
         max_workspace_bytes: Logitless's budget, as of :func:`logitless.plan`.
-        threshold: of thinned gradients.
+        threshold: of sparsified gradients.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Head:
 
     @property
     def ours(self) -> bool:
-        return self.kind in ("logitless", "thinned")
+        return self.kind in ("logitless", "sparsified")
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ def head_cost(head: Head, model: Model, batch: Batch, device: Device) -> HeadCos
             dtype="bfloat16",
             device=device.name,
             max_workspace_bytes=head.max_workspace_bytes,
-            gradient="thinned" if head.kind == "thinned" else "exact",
+            gradient="sparsified" if head.kind == "sparsified" else "exact",
             threshold=head.threshold,
         )
         held = found.workspace_bytes + d_weight + d_hidden

@@ -69,7 +69,7 @@ def linear_cross_entropy(
         linear_bias: the shard's, ``[V_r]``.
         weight: class weights of the whole vocabulary, the same on every rank.
         main_grad: a buffer of the shard's shape.
-        seed: of thinned gradients. On CPUs the same seed keeps the same elements for any cut of the vocabulary. A
+        seed: of sparsified gradients. On CPUs the same seed keeps the same elements for any cut of the vocabulary. A
             number must be the same on every rank there, and of None and of generators rank 0's is taken. On CUDA the
             elements that are kept depend on the cut, and each rank draws from its own seed.
         batch_invariant: True: for one cut of the vocabulary a row has the same bits in any batch, as on one device.

@@ -57,7 +57,7 @@ class Planner {
         budget_(budget) {}
 
   std::vector<Plan> all() {
-    if (problem_.is_thinned()) return thinned();
+    if (problem_.is_sparsified()) return sparsified();
     for (int64_t chunk : token_chunks()) {
       for (Schedule schedule : schedules(chunk)) {
         consider(schedule);
@@ -109,7 +109,7 @@ class Planner {
     Plan plan;
     plan.kind = kind_of(schedule);
     plan.workspace_bytes = candidate.bytes;
-    if (problem_.is_thinned() && problem_.has.draws) {
+    if (problem_.is_sparsified() && problem_.has.draws) {
       Workspace counter;
       lay_out_draws(problem_, shape_, counter);
       plan.draws_bytes = counter.used();
@@ -141,9 +141,9 @@ class Planner {
     return schedule;
   }
 
-  // Windows are those of the draws (thinned/arena.h), whatever the budget; and lists of kept elements have
+  // Windows are those of the draws (sparsified/arena.h), whatever the budget; and lists of kept elements have
   // room for all rows. Chunks take turns with the packed rows of hidden.
-  std::vector<Plan> thinned() {
+  std::vector<Plan> sparsified() {
     for (int64_t chunk : token_chunks()) {
       consider({.threads = threads_,
                 .token_chunk = chunk,
@@ -237,7 +237,7 @@ class Planner {
   }
 
   PlanKind kind_of(const Schedule& schedule) const {
-    if (problem_.is_thinned()) return PlanKind::kThinned;
+    if (problem_.is_sparsified()) return PlanKind::kSparsified;
     if (problem_.pass == Pass::kForward) return PlanKind::kForward;
     if (problem_.pass == Pass::kBackward) return PlanKind::kBackward;
     if (schedule.kept_blocks < shape_.blocks) return PlanKind::kVocabChunks;
@@ -249,7 +249,7 @@ class Planner {
   }
 
   double cost_of(const Schedule& schedule) const {
-    if (problem_.is_thinned()) return thinned_cost();
+    if (problem_.is_sparsified()) return sparsified_cost();
     double cost = problem_.needs_forward() ? 1 : 0;
     if (!problem_.needs_backward()) return cost;
     cost += recomputed_share(schedule);
@@ -260,7 +260,7 @@ class Planner {
 
   // The kept elements of a trained model's softmax: about a quarter of the most that a row can have. A
   // product with scattered rows of memory takes several times as long as its arithmetic in a matrix product.
-  double thinned_cost() const {
+  double sparsified_cost() const {
     constexpr double kKeptShare = 0.25;
     constexpr double kScattered = 8;
     const double kept =
@@ -284,7 +284,7 @@ class Planner {
       const auto windows = static_cast<double>(ceil_div(shape_.blocks, schedule.backward_window));
       hidden_bytes =
           windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
-    } else if (problem_.has.d_classifier && chunks > 1 && !problem_.is_thinned()) {
+    } else if (problem_.has.d_classifier && chunks > 1 && !problem_.is_sparsified()) {
       bytes += classifier * 16;
     }
     const double arithmetic = gemm_flop(problem_) * cost / (kernels_.gflops_thread * 1e9);
@@ -297,7 +297,7 @@ class Planner {
       return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
     };
     double waits = ends(schedule.forward_window, forward_windows_alive(problem_, schedule) - 1);
-    if (problem_.needs_backward() && !problem_.is_thinned()) {
+    if (problem_.needs_backward() && !problem_.is_sparsified()) {
       waits += ends(schedule.backward_window, schedule.backward_windows_alive - 2);
     }
     return waits * 100e-6;
@@ -312,7 +312,7 @@ class Planner {
 
   std::string config_of(const Schedule& schedule) const {
     const auto text = [](auto v) { return std::to_string(v); };
-    if (problem_.is_thinned()) {
+    if (problem_.is_sparsified()) {
       return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
              text(shape_.vocab_block) + ", lists of " + text(row_capacity(problem_, shape_));
     }

@@ -69,7 +69,7 @@ inline int64_t window_slots(const Schedule& schedule, const Shape& shape) {
 // Forward windows alive at once: one is merged while the next is computed. Draws of a window wait for the
 // merge.
 inline int64_t forward_windows_alive(const Problem& problem, const Schedule& schedule) {
-  return problem.is_thinned() || schedule.forward_window == 1 ? 1 : 2;
+  return problem.is_sparsified() || schedule.forward_window == 1 ? 1 : 2;
 }
 
 }  // namespace logitless::cpu

@@ -11,9 +11,9 @@ namespace {
 // As many as the stages add at most.
 int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) {
   const int64_t forward =
-      p.is_thinned() ? draw_windows(s.blocks) : ceil_div(s.blocks, schedule.forward_window);
+      p.is_sparsified() ? draw_windows(s.blocks) : ceil_div(s.blocks, schedule.forward_window);
   const int64_t backward =
-      p.needs_backward() && !p.is_thinned() ? ceil_div(s.blocks, schedule.backward_window) : 0;
+      p.needs_backward() && !p.is_sparsified() ? ceil_div(s.blocks, schedule.backward_window) : 0;
   return 8 + 3 * forward + 4 * backward;
 }
 
@@ -38,13 +38,13 @@ Arena with_rows_of(const Arena& arena, const Problem& p, int64_t first, int64_t 
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
-  if (p.is_thinned()) w.thinned = lay_out_thinned_worker(p, s, workspace);
-  if (p.is_thinned() && !draws_elements(p)) return w;
+  if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, s, workspace);
+  if (p.is_sparsified() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
   w.classifier = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
   if (p.has.bias) w.bias = workspace.take<float>(s.vocab_block);
   if (p.has.class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
-  if (p.has.d_classifier && !p.is_thinned()) {
+  if (p.has.d_classifier && !p.is_sparsified()) {
     if (k.pair == 2) w.dz_pairs = workspace.take<uint32_t>(s.token_block / 2 * s.vocab_block);
     w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
   }
@@ -60,10 +60,10 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
               Workspace& workspace) {
   const int64_t tokens = schedule.token_chunk;
   const bool one_chunk = tokens >= p.tokens;
-  const bool has_logits = !p.is_thinned() || draws_elements(p);
+  const bool has_logits = !p.is_sparsified() || draws_elements(p);
   Arena a;
   a.rows = workspace.take<int64_t>(p.tokens);
-  if (p.is_thinned()) a.thinned = lay_out_thinned(p, s, tokens, workspace);
+  if (p.is_sparsified()) a.sparsified = lay_out_sparsified(p, s, tokens, workspace);
   if (has_logits) {
     a.target = workspace.take<int64_t>(tokens * p.target_count());
     a.target_logit = workspace.take<float>(tokens * p.target_count());
@@ -91,7 +91,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     a.top_rows = workspace.take<TopRow>(tokens);
     a.top_best = workspace.take<TopLogit<float>>(tokens * p.top_k);
   }
-  if (p.needs_backward() && !p.is_thinned()) {
+  if (p.needs_backward() && !p.is_sparsified()) {
     const int64_t kept_rows = schedule.sweeps_vocabulary ? p.tokens : tokens;
     for (auto* vector : coefficients_of_rows(a)) *vector = workspace.take<float>(kept_rows);
     for (auto* vector : coefficients_of_targets(a))

@@ -10,7 +10,7 @@
 #include "cpu/plan/shape.h"
 #include "cpu/run/task_groups.h"
 #include "cpu/simd/kernels.h"
-#include "cpu/thinned/arena.h"
+#include "cpu/sparsified/arena.h"
 
 namespace logitless::cpu {
 
@@ -26,7 +26,7 @@ struct WorkerArena {
   // Elements of a row that a kernel has drawn or selected: [vocab_block + a vector] each.
   std::span<int32_t> columns;
   std::span<float> found;  // their logits
-  ThinnedWorker thinned;
+  SparsifiedWorker sparsified;
 };
 
 // The largest logits of a row so far.
@@ -77,7 +77,7 @@ struct Arena {
   uint64_t worker_bytes = 0;
   std::span<TopRow> top_rows;           // [T]
   std::span<TopLogit<float>> top_best;  // [T, top_k] in order
-  ThinnedArena thinned;
+  SparsifiedArena sparsified;
 };
 
 // The arena with the coefficients of a chunk's rows in the place of all rows', if the vocabulary is swept.

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu/thinned/thinned.h"
+#include "cpu/sparsified/sparsified.h"
 
 namespace logitless::cpu {
 namespace {
@@ -62,7 +62,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
     run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exps, stride);
     if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
     if (run.problem.top_k > 0) add_to_top(run, w, strip, stats.max, block, row);
-    if (run.problem.is_thinned()) draw_strip(run, chunk, w, strip, stats, block, row);
+    if (run.problem.is_sparsified()) draw_strip(run, chunk, w, strip, stats, block, row);
   }
 }
 
@@ -128,7 +128,7 @@ void tell_rows(const Runner& run, const Chunk& chunk, const Range& rows) {
 ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows)
     : run_(run),
       chunk_(chunk),
-      draws_(run.problem.is_thinned()),
+      draws_(run.problem.is_sparsified()),
       windows_(draws_ ? draw_windows(run.shape.blocks)
                       : ceil_div(run.shape.blocks, run.schedule.forward_window)),
       alive_(forward_windows_alive(run.problem, run.schedule)) {

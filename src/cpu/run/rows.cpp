@@ -65,7 +65,7 @@ void load_targets(const Runner& run, const HostLoss& loss, const RowCoefficients
 
 Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups) {
   const Problem& p = run.problem;
-  const bool has_panels = p.needs_backward() && p.has.d_classifier && !p.is_thinned();
+  const bool has_panels = p.needs_backward() && p.has.d_classifier && !p.is_sparsified();
   Loaded loaded;
   loaded.rows = groups.add(chunk.row_tasks(), {}, [&run, &chunk](int64_t task, int) {
     const Range rows = chunk.rows(task);

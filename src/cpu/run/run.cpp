@@ -7,7 +7,7 @@
 #include "core/group_stats.h"
 #include "core/targets.h"
 #include "cpu/backend.h"
-#include "cpu/thinned/thinned.h"
+#include "cpu/sparsified/sparsified.h"
 
 namespace logitless::cpu {
 namespace {
@@ -109,7 +109,8 @@ void run_exact(const Runner& run, const HostLoss& loss) {
   if (run.problem.has.d_bias) store_d_bias(run);
 }
 
-void run_thinned_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer, const Chunk& chunk) {
+void run_sparsified_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& writer,
+                          const Chunk& chunk) {
   const Problem& p = run.problem;
   if (draws_elements(p)) {
     TaskGroups groups(run.arena.groups);
@@ -125,9 +126,9 @@ void run_thinned_chunk(const Runner& run, const HostLoss& loss, HostLossWriter& 
 }
 
 // From the rows on; the outputs of the forward pass begin as those of ignored rows.
-void run_thinned(const Runner& run, const HostLoss& loss) {
+void run_sparsified(const Runner& run, const HostLoss& loss) {
   const Problem& p = run.problem;
-  const ThinnedArena& t = run.arena.thinned;
+  const SparsifiedArena& t = run.arena.sparsified;
   if (draws_elements(p) && p.tokens > 0) t.draws.seed[0] = seed_of(p, run.buffers);
   std::fill(t.column_count.begin(), t.column_count.end(), 0);
   if (p.needs_backward()) {
@@ -135,7 +136,7 @@ void run_thinned(const Runner& run, const HostLoss& loss) {
     if (p.label_smoothing > 0 && p.has.d_hidden) sum_classifier(run);
   }
   HostLossWriter writer(loss);
-  for_chunks(run, [&](const Chunk& chunk) { run_thinned_chunk(run, loss, writer, chunk); });
+  for_chunks(run, [&](const Chunk& chunk) { run_sparsified_chunk(run, loss, writer, chunk); });
   if (p.needs_forward()) writer.finish();
   if (!p.has.d_classifier && !p.has.d_bias) return;
   if (p.label_smoothing > 0 && p.has.d_classifier) sum_hidden(run);
@@ -149,9 +150,9 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   const Problem& problem = problem_;
   Problem work = problem;
   Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
-  if (problem.is_thinned() && problem.has.draws) {
+  if (problem.is_sparsified() && problem.has.draws) {
     Workspace draws(buffers.draws);
-    arena.thinned.draws = lay_out_draws(problem, shape_, draws);
+    arena.sparsified.draws = lay_out_draws(problem, shape_, draws);
   }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
@@ -165,9 +166,9 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, group, row_count};
   const HostLoss loss = make_host_loss(problem, buffers, arena.rows.data(), row_count);
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
-  if (problem.is_thinned()) {
+  if (problem.is_sparsified()) {
     forget_packed_blocks(run);
-    run_thinned(run, loss);
+    run_sparsified(run, loss);
   } else {
     run_exact(run, loss);
   }

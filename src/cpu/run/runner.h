@@ -163,7 +163,7 @@ void zero_d_classifier(const Runner& run);
 // The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made, says what the next
 // ones come after, and lives until they have run.
 
-// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks, draws of thinned
+// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks, draws of sparsified
 // gradients.
 class ForwardStage {
  public:

@@ -35,7 +35,7 @@ using VF = hn::Vec<DF>;
 #include "cpu/simd/pack-inl.h"
 #include "cpu/simd/softmax-inl.h"
 #include "cpu/simd/gradient-inl.h"
-#include "cpu/simd/thinning-inl.h"
+#include "cpu/simd/sparsification-inl.h"
 #include "cpu/simd/log-inl.h"
 #include "cpu/simd/divergence-inl.h"
 // clang-format on

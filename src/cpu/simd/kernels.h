@@ -114,7 +114,7 @@ struct SparseElement {
 inline constexpr int64_t kVectorRoom = 16;
 
 // One row of logits of one vocabulary block, of which some elements are kept: each with the probability
-// min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/thinning.h).
+// min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/sparsification.h).
 struct DrawRow {
   const float* z = nullptr;
   int64_t padded_columns = 0;  // whole vectors, -inf past the end

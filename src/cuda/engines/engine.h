@@ -17,9 +17,9 @@ struct EngineTraits {
   bool base_2 = false;         // exps are relative to effective_anchor(), and kept ones as anchor.h says
   bool anchors_first = false;  // kExps is given anchors, and blocks they do not suit are done again; else it
                                // chooses them itself, near the maximum (ExpsArgs::found_anchor)
-  bool sums_while_drawing = false;  // kThin sums exps as well; else the sums are made before
+  bool sums_while_drawing = false;  // kDraw sums exps as well; else the sums are made before
   bool needs_scratch = false;       // LogitsScratch
-  double draw_cost = 1;             // time of kThin over that of kStats
+  double draw_cost = 1;             // time of kDraw over that of kStats
   // kTop: a tile of so many columns has so many groups, whose maxima tell thresholds; 0: the best are kept
   // instead
   int64_t top_tile = 0, top_groups = 0;

@@ -15,7 +15,7 @@ enum class Epilogue : int {
   kStats,     // row statistics, and nothing of the size of a tile anywhere
   kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
   kGradient,  // dz_ij is stored, from known lse and coefficients
-  kThin,      // exp(z_ij - anchor_i) is summed, and elements for thinned gradients are drawn
+  kDraw,      // exp(z_ij - anchor_i) is summed, and elements for sparsified gradients are drawn
   kTop,       // row statistics, and the largest logits of each row are found
 };
 
@@ -33,12 +33,12 @@ struct StatSlotsOf {
   int64_t stride = 0;
   Real* max = nullptr;
   Real* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
-  // Relative to max, of kExps and kThin to the anchor; or null.
+  // Relative to max, of kExps and kDraw to the anchor; or null.
 #define LOGITLESS_MEMBER(name, part, ...) Real* part = nullptr;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
-  float* expected = nullptr;  // of kThin: the expected number of kept elements, times threshold
+  float* expected = nullptr;  // of kDraw: the expected number of kept elements, times threshold
 
   constexpr bool has_options() const {
     bool any = argmax != nullptr;
@@ -64,7 +64,7 @@ struct alignas(8) Draw {       // one load or store
   float logit;
 };
 
-// What kThin draws, see core/thinning.h; the guess is the anchor.
+// What kDraw draws, see core/sparsification.h; the guess is the anchor.
 struct Draws {
   const uint64_t* seed = nullptr;  // scalar
   uint32_t first_stream = 0;       // global number of column 0
@@ -121,7 +121,7 @@ struct LogitsProductOf {
   // One for 128 rows, 0: they stay as they are; null: all are active.
   const uint8_t* row_block_active = nullptr;
   LogitTransform<Real> transform;
-  // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kThin and kTop null: no row
+  // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kDraw and kTop null: no row
   // has one.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
@@ -175,7 +175,7 @@ struct GradientArgsOf {
 using GradientArgs = GradientArgsOf<float>;
 
 // Sums are relative to the anchor as those of kExps are, and may be null: not wanted.
-struct ThinArgs : RowSums {
+struct DrawArgs : RowSums {
   const float* anchor = nullptr;  // [rows]
   Draws draws = {};
 };
@@ -189,14 +189,14 @@ using TopArgs = TopArgsOf<float>;
 // In the order of Epilogue. Exps of float64 are not kept, and its elements not drawn.
 template <class Real>
 using EpilogueArgsOf =
-    std::variant<StatsArgsOf<Real>, ExpsArgs, GradientArgsOf<Real>, ThinArgs, TopArgsOf<Real>>;
+    std::variant<StatsArgsOf<Real>, ExpsArgs, GradientArgsOf<Real>, DrawArgs, TopArgsOf<Real>>;
 using EpilogueArgs = EpilogueArgsOf<float>;
 template <Epilogue kEpilogue>
 using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
 static_assert(std::is_same_v<ArgsOf<Epilogue::kStats>, StatsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kExps>, ExpsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
-static_assert(std::is_same_v<ArgsOf<Epilogue::kThin>, ThinArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kDraw>, DrawArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
 
 // A launch.

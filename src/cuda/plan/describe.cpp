@@ -1,22 +1,22 @@
 #include "cuda/plan/describe.h"
 
 #include "cuda/run/exact/arena.h"
-#include "cuda/run/thinned/arena.h"
+#include "cuda/run/sparsified/arena.h"
 
 namespace logitless::cuda {
 namespace {
 
 // The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
 // which are bound by memory instead.
-double cost_of_thinned(const Problem& p) {
-  const ThinSizes s = thin_sizes(p);
+double cost_of_sparsified(const Problem& p) {
+  const SparsifiedSizes s = sparsified_sizes(p);
   const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
   return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
 }
 
 // In units of F.
 double cost_of(const Problem& p, const PlanDetail& d) {
-  if (d.is_thinned()) return cost_of_thinned(p);
+  if (d.is_sparsified()) return cost_of_sparsified(p);
   double cost = p.needs_forward() ? 1 : 0;
   const bool lists = p.top_k > 0 && d.engine->traits().top_groups > 0;
   if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
@@ -29,8 +29,8 @@ double cost_of(const Problem& p, const PlanDetail& d) {
 
 uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
   Workspace counter;
-  if (detail.is_thinned()) {
-    lay_out_thinned(problem, detail, counter, nullptr);
+  if (detail.is_sparsified()) {
+    lay_out_sparsified(problem, detail, counter, nullptr);
   } else if (problem.stats_dtype() == DType::kF64) {
     lay_out_exact<double>(problem, detail, counter);
   } else {

@@ -16,7 +16,7 @@ Plan plan_of(const Problem& problem, const PlanDetail& detail);
 std::string description_of(const Problem& problem, const PlanDetail& detail);
 
 // ---- predict.cpp
-// Predicts a plan's seconds, from products' whole waves of tiles, bytes and launches. For a thinned plan
+// Predicts a plan's seconds, from products' whole waves of tiles, bytes and launches. For a sparsified plan
 // these are a flat softmax's, at most. The figures are an H200's; other devices are scaled by their
 // processors.
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,

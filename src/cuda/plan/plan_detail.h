@@ -8,9 +8,9 @@ namespace logitless::cuda {
 class Engine;
 
 // Where the hidden rows that the products read lie. Copied rows are compacted: ignored rows are left out (not
-// by thinned plans, whose rows stay where they are).
+// by sparsified plans, whose rows stay where they are).
 enum class HiddenSource : int {
-  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes and thinned plans
+  kCaller = 0,  // in the caller's buffer, ignored rows among them; forward passes and sparsified plans
   kOutput = 1,  // in the buffer of d_hidden, until the gradient is written there
   kWorkspace = 2,
 };
@@ -40,7 +40,7 @@ struct PlanDetail {
     return (has_several ? kScratchBlocks : 1) * scratch_rows * scratch_columns;
   }
 
-  bool is_thinned() const { return kind == PlanKind::kThinned; }
+  bool is_sparsified() const { return kind == PlanKind::kSparsified; }
 };
 
 }  // namespace logitless::cuda

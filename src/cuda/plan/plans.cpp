@@ -7,7 +7,7 @@
 #include "core/workspace.h"
 #include "cuda/plan/describe.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/thinned/arena.h"
+#include "cuda/run/sparsified/arena.h"
 
 namespace logitless::cuda {
 namespace {
@@ -19,7 +19,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   exact.has.draws = false;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
   for (Plan& plan : plans) {
-    plan.reason += "; exact, as thinning a flat softmax of these sizes may take longer";
+    plan.reason += "; exact, as sparsification a flat softmax of these sizes may take longer";
     if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
   }
   return plans;
@@ -27,7 +27,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
 
 // Whether draws of a forward pass are worth keeping: of what both passes have in common, so that they agree.
 // A switch may have been turned between them.
-bool thinning_gains(const Problem& problem, const Device& device) {
+bool sparsification_gains(const Problem& problem, const Device& device) {
   Problem backward;
   backward.pass = Pass::kBackward;
   backward.tokens = problem.tokens;
@@ -37,7 +37,7 @@ bool thinning_gains(const Problem& problem, const Device& device) {
   backward.dtype.classifier = backward.dtype.d_classifier = problem.dtype.classifier;
   backward.compute_dtype = problem.compute_dtype;
   backward.has.d_hidden = backward.has.d_classifier = true;
-  backward.gradient = GradientMethod::kThinned;
+  backward.gradient = GradientMethod::kSparsified;
   backward.has.draws = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
@@ -58,16 +58,17 @@ PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) 
 std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& asked,
                                uint64_t budget) {
   std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
-  if (!problem.is_thinned() || problem.gradient == GradientMethod::kAlwaysThinned) return plans;
+  if (!problem.is_sparsified() || problem.gradient == GradientMethod::kAlwaysSparsified) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, asked, budget);
-  if (problem.has.draws) return thinning_gains(problem, device) ? plans : exact;
+  if (problem.has.draws) return sparsification_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
 }
 
 // Ranks whose sums come with the draw tell each other their guesses of lse as well.
 void count_guesses(const Problem& problem, const PlanDetail& detail, Plan* plan) {
-  if (!detail.is_thinned() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing) return;
+  if (!detail.is_sparsified() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing)
+    return;
   if (problem.group_size == 1 || problem.tokens == 0) return;
   plan->gathers += 1;
   plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
@@ -81,11 +82,11 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
   std::vector<Plan> plans = plans_of_one(largest, device, asked, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
-    Problem shard = planned.problem();  // whose gradient may be exact where a thinned one was asked for
+    Problem shard = planned.problem();  // whose gradient may be exact where a sparsified one was asked for
     shard.vocab = problem.vocab;
     shard.vocab_start = problem.vocab_start;
     const PlanDetail detail = of_shard(shard, largest, planned.detail());
-    const bool keeps_draws = detail.is_thinned() && shard.has.draws;
+    const bool keeps_draws = detail.is_sparsified() && shard.has.draws;
     if (workspace_bytes(shard, detail) > plan.workspace_bytes ||
         (keeps_draws && draws_bytes(shard) > plan.draws_bytes)) {
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");

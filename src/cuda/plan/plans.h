@@ -16,9 +16,9 @@ std::vector<Plan> search_plans(const Problem& problem, const Device& device, con
                                uint64_t budget);
 
 // ---- plans.cpp
-// As Backend::plans. A pure function: no call of the driver. A thinned problem (not kAlwaysThinned) has exact
-// plans, too, as thinning may be slower; with keeps_draws either these or thinned ones, and both passes the
-// same.
+// As Backend::plans. A pure function: no call of the driver. A sparsified problem (not kAlwaysSparsified) has
+// exact plans, too, as sparsification may be slower; with keeps_draws either these or sparsified ones, and
+// both passes the same.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes);
 

@@ -5,7 +5,7 @@
 #include "cuda/engines/engine.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/plan/sizes.h"
-#include "cuda/run/thinned/sizes.h"
+#include "cuda/run/sparsified/sizes.h"
 #include "cuda/runtime/gemm.h"
 
 namespace logitless::cuda {
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
 
-// Thinned gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
+// Sparsified gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
 // heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
 // gathers do not.
 constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
@@ -22,7 +22,7 @@ constexpr double kUnalignedGather =
 // What a place of a list takes, in bytes moved: 0.45 ms for 8192 lists of 3072, most of it the sort of what
 // is there.
 constexpr double kListedBytes = 72;
-constexpr double kThinnedLaunches = 80, kThinnedMargin = 1.1;
+constexpr double kSparsifiedLaunches = 80, kSparsifiedMargin = 1.1;
 
 class Prediction {
  public:
@@ -126,14 +126,14 @@ class Prediction {
   }
 
   // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
-  double thinned(int64_t rows, const ThinSizes& s) const {
+  double sparsified(int64_t rows, const SparsifiedSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
-    double seconds = kThinnedLaunches * kLaunchSeconds;
+    double seconds = kSparsifiedLaunches * kLaunchSeconds;
     if (p_.needs_forward() || !p_.has.draws) {
       seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
       if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
     }
-    if (!p_.needs_backward()) return seconds * kThinnedMargin;
+    if (!p_.needs_backward()) return seconds * kSparsifiedMargin;
     const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
     const bool unaligned = p_.unaligned_rows || p_.hidden != padded_hidden(p_);
     const double of_number = kGatherSeconds * size / 2 * (unaligned ? kUnalignedGather : 1);
@@ -142,7 +142,7 @@ class Prediction {
                static_cast<double>(times_.processors());
     seconds +=
         logits(rows, s.dense, size) + gradients(rows, s.dense + s.hot, false) + moved(p_.vocab, p_.hidden, 2);
-    return seconds * kThinnedMargin;
+    return seconds * kSparsifiedMargin;
   }
 
   double moved(int64_t rows, int64_t columns, double bytes) const {
@@ -174,8 +174,8 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
       if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
       seconds += predict.top(rows);
     }
-    if (kind == PlanKind::kThinned) {
-      seconds = predict.thinned(rows, thin_sizes(p));
+    if (kind == PlanKind::kSparsified) {
+      seconds = predict.sparsified(rows, sparsified_sizes(p));
     } else if (p.needs_backward()) {
       seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
       if (!whole_copy) seconds += predict.copies_for_gradients();

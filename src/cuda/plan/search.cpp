@@ -7,7 +7,7 @@
 #include "cuda/plan/describe.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/run/bound_plan.h"
-#include "cuda/run/thinned/arena.h"
+#include "cuda/run/sparsified/arena.h"
 #include "cuda/runtime/gemm.h"
 
 namespace logitless::cuda {
@@ -69,7 +69,7 @@ class Search {
 
   std::vector<Plan> all() {
     consider_all();
-    if (budget_ != 0 && p_.needs_backward() && !p_.is_thinned() && may_round(kRoundingsInNeed)) {
+    if (budget_ != 0 && p_.needs_backward() && !p_.is_sparsified() && may_round(kRoundingsInNeed)) {
       consider_in_need();
     }
     std::vector<Plan> out;
@@ -128,8 +128,8 @@ class Search {
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
         base_.gemm_bytes = gemm_bytes;
-        if (p_.is_thinned()) {
-          thinned_plan();
+        if (p_.is_sparsified()) {
+          sparsified_plan();
         } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
@@ -143,7 +143,7 @@ class Search {
   bool needs_products() const { return p_.needs_backward() || traits_.needs_scratch; }
 
   std::vector<int64_t> gemm_scratches() const {
-    if (p_.is_thinned()) return {thinned_gemm_bytes(p_)};
+    if (p_.is_sparsified()) return {sparsified_gemm_bytes(p_)};
     if (!needs_products()) return {0};
     return {static_cast<int64_t>(kGemmScratchBytes), int64_t{4} << 20, 0};
   }
@@ -163,7 +163,7 @@ class Search {
   // Whether sums are made beside exps, relative to anchors. Not to depend on the pass, they are so in all, or
   // in none where the anchors come after.
   bool is_anchored(const PlanDetail& d) const {
-    if (!p_.needs_forward() || p_.is_thinned()) return false;
+    if (!p_.needs_forward() || p_.is_sparsified()) return false;
     return p_.batch_invariant ? traits_.anchors_first && has_exps() : d.kept_columns > 0;
   }
 
@@ -223,9 +223,9 @@ class Search {
       at->second = choice_.engine->slots(
           launch_of(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk), device_);
     }
-    if (is_new && p_.is_thinned()) {
+    if (is_new && p_.is_sparsified()) {
       at->second =
-          std::max<int64_t>(at->second, choice_.engine->slots(launch_of(ThinArgs{}, chunk), device_));
+          std::max<int64_t>(at->second, choice_.engine->slots(launch_of(DrawArgs{}, chunk), device_));
     }
     return at->second;
   }
@@ -233,7 +233,7 @@ class Search {
   // The engine's configuration for the launch that takes most of the time, for people.
   std::string config_of(int64_t chunk) const {
     const auto main_epilogue = [&]() -> EpilogueArgs {
-      if (p_.is_thinned()) return ThinArgs{};
+      if (p_.is_sparsified()) return DrawArgs{};
       if (p_.top_k > 0) return TopArgs{};
       return p_.needs_forward() ? EpilogueArgs(StatsArgs{}) : GradientArgs{};
     };
@@ -255,10 +255,10 @@ class Search {
   }
 
   // All rows at once, and windows that no budget changes, as sums follow them.
-  void thinned_plan() {
+  void sparsified_plan() {
     base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
     base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
-    consider(PlanKind::kThinned, std::max<int64_t>(p_.tokens, 1), base_);
+    consider(PlanKind::kSparsified, std::max<int64_t>(p_.tokens, 1), base_);
   }
 
   // Copied rows in the gradient's own buffer cost nothing.
@@ -425,7 +425,7 @@ class Search {
     plan.handicap = rounding_handicap(p_, d.token_chunk, d);
     plan.default_handicap = scratch_handicap(d);
     plan.predicted_seconds = candidate.seconds / plan.handicap;
-    if (p_.is_thinned() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
+    if (p_.is_sparsified() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
     plan.implementation = choice_.engine->name();
     plan.reason = choice_.reason;
     plan.config = config_of(d.token_chunk) + description_of(p_, d);

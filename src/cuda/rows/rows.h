@@ -82,7 +82,7 @@ template <class Real>
 void launch_target_entries(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
                            const TargetEntries<Real>& e, const Queue& queue);
 
-// Buffers::kept_count and draw_variance where the plan of a thinned problem is exact.
+// Buffers::kept_count and draw_variance where the plan of a sparsified problem is exact.
 void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue);
 
 // ---- load.cu: all that a chunk's first product waits for

@@ -114,7 +114,7 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
   a.lse_low = take<Real>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<Real>(w, p.tokens);
-    if (!d.is_thinned()) a.target_logit = take<Real>(w, rows);
+    if (!d.is_sparsified()) a.target_logit = take<Real>(w, rows);
     a.slots.slots = d.slots;
     a.slots.stride = rows;
     a.slots.max = take<Real>(w, d.slots * rows);
@@ -124,7 +124,7 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
   if (sums.name) a.slots.part = take<Real>(w, d.slots * rows);
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
 #undef LOGITLESS_TAKE
-    if (d.is_thinned()) a.slots.expected = take<float>(w, d.slots * rows);
+    if (d.is_sparsified()) a.slots.expected = take<float>(w, d.slots * rows);
     if (p.has.argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
     if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
   }

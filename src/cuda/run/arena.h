@@ -39,7 +39,7 @@ DType operand_dtype(const Problem& problem);
 // Length of a copied row: hidden where that is whole pieces of 16 bytes or of float64, or else rounded up to
 // lines of 128.
 int64_t padded_hidden(const Problem& problem);
-// Length of a row of a thinned run's dense columns, whole pieces of 16 bytes.
+// Length of a row of a sparsified run's dense columns, whole pieces of 16 bytes.
 int64_t padded_columns(const Problem& problem, int64_t columns);
 // Whether hidden rows, as operands, may lie in the buffer of d_hidden until the gradient is written there:
 // row by row in the same place, whose rows may be longer. And the distance between them there.

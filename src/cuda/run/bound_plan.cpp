@@ -11,7 +11,7 @@
 #include "cuda/run/exact/arena.h"
 #include "cuda/run/exact/run.h"
 #include "cuda/run/runner.h"
-#include "cuda/run/thinned/thinned.h"
+#include "cuda/run/sparsified/sparsified.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/replay.h"
 
@@ -57,7 +57,7 @@ RunnerOf<Real> runner_of(const Problem& problem, const Buffers& buffers, const P
 // writes it.
 template <class Real>
 bool ends_with_d_bias(const RunnerOf<Real>& run) {
-  return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_thinned());
+  return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_sparsified());
 }
 
 // Clears what no product will write: d_classifier when there are no rows or logits do not depend on the
@@ -94,11 +94,11 @@ void finish_gradients(const RunnerOf<Real>& run) {
   }
 }
 
-// Around what exact and thinned plans do.
+// Around what exact and sparsified plans do.
 template <class Real, class Middle>
 void run_around(const RunnerOf<Real>& run, const Middle& middle) {
   const Problem& problem = run.problem;
-  const bool compact = run.detail.source != HiddenSource::kCaller && !run.detail.is_thinned();
+  const bool compact = run.detail.source != HiddenSource::kCaller && !run.detail.is_sparsified();
   if (problem.needs_backward()) clear_gradients(run);
   if (problem.targets_per_row > 0) launch_join_targets(run.rows, run.arena.joined, run.queue);
   launch_prepare_rows(run.rows, run.arena, std::max<int64_t>(run.detail.token_chunk, 1), compact,
@@ -118,9 +118,9 @@ void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& que
   const auto runner = [&](const auto& arena) {
     return runner_of(problem_, buffers, detail_, arena, queue, group);
   };
-  if (detail_.is_thinned()) {
-    const ThinArena thin = lay_out_thinned(problem_, detail_, workspace, buffers.draws);
-    run_around(runner(thin.base), [&](const Runner& run) { run_thinned(run, thin); });
+  if (detail_.is_sparsified()) {
+    const SparsifiedArena arena = lay_out_sparsified(problem_, detail_, workspace, buffers.draws);
+    run_around(runner(arena.base), [&](const Runner& run) { run_sparsified(run, arena); });
   } else if (problem_.stats_dtype() == DType::kF64) {
     run_around(runner(lay_out_exact<double>(problem_, detail_, workspace)), run_exact<double>);
   } else {

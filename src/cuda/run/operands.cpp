@@ -63,7 +63,7 @@ ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
   l.slots = a.slots;
-  if (p.needs_backward() && !run.detail.is_thinned()) {
+  if (p.needs_backward() && !run.detail.is_sparsified()) {
     l.tail = a.exps;
     l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }

@@ -101,7 +101,7 @@ void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
   f.stats.anchored = anchored;
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
-  f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_thinned() && anchored);
+  f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_sparsified() && anchored);
   f.stats.sum_unit = run.detail.kept_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
   f.stats.is_shard = p.is_open_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;

@@ -1,6 +1,6 @@
 #pragma once
-// One run on a device, and its parts that exact and thinned plans have in common: operands.cpp, row_sums.cpp.
-// bound_plan.cpp is the order of things, with exact/ or thinned/ in the middle.
+// One run on a device, and its parts that exact and sparsified plans have in common: operands.cpp,
+// row_sums.cpp. bound_plan.cpp is the order of things, with exact/ or sparsified/ in the middle.
 #include "core/buffers.h"
 #include "core/communicator.h"
 #include "core/problem.h"

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 MODULES = {
-    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "thinned", "sequence", "channel"),
-    "cuda": ("cuda", "cuda_thinned", "sequence"),
+    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "sparsified", "sequence", "channel"),
+    "cuda": ("cuda", "cuda_sparsified", "sequence"),
 }
 
 

@@ -254,10 +254,10 @@ def test_patching_twice_replaces_the_options_and_keeps_a_forward_of_ones_own(lla
     llama.forward = own
     calls = count_losses(monkeypatch)
     logitless.transformers.patch(llama)
-    logitless.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="thinned", threshold=2**-8)
+    logitless.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="sparsified", threshold=2**-8)
     batch = {key: value for key, value in inputs(llama).items() if key != "attention_mask"}
     llama(**batch).loss.backward()
-    assert calls[-1]["max_workspace_bytes"] == 1 << 20 and calls[-1]["gradient"] == "thinned"
+    assert calls[-1]["max_workspace_bytes"] == 1 << 20 and calls[-1]["gradient"] == "sparsified"
     logitless.transformers.unpatch(llama)
     logitless.transformers.unpatch(llama)
     assert llama.forward is own and "_logitless_patch" not in llama.__dict__
@@ -296,7 +296,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
 def test_batch_invariant_reaches_the_operator(llama, monkeypatch):
     calls = count_losses(monkeypatch)
     with pytest.raises(ValueError, match="batch_invariant"):
-        logitless.transformers.patch(llama, gradient="thinned", batch_invariant=True)
+        logitless.transformers.patch(llama, gradient="sparsified", batch_invariant=True)
     logitless.transformers.patch(llama, batch_invariant=True)
     llama(**inputs(llama))
     assert calls[-1]["batch_invariant"] is True

@@ -120,9 +120,9 @@ def test_with_the_patch_of_trl_there_is_nothing_to_say(trainer, first):
 
 def test_options_that_do_not_count_are_named(trainer):
     logitless.trl.patch()
-    made = trainer("SFT", lambda model: logitless.transformers.patch(model, gradient="thinned"))
+    made = trainer("SFT", lambda model: logitless.transformers.patch(model, gradient="sparsified"))
     (message,) = told(made.train)
-    assert STEP in message and "do not count here" in message and "thinned" in message
+    assert STEP in message and "do not count here" in message and "sparsified" in message
 
 
 def test_the_trainer_of_transformers_is_not_warned_of(trainers, tmp_path):

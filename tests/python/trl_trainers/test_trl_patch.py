@@ -109,11 +109,11 @@ def test_options_reach_the_operator():
     logitless.trl.patch(max_workspace_bytes=1)
     with pytest.raises(logitless.BudgetTooSmallError):
         current().apply(*tensors, *options)
-    logitless.trl.patch(gradient="always-thinned", threshold=0.5)
+    logitless.trl.patch(gradient="always-sparsified", threshold=0.5)
     exact = run(current().original.apply, tensors, options[:4], ("log_probs",))[1][0]
-    thinned = run(current().apply, tensors, options[:4], ("log_probs",))[1][0]
-    assert torch.nn.functional.cosine_similarity(exact.flatten(), thinned.flatten(), dim=0) > 0.5
-    assert not torch.allclose(exact, thinned)
+    sparsified = run(current().apply, tensors, options[:4], ("log_probs",))[1][0]
+    assert torch.nn.functional.cosine_similarity(exact.flatten(), sparsified.flatten(), dim=0) > 0.5
+    assert not torch.allclose(exact, sparsified)
 
 
 def holders(value):
@@ -244,7 +244,7 @@ def test_modules_without_attributes_do_no_harm():
 
 def test_batch_invariant():
     with pytest.raises(ValueError, match="batch_invariant"):
-        logitless.trl.patch(gradient="thinned", batch_invariant=True)
+        logitless.trl.patch(gradient="sparsified", batch_invariant=True)
     tensors, options = operands(), (0.7, 64, None, 1.0)
     logitless.trl.patch(batch_invariant=True)
     hidden, weight, bias, targets = tensors

@@ -18,7 +18,7 @@ bool takes_plain(const ExpsArgs& args) {
 bool takes_plain(const GradientArgs& args) {
   return args.b == nullptr && args.c == nullptr;
 }
-bool takes_plain(const ThinArgs& args) {
+bool takes_plain(const DrawArgs& args) {
   return !args.stats.has_options() && args.stats.max == nullptr;
 }
 bool takes_plain(const TopArgs& /*args*/) {
@@ -63,7 +63,7 @@ void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
   require(own.dz.columns == args.columns, "dz is stored of all columns");
 }
 
-void check_epilogue(const LogitsArgs& args, const ThinArgs& own) {
+void check_epilogue(const LogitsArgs& args, const DrawArgs& own) {
   check_slots(args, own.stats);
   require(own.anchor != nullptr, "anchors must be given");
   require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),

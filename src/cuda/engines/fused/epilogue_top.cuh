@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/engines/fused/epilogue_common.cuh"
+#include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
-#include "cuda/engines/fused/epilogue_thin.cuh"
 
 // Row statistics, and lists of the large logits of rows: those that are not below the row's threshold. With
 // group_max the maxima alone of the columns that a thread holds, from which thresholds are made: the same

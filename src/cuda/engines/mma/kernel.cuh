@@ -1,10 +1,10 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_exps.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
-#include "cuda/engines/fused/epilogue_thin.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/exchange.cuh"
@@ -25,8 +25,8 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
   const LogitsProduct& product = params.product;
   if constexpr (kInstance.epilogue == Epilogue::kStats) {
     stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
-  } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
-    thin_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
+  } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
+    draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
     top_epilogue(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kExps) {

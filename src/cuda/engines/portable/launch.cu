@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda/engines/portable/draw_kernel.cuh"
 #include "cuda/engines/portable/row_kernels.cuh"
-#include "cuda/engines/portable/thin_kernel.cuh"
 #include "cuda/engines/portable/top_kernel.cuh"
 #include "cuda/plan/plan_detail.h"
 #include "cuda/plan/sizes.h"
@@ -85,7 +85,7 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const GradientArgsOf<
                   [&](auto type) { launch_lines<MakeGradient<decltype(type)>>(product, args, tile, queue); });
 }
 
-void launch_epilogue(const LogitsProduct& product, const ThinArgs& args, Tile<float> tile,
+void launch_epilogue(const LogitsProduct& product, const DrawArgs& args, Tile<float> tile,
                      const Queue& queue) {
   tile.strip = tile.columns;
   launch_lines<DrawElements>(product, args, tile, queue);

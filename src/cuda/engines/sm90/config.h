@@ -48,7 +48,7 @@ struct Config {
 // Whether there are cooperative tiles. Never where elements are drawn or listed: what many hits take is
 // exposed then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
 constexpr bool may_cooperate(Epilogue epilogue) {
-  return epilogue != Epilogue::kThin && epilogue != Epilogue::kTop;
+  return epilogue != Epilogue::kDraw && epilogue != Epilogue::kTop;
 }
 
 // 5 stages, 4 beside the buffers of stores: what shared memory holds. Registers 40 (loader) and 232

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_exps.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
-#include "cuda/engines/fused/epilogue_thin.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/fused/kernel_params.cuh"
 #include "cuda/engines/fused/tile_view.cuh"
@@ -230,8 +230,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
       exps_epilogue<kInstance.general>(acc, view, params);
-    } else if constexpr (kInstance.epilogue == Epilogue::kThin) {
-      thin_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
+      draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
       top_epilogue(acc, view, product, params.args, params.exponent_scale);
     } else {

@@ -1,0 +1,173 @@
+// Kernels that find elements of a row, drawn or large, and those of sparsified gradients. No include guard:
+// kernels-inl.h includes this once per target.
+
+// Appends the columns from j on that are in the mask, with their logits z, to the `count` that the row has.
+// Returns how many.
+template <class Row, class Mask>
+HWY_INLINE int64_t store_found(const Row& row, int64_t count, int64_t j, VF z, Mask found) {
+  const DF df;
+  const hn::RebindToSigned<DF> di;
+  const auto columns = hn::Iota(di, static_cast<int32_t>(j));
+  hn::CompressStore(columns, hn::RebindMask(di, found), di, row.columns + count);
+  return static_cast<int64_t>(hn::CompressStore(z, found, df, row.logits + count));
+}
+
+int64_t select_row(const SelectRow& row) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF least = hn::Set(df, row.least);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF z = hn::LoadU(df, row.z + j);
+    const auto found = hn::Not(hn::Lt(z, least));
+    if (!hn::AllFalse(df, found)) count += store_found(row, count, j, z, found);
+  }
+  return count;
+}
+
+// One systematic draw over all columns of the row, taken lane by lane: elements of q < threshold lie end to
+// end in the order of lanes, and one is kept where its stretch reaches the next multiple of the threshold
+// past the offset. Lanes need only know where their stretches begin, from the sums of the lanes before, so
+// all run side by side. Whatever rounding those sums have, every lane begins at a uniform point, so no
+// probability depends on it.
+int64_t draw_row(const DrawRow& row) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF guess = hn::Set(df, row.guess);
+  const VF threshold = hn::Set(df, row.threshold);
+  VF sum = hn::Zero(df);
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF q = exp_lanes(hn::Sub(hn::LoadU(df, row.z + j), guess));
+    hn::StoreU(q, df, row.q + j);
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::Lt(q, threshold), q));
+  }
+  HWY_ALIGN float begin[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(sum, df, begin);
+  float at = row.offset * row.threshold;
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const float length = begin[lane];
+    at -= row.threshold * std::floor(at / row.threshold);
+    if (!(at < row.threshold)) at = 0;
+    begin[lane] = at;
+    at += length;
+  }
+  VF reached = hn::Load(df, begin);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF q = hn::LoadU(df, row.q + j);
+    reached = hn::Add(reached, hn::IfThenElseZero(hn::Lt(q, threshold), q));
+    const auto drawn = hn::Ge(reached, threshold);
+    const auto kept = hn::Or(drawn, hn::Ge(q, threshold));
+    if (hn::AllFalse(df, kept)) continue;
+    reached = hn::Sub(reached, hn::IfThenElseZero(drawn, threshold));
+    count += store_found(row, count, j, hn::LoadU(df, row.z + j), kept);
+  }
+  return count;
+}
+
+// draw_uniform() of draw_stream_bits().
+HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
+  const DF df;
+  const hn::RebindToUnsigned<DF> du;
+  const auto mix = [&](auto h, uint32_t factor) { return hn::Mul(h, hn::Set(du, factor)); };
+  auto h = hn::Iota(du, row.stream + static_cast<uint32_t>(j));
+  h = hn::Add(mix(h, 0x85ebca77u), hn::Set(du, row.row_bits + static_cast<uint32_t>(row.seed >> 32)));
+  h = mix(hn::Xor(h, hn::ShiftRight<16>(h)), 0x7feb352du);
+  h = mix(hn::Xor(h, hn::ShiftRight<15>(h)), 0x846ca68bu);
+  h = hn::ShiftRight<9>(hn::Xor(h, hn::ShiftRight<16>(h)));
+  const hn::RebindToSigned<DF> di;
+  return hn::Mul(hn::Add(hn::ConvertTo(df, hn::BitCast(di, h)), hn::Set(df, 0.5f)), hn::Set(df, 0x1p-23f));
+}
+
+int64_t draw_each_row(const DrawRow& row) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF guess = hn::Set(df, row.guess);
+  const VF threshold = hn::Set(df, row.threshold);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF z = hn::LoadU(df, row.z + j);
+    const VF q = exp_lanes(hn::Sub(z, guess));
+    const auto kept = hn::Or(hn::Ge(q, threshold), hn::Lt(hn::Mul(uniform_lanes(row, j), threshold), q));
+    if (hn::AllFalse(df, kept)) continue;
+    count += store_found(row, count, j, z, kept);
+  }
+  return count;
+}
+
+// sums += rows[0..kRows) with their weights; the next group is fetched meanwhile, as rows lie anywhere.
+template <DType kType, bool kRounds, int kRows>
+HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const SparseElement* next) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const auto bytes = static_cast<int64_t>(size_of(kType));
+  const auto* data = static_cast<const uint8_t*>(g.matrix.data);
+  const uint8_t* from[kRows];
+  const uint8_t* ahead[kRows];
+  VF weight[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    from[r] = data + rows[r].index * g.matrix.stride * bytes;
+    ahead[r] = data + next[r].index * g.matrix.stride * bytes;
+    weight[r] = hn::Set(df, rows[r].value);
+  }
+  int64_t j = 0;
+  for (; j + lanes <= g.columns; j += lanes) {
+    VF sum = hn::LoadU(df, g.sums + j);
+    for (int r = 0; r < kRows; ++r) {
+      hwy::Prefetch(ahead[r] + j * bytes);
+      VF row = load_lanes_of(from[r], kType, j);
+      if constexpr (kRounds) row = rounded_lanes(row, g.matrix.round_to);
+      sum = hn::MulAdd(weight[r], row, sum);
+    }
+    hn::StoreU(sum, df, g.sums + j);
+  }
+  for (; j < g.columns; ++j) {
+    for (int r = 0; r < kRows; ++r) {
+      const float element = load_scalar(from[r], kType, j);
+      g.sums[j] += rows[r].value * (kRounds ? rounded_scalar(element, g.matrix.round_to) : element);
+    }
+  }
+}
+
+template <DType kType, bool kRounds>
+void add_rows_of(const AddRows& g) {
+  constexpr int kGroup = 4;  // rows for one load and store of the sums
+  int64_t k = 0;
+  for (; k + kGroup <= g.count; k += kGroup) {
+    const SparseElement* rows = g.rows + k;
+    add_row_group<kType, kRounds, kGroup>(g, rows, k + 2 * kGroup <= g.count ? rows + kGroup : rows);
+  }
+  for (; k < g.count; ++k) add_row_group<kType, kRounds, 1>(g, g.rows + k, g.rows + k);
+}
+
+template <DType kType>
+void add_rows_of(const AddRows& g) {
+  g.matrix.rounds() ? add_rows_of<kType, true>(g) : add_rows_of<kType, false>(g);
+}
+
+void add_rows(const AddRows& g) {
+  if (g.matrix.dtype == DType::kF32) return add_rows_of<DType::kF32>(g);
+  if (g.matrix.dtype == DType::kBF16) return add_rows_of<DType::kBF16>(g);
+  add_rows_of<DType::kF16>(g);
+}
+
+// Rounded, where the matrix is.
+HWY_INLINE VF operand_lanes(const MatrixView& m, int64_t j) {
+  return rounded_lanes(load_lanes_of(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
+}
+inline float operand_scalar(const MatrixView& m, int64_t j) {
+  return rounded_scalar(load_scalar(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
+}
+
+float dot_rows(const MatrixView& a, const MatrixView& b, int64_t count) {
+  const DF df;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  VF sum = hn::Zero(df);
+  int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    sum = hn::MulAdd(operand_lanes(a, j), operand_lanes(b, j), sum);
+  }
+  float total = sum_of_lanes(sum);
+  for (; j < count; ++j) total += operand_scalar(a, j) * operand_scalar(b, j);
+  return total;
+}

@@ -1,0 +1,53 @@
+#pragma once
+// The first draw of sparsified gradients (core/sparsification.h) from a block of dot products; one block of
+// threads a row.
+#include "core/sparsification.h"
+#include "cuda/engines/portable/row_kernels.cuh"
+
+namespace logitless::cuda::portable {
+
+// A thread draws over its elements of the tile.
+struct DrawElements {
+  template <class Of>
+  static __device__ void work(const Line<Of, float>& line, const DrawArgs& args) {
+    const LogitsProduct& product = line.product;
+    if (product.target != nullptr && product.target[line.row] == kIgnoredRow) return;
+    const int64_t row = line.row;
+    const Draws& draws = args.draws;
+    const int64_t index = draws.row != nullptr ? draws.row[row] : row;
+    const float threshold = draws.threshold[row];
+    const float low = draws.guess_low != nullptr ? draws.guess_low[index] : 0.0f;
+    const int64_t first_column = product.column_offset + line.column;
+    const uint32_t stream =
+        kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + line.lane() * kAtOnce);
+    float running =
+        threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
+    float expected = 0;
+    const float anchor = args.anchor[row];
+    const LineSums<float> found =
+        sum_line(line, args, anchor, low, [&](int j, const float* z, const float* e, int count) {
+          for (int i = 0; i < count; ++i) {
+            const float q = e[i];
+            const bool large = q >= draws.certain_share * threshold;
+            expected += large ? threshold : q;
+            if (!large) running += q;
+            const bool passed = running >= threshold;
+            if (passed) running -= threshold;
+            const auto column = static_cast<int32_t>(first_column + j + i);
+            if (!(large || passed) || draws.role[column] >= 0) continue;
+            const int32_t place = atomicAdd(draws.count + index, 1);
+            if (place < draws.capacity - 1)
+              draws.elements[index * draws.capacity + place] = {2 * column + large, z[i]};
+          }
+        });
+    if (product.target != nullptr) line.put_target_logit(args.target_logit);
+    const StatSlots& slots = args.stats;
+    if (slots.sum == nullptr) return;
+    expected = lanes_sum<Of::kLanes>(expected);
+    if (line.lane() != 0) return;
+    slots.expected[row] += expected;
+    add_to_slot<Of>(slots, 0, row, anchor, found, /*is_to_maximum=*/false);
+  }
+};
+
+}  // namespace logitless::cuda::portable

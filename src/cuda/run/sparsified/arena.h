@@ -1,0 +1,104 @@
+#pragma once
+#include "cuda/run/arena.h"
+#include "cuda/run/sparsified/sizes.h"
+
+namespace logitless::cuda {
+
+// Contents of Buffers::draws: all that a backward pass needs of the first draw.
+struct DrawLists {
+  uint64_t* seed = nullptr;    // scalar
+  int32_t* dense = nullptr;    // [K] dense columns, ascending
+  int32_t* count = nullptr;    // [N]
+  float* guess = nullptr;      // [N]
+  float* guess_low = nullptr;  // [N] what rounding took off the guess, where that is lse
+  // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
+  float* target_logit = nullptr;
+  Draw* elements = nullptr;  // [N, capacity]
+};
+
+// A kept element with its part of dz.
+struct alignas(8) Kept {  // one load or store
+  int32_t column;
+  float value;
+};
+// A kept element in the list of its column.
+struct alignas(8) KeptRow {
+  int32_t row;
+  float value;
+};
+
+// Scratch of the choices of columns by count: a histogram, and a number for each block of the kernel's
+// threads.
+inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
+// Columns with more elements are done by several blocks of threads.
+inline constexpr int64_t kHeavyColumn = 256;
+// Parts of a sum over rows, each in one order.
+inline constexpr int64_t kSumParts = 128;
+
+// What a sparsified run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
+// hot and S sampled columns, L kept elements of all lists.
+struct SparsifiedArena {
+  int64_t rows = 0, vocab = 0;  // N, V
+  float threshold = 0;
+  bool lists_columns = false;  // gradients of columns need their lists
+  Arena base;                  // exps: dz of the dense and hot columns [N, padded K + H]
+  SparsifiedSizes sizes;
+  DrawLists lists;                  // in the workspace, or of the caller
+  Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's
+  int32_t* kept_count = nullptr;    // [N]
+  int32_t* dense_target = nullptr;  // [N]
+  float* row_threshold = nullptr;   // [N]
+  uint8_t* out_of_range = nullptr;  // one for 128 rows
+  // Rows to draw again, in portions of as many as there is room for
+  int64_t portion = 0, portions = 0;
+  int32_t* redrawn = nullptr;                    // [N]
+  int32_t* redrawn_count = nullptr;              // [1 + portions], or more
+  float* portion_anchor = nullptr;               // [portion]
+  float* portion_threshold = nullptr;            // [portion]
+  float* portion_inverse_temperature = nullptr;  // [rows drawn again at once] or null: ones
+  float* dense_bias = nullptr;                   // [K], and later sums of K + H
+  float* sample_others = nullptr;                // [S]
+  // of the vocabulary
+  int32_t* role = nullptr;          // [V]
+  int32_t* column_count = nullptr;  // [V + 1]
+  int32_t* column_start = nullptr;  // [V + 1]
+  int32_t* bins = nullptr;          // [kCountBins]
+  uint64_t* totals = nullptr;       // [kMostCountBlocks]
+  int32_t* columns = nullptr;       // [K + max(S, H)] dense, then first sampled, later hot
+  int32_t* hot_list = nullptr;      // [H + 1] scratch of the choice of hot ones
+  void* scan = nullptr;
+  size_t scan_bytes = 0;
+  int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
+  // In one piece of memory, one after the other: logits of the sample; the draws and then kept, where those
+  // are not the caller's; lists of columns.
+  float* sample_logits = nullptr;  // [N, S]
+  KeptRow* sorted = nullptr;       // [L]
+  // In another: copies of `columns`, and base.exps; rows to draw again; lists of columns before they are
+  // sorted.
+  void* columns_copy = nullptr;    // [K + max(S, H), padded D]
+  void* portion_hidden = nullptr;  // [portion, padded D]
+  KeptRow* by_column = nullptr;    // [L]
+  // For products
+  void* hidden_copy = nullptr;     // [N, padded D] with 0 for ignored rows, where d_hidden has no room for it
+  void* dense_gradient = nullptr;  // [K + H, D] of d_classifier's dtype, or fp32
+  float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
+  // With label smoothing
+  float* sum_parts = nullptr;       // [kSumParts, D]
+  float* classifier_sum = nullptr;  // [D]
+  float* hidden_sum = nullptr;      // [D]
+};
+
+// Bytes of Buffers::draws, and its parts.
+uint64_t draws_bytes(const Problem& problem);
+DrawLists draw_lists(const Problem& problem, void* draws);
+
+// draws: Buffers::draws, the place of the lists where the problem keeps them.
+SparsifiedArena lay_out_sparsified(const Problem& problem, const PlanDetail& detail, Workspace& workspace,
+                                   void* draws);
+
+// dtype of the products that make gradients of the dense columns.
+DType dense_gradient_dtype(const Problem& problem);
+// Whether a product can write d_hidden in its own dtype.
+bool writes_d_hidden(const Problem& problem);
+
+}  // namespace logitless::cuda

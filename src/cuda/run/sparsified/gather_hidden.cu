@@ -1,0 +1,86 @@
+#include "cuda/run/sparsified/sparsified.h"
+#include "cuda/run/sparsified/vector8.cuh"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+// Columns that are worked on in all rows before the next ones are: so few that the classifier's part in L2
+// serves all rows.
+constexpr int64_t kSliceBytes = int64_t{40} << 20;
+
+// kLanes threads a row and slice of 8 kLanes of its columns. Blocks of the same slice run side by side.
+template <class C, class To, int kLanes, bool kAligned, bool kSmooth>
+__global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
+    gather_hidden_kernel(GatherHidden g) {
+  const SparsifiedArena& t = g.t;
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const int64_t column = (int64_t{blockIdx.y} * kLanes + threadIdx.x % kLanes) * 8;
+  if (row >= t.rows || column >= g.columns) return;
+  const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
+  if (g.zeroes_ignored && t.base.target[row] == kIgnoredRow) {
+    store8<kAligned>(g.to.row<To>(row) + column, {}, left, false);
+    return;
+  }
+  const Kept* kept = t.kept + row * t.sizes.capacity;
+  const int count = t.kept_count[row];
+  const C* classifier = g.classifier.row<C>(0) + column;
+  const Extent readable = extent_of<C>(g.classifier, t.vocab, g.columns);
+  constexpr int kInFlight = kAligned ? 8 : 4;  // classifier rows that a thread waits for at once
+  float sum[8] = {};
+  int i = 0;
+  for (; i + kInFlight <= count; i += kInFlight) {
+    Loading8<kAligned, C> rows[kInFlight];
+    float values[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const Kept element = kept[i + k];
+      values[k] = element.value;
+      rows[k] = start_load8<kAligned>(classifier + element.column * g.classifier.stride, left, readable);
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) add8(sum, end_load8(rows[k], left), values[k], g.operand_dtype);
+  }
+  for (; i < count; ++i) {
+    const auto row = start_load8<kAligned>(classifier + kept[i].column * g.classifier.stride, left, readable);
+    add8(sum, end_load8(row, left), kept[i].value, g.operand_dtype);
+  }
+  if constexpr (kSmooth) smooth8(sum, g.smoothing, row, column, left);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    if (k >= left) break;
+    sum[k] += g.base.dtype == DType::kF32 ? g.base.row<float>(row)[column + k]
+                                          : to_float(g.base.row<To>(row)[column + k]);
+  }
+  store8<kAligned>(g.to.row<To>(row) + column, sum, left, false);
+}
+
+template <class C, class To, int kLanes>
+void launch(const GatherHidden& g, bool aligned, const Queue& queue) {
+  const dim3 grid(blocks_for(g.t.rows, kThreads / kLanes), blocks_for(g.columns, 8 * kLanes));
+  for_gather(aligned, g.smoothing.sum != nullptr, [&](auto is_aligned, auto is_smooth) {
+    queue.launch("gather_hidden", gather_hidden_kernel<C, To, kLanes, is_aligned.value, is_smooth.value>,
+                 grid, kThreads, 0, g);
+  });
+}
+
+}  // namespace
+
+void launch_gather_hidden(const GatherHidden& g, const Queue& queue) {
+  if (g.t.rows == 0) return;
+  const bool aligned = is_aligned8(g.classifier, g.columns) && is_aligned8(g.to, g.columns);
+  const int64_t slice_bytes = 16 * 8 * g.t.vocab * static_cast<int64_t>(size_of(g.classifier.dtype));
+  for_dtype(g.classifier.dtype, [&](auto from) {
+    for_dtype(g.to.dtype, [&](auto to) {
+      using C = decltype(from);
+      using To = decltype(to);
+      if (slice_bytes > kSliceBytes) {
+        launch<C, To, 8>(g, aligned, queue);
+      } else {
+        launch<C, To, 16>(g, aligned, queue);
+      }
+    });
+  });
+}
+
+}  // namespace logitless::cuda

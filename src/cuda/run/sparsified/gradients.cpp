@@ -1,0 +1,206 @@
+#include "cuda/run/sparsified/sparsified.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda {
+namespace {
+
+Smoothing smoothing_of_columns(const Runner& run, const SparsifiedArena& t) {
+  if (run.problem.label_smoothing == 0) return {};
+  return {class_weight_of(run, {}), t.hidden_sum};
+}
+
+void product(const Runner& run, Gemm g) {
+  g.allow_tf32 = run.problem.allow_tf32;
+  if (run.dtype() != DType::kF32) {
+    g.alpha = &run.arena.scalars->dz_unscale;
+    g.zero_one = run.arena.scalars->zero_one;
+  }
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
+}
+
+// Hidden rows for a product over rows: 0 for ignored ones, which may hold anything, so that nothing times 0
+// is left.
+ConstMatrix without_ignored(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                            const ConstMatrix& hidden) {
+  RowsCopy c{};
+  c.from = hidden;
+  c.to = run.padded(t.hidden_copy, run.dtype());
+  if (t.hidden_copy == nullptr) {
+    c.to = {run.buffers.d_hidden, run.dtype(), operand_stride_in_d_hidden(run.problem, run.buffers)};
+  }
+  c.target = run.arena.target;
+  c.rows = chunk.rows;
+  c.columns = run.problem.hidden;
+  c.padded = run.depth();
+  launch_copy_rows(c, run.queue);
+  return c.to;
+}
+
+// Columns of which many elements were kept, and copies of them behind those of the dense ones.
+ConstMatrix choose_hot(const Runner& run, const SparsifiedArena& t) {
+  if (t.sizes.hot > 0) launch_choose_hot(t, run.queue);
+  return copy_columns(run, t, t.sizes.dense + t.sizes.hot);
+}
+
+// dz of the dense columns, from their logits, and behind it that of the hot ones, from the lists of rows.
+ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                    const ConstMatrix& hidden, const ConstMatrix& columns) {
+  const Arena& a = run.arena;
+  const int64_t dense = t.sizes.dense;
+  const Matrix dz{a.exps, run.dtype(), padded_columns(run.problem, dense + t.sizes.hot)};
+  const float* scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
+  LogitsProduct product = logits_product(run, chunk, hidden, {0, dense}, columns);
+  product.transform.bias = t.dense_bias;
+  product.target = t.dense_target;
+  const GradientArgs args{.lse = a.lse,
+                          .lse_low = a.lse_low,
+                          .a = a.a,
+                          .b = a.b,
+                          .g = a.g,
+                          .factor = scale,
+                          .dz = {dz.data, dense, dz.stride}};
+  launch_logits(run, {product, args});
+  if (run.buffers.draw_variance != nullptr) {
+    launch_relative_variance(dz, chunk.rows, dense, &a.scalars->dz_unscale, t.row_threshold,
+                             static_cast<float*>(run.buffers.draw_variance), run.queue);
+  }
+  if (t.sizes.hot > 0) launch_spread_hot(t, dz.from(0, dense), scale, run.queue);
+  return dz;
+}
+
+void dense_bias_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
+                         int64_t columns) {
+  const Arena& a = run.arena;
+  ColumnSums c{};
+  c.dz = dz;
+  c.rows = run.problem.tokens;
+  c.columns = columns;
+  c.factor = &a.scalars->dz_unscale;
+  c.sums = t.dense_bias;
+  launch_column_sums(c, run.queue);
+  launch_scatter_dense({.column = t.columns,
+                        .count = columns,
+                        .columns = 1,
+                        .from = {t.dense_bias, DType::kF32, 1},
+                        .to = {a.d_bias, DType::kF32, 1},
+                        .accumulate = false,
+                        .smoothing = {}},
+                       run.queue);
+}
+
+void dense_classifier_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
+                               int64_t columns, const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  Gemm g;
+  g.m = columns;
+  g.n = run.depth();
+  g.k = p.tokens;
+  g.a = dz;
+  g.transpose_a = true;
+  g.b = hidden;
+  g.c = run.padded(t.dense_gradient, dense_gradient_dtype(p));
+  product(run, g);
+  launch_scatter_dense({.column = t.columns,
+                        .count = columns,
+                        .columns = p.hidden,
+                        .from = g.c,
+                        .to = run.d_classifier(),
+                        .accumulate = p.accumulate.d_classifier,
+                        .smoothing = smoothing_of_columns(run, t)},
+                       run.queue);
+}
+
+void dense_hidden_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
+                           int64_t columns, const ConstMatrix& classifier) {
+  const Problem& p = run.problem;
+  Gemm g;
+  g.m = p.tokens;
+  g.n = p.hidden;
+  g.k = columns;
+  g.a = dz;
+  g.b = classifier;
+  if (t.hidden_gradient != nullptr) {
+    g.n = run.depth();
+    g.c = run.padded(t.hidden_gradient, DType::kF32);
+  } else {
+    g.c = run.d_hidden();
+    g.beta = p.accumulate.d_hidden ? 1.0f : 0.0f;
+  }
+  product(run, g);
+}
+
+// The dense and hot columns' part of all gradients, by products as in an exact plan. d_hidden gets this part
+// alone, and rows' lists lose their elements of hot columns.
+void dense_gradients(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                     const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  const int64_t columns = t.sizes.dense + t.sizes.hot;
+  const ConstMatrix classifier = choose_hot(run, t);
+  const ConstMatrix dz = make_dz(run, t, chunk, hidden, classifier);
+  if (p.has.d_bias) dense_bias_gradient(run, t, dz, columns);
+  if (!run.products) return;
+  if (p.has.d_classifier) {
+    dense_classifier_gradient(run, t, dz, columns, without_ignored(run, t, chunk, hidden));
+  }
+  if (p.has.d_hidden) dense_hidden_gradient(run, t, dz, columns, classifier);
+}
+
+void gather_hidden(const Runner& run, const SparsifiedArena& t) {
+  const Problem& p = run.problem;
+  GatherHidden g{};
+  g.t = t;
+  g.columns = p.hidden;
+  g.zeroes_ignored = !p.accumulate.d_hidden;
+  g.classifier = run.classifier();
+  g.operand_dtype = run.dtype();
+  g.to = run.d_hidden();
+  g.base = t.hidden_gradient == nullptr ? g.to : run.padded(t.hidden_gradient, DType::kF32);
+  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.classifier_sum};
+  launch_gather_hidden(g, run.queue);
+}
+
+void gather_classifier(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  GatherClassifier g{};
+  g.t = t;
+  g.columns = p.hidden;
+  g.hidden = hidden;
+  g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;
+  g.to = run.d_classifier();
+  g.accumulate = p.accumulate.d_classifier;
+  g.smoothing = smoothing_of_columns(run, t);
+  launch_gather_classifier(g, run.queue);
+}
+
+}  // namespace
+
+void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                        const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  launch_assign_roles(t, run.queue);
+  launch_weigh(run, t);
+  if (p.label_smoothing > 0) {
+    launch_weighted_rows({.data = hidden,
+                          .operand_dtype = run.dtype(),
+                          .rows = p.tokens,
+                          .columns = p.hidden,
+                          .weight = run.arena.c,
+                          .parts = t.sum_parts,
+                          .sum = t.hidden_sum},
+                         run.queue);
+  }
+  dense_gradients(run, t, chunk, hidden);
+  const bool lists = p.has.d_bias || (p.has.d_classifier && run.products);
+  if (lists) launch_column_lists(t, run.queue);
+  if (p.has.d_hidden && run.products) gather_hidden(run, t);
+  if (lists) {  // in the place of the lists of rows
+    launch_order_lists(t, p.has.d_bias ? run.arena.d_bias : nullptr, run.queue);
+  }
+  if (p.has.d_bias && p.label_smoothing > 0) {
+    launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
+                       run.arena.d_bias, run.queue);
+  }
+  if (p.has.d_classifier && run.products) gather_classifier(run, t, hidden);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,142 @@
+#include <cmath>
+
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/run/sparsified/sparsified.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+// A stretch of which one column was seen is not taken to have more than this share of the row: the one may be
+// a peak.
+constexpr float kMostOfStretch = 1.0f / 16;
+
+__device__ float warp_max(float value) {
+  for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
+
+// log(exp(a) + exp(b))
+__device__ float log_add(float a, float b) {
+  const float high = fmaxf(a, b), low = fminf(a, b);
+  return low == -CUDART_INF_F ? high : high + log1pf(expf(low - high));
+}
+
+// log of the sum of the slots, by a warp.
+__device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
+  float largest = -CUDART_INF_F;
+  for (int64_t s = lane; s < slots.slots; s += 32)
+    largest = fmaxf(largest, slots.max[s * slots.stride + row]);
+  largest = warp_max(largest);
+  if (!(fabsf(largest) < CUDART_INF_F)) return largest;
+  float sum = 0;
+  for (int64_t s = lane; s < slots.slots; s += 32) {
+    sum += slots.sum[s * slots.stride + row] * expf(slots.max[s * slots.stride + row] - largest);
+  }
+  return largest + logf(warp_sum(sum));
+}
+
+// The logit of sample s for a row of this inverse temperature.
+__device__ float sample_logit(const Guess& g, float product, int64_t s, float inverse_temperature) {
+  const float bias = g.transform.bias != nullptr ? g.transform.bias[g.sample[s]] : 0.0f;
+  return g.transform.logit(product, bias, inverse_temperature);
+}
+
+// log of the row's sum over all columns. known: the log of that over dense columns and the target. The
+// columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp, each
+// lane of which has kEach samples at most.
+template <int kEach>
+__device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
+  float e[kEach], others[kEach];  // of e: products, logits, then exps relative to the largest
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {  // no load waits for another
+    const int64_t s = lane + 32 * i;
+    others[i] = s < g.sampled ? g.sample_others[s] : -1;
+    e[i] = s < g.sampled ? g.logits[row * g.sampled + s] : 0;
+  }
+  const float inverse_temperature = g.transform.inverse_temperature_of(row);
+  float largest = known;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    e[i] = others[i] >= 0 ? sample_logit(g, e[i], lane + 32 * i, inverse_temperature) : -CUDART_INF_F;
+    largest = fmaxf(largest, e[i]);
+  }
+  largest = warp_max(largest);
+  if (!(fabsf(largest) < CUDART_INF_F)) return known;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    e[i] = expf(e[i] - largest);
+    sum += e[i];
+  }
+  const float seen = expf(known - largest) + warp_sum(sum);
+  float total = seen;
+  for (int round = 0; round < 4; ++round) {
+    float unseen = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) unseen += fminf(others[i] * e[i], kMostOfStretch * total);
+    total = seen + warp_sum(unseen);
+  }
+  return largest + logf(total);
+}
+
+// One warp a row.
+template <int kEach>
+__global__ void guess_kernel(Guess g, StatSlots slots) {
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (row >= g.rows) return;
+  float known = log_of_slots(slots, row, lane);
+  // Each lane those that it has read. The draw's sums go on from there.
+  for (int64_t s = lane; s < slots.slots; s += 32) clear_slot(slots, s * slots.stride + row);
+  if (row == 0 && lane == 0 && g.redrawn_count != nullptr) *g.redrawn_count = 0;
+  const int32_t y = g.target[row];
+  if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
+  const float guess = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
+  if (lane != 0) return;
+  g.guess[row] = g.anchor[row] = guess;
+  g.guess_low[row] = 0;
+  g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
+  g.count[row] = 0;
+}
+
+// In the order of ranks, but no more than `above` the rank's own guess. NaN is no bound.
+__global__ void merge_guesses_kernel(SparsifiedArena t, int64_t own, int64_t ranks, float above) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= t.rows) return;
+  const float* guesses = t.base.gathered;
+  float all = -CUDART_INF_F;
+  for (int64_t rank = 0; rank < ranks; ++rank) all = log_add(all, guesses[rank * t.rows + row]);
+  t.lists.guess[row] = t.base.anchor[row] = fminf(all, guesses[own * t.rows + row] + above);
+}
+
+__global__ void known_guess_kernel(SparsifiedArena t) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= t.rows) return;
+  t.lists.guess[row] = t.base.anchor[row] = t.base.lse[row];
+  t.lists.guess_low[row] = t.base.lse_low[row];
+  t.row_threshold[row] = t.base.target[row] == kIgnoredRow ? CUDART_INF_F : t.threshold;
+  t.lists.count[row] = 0;
+}
+
+}  // namespace
+
+void launch_guess(const Guess& g, const Queue& queue) {
+  constexpr int kMost = static_cast<int>(kSampledColumns) / 32, kHalf = kMost / 2;
+  static_assert(kSampledColumns % 64 == 0);
+  const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
+  queue.launch("guess", kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
+}
+
+void launch_merge_guesses(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue) {
+  constexpr double kTooHigh = 10;  // nats, that the rank's own guess may be
+  const double above = -std::log(range_of_sums(t.base.slots, kGuessedRange).least) - kTooHigh;
+  queue.launch("merge_guesses", merge_guesses_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, rank,
+               ranks, static_cast<float>(above));
+}
+
+void launch_known_guess(const SparsifiedArena& t, const Queue& queue) {
+  queue.launch("known_guess", known_guess_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t);
+}
+
+}  // namespace logitless::cuda

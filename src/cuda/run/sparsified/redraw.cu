@@ -1,0 +1,117 @@
+#include <algorithm>
+
+#include "cuda/plan/sizes.h"
+#include "cuda/rows/anchor.h"
+#include "cuda/rows/device_rows.cuh"
+#include "cuda/run/sparsified/sparsified.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kGatherBlocks = 512;
+
+__device__ void list_redraw(const SparsifiedArena& t, int64_t row) {
+  t.lists.count[row] = 0;
+  t.redrawn[atomicAdd(t.redrawn_count, 1)] = static_cast<int32_t>(row);
+}
+
+// One block of threads for each block of rows.
+__global__ void __launch_bounds__(kRowBlock) find_low_guesses_kernel(SparsifiedArena t, double most) {
+  const StatSlots& slots = t.base.slots;
+  const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
+  bool out = false;
+  if (row < t.rows && t.base.target[row] != kIgnoredRow) {
+    const double sum = sum_of_slots(slots, slots.sum, row);
+    const double expected = sum_of_slots(slots, slots.expected, row);
+    const SumRange range = range_of_sums(slots, kGuessedRange);
+    out = !(sum < range.most && sum > range.least);
+    if (out || expected > most) {
+      t.lists.guess[row] = -CUDART_INF_F;  // no longer too high
+      list_redraw(t, row);
+    }
+  }
+  out = __syncthreads_or(out);
+  if (threadIdx.x == 0) t.out_of_range[blockIdx.x] = out;
+  if (out && row < t.rows) clear_row(slots, row);
+}
+
+__global__ void find_high_guesses_kernel(SparsifiedArena t, bool base_2) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= t.rows || t.base.target[row] == kIgnoredRow) return;
+  const double guess = base_2 ? effective_anchor(t.lists.guess[row]) : double{t.lists.guess[row]};
+  const double lse = double{t.base.lse[row]} + double{t.base.lse_low[row]};
+  if (lse - guess < log(1.001 * kCertainShare)) list_redraw(t, row);
+}
+
+__global__ void anchor_redraws_kernel(SparsifiedArena t, bool base_2) {
+  const StatSlots& slots = t.base.slots;
+  float* anchor = t.base.anchor;
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= t.rows || t.out_of_range[row / kRowBlock] == 0 || t.base.target[row] == kIgnoredRow) return;
+  const float lse = split_to<float>(log_sum_exp_parts(joined(slots, row))).high;
+  anchor[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
+  const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
+  for (int64_t s = 0; s < slots.slots; ++s) {
+    const int64_t at = s * slots.stride + row;
+    const double factor = exp(slots.max[at] - effective);
+    const double sum = slots.sum[at] * factor;
+    slots.sum[at] = static_cast<float>(sum);
+    const double shift = slots.max[at] - effective;
+#define LOGITLESS_REBASE(name, part, kind, ...)                                        \
+  if (slots.part != nullptr) {                                                         \
+    const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor); \
+    const double mass = SumKind::kind == SumKind::kExpOffset ? sum : 0;                \
+    slots.part[at] = static_cast<float>(moved_sum(rebased, mass, shift));              \
+  }
+    LOGITLESS_OPTIONAL_SUMS(LOGITLESS_REBASE)
+#undef LOGITLESS_REBASE
+  }
+}
+
+// There are seldom any rows, so blocks are few; each takes whole rows. stride: of hidden, in bytes as
+// row_bytes.
+__global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const char* hidden, int64_t stride,
+                                      int64_t row_bytes) {
+  const int64_t first = portion * t.portion;
+  const int64_t count = max(int64_t{0}, min(*t.redrawn_count - first, t.portion));
+  if (blockIdx.x == 0 && threadIdx.x == 0) t.redrawn_count[1 + portion] = static_cast<int32_t>(count);
+  for (int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const int64_t row = t.redrawn[first + i];
+    const auto* from = reinterpret_cast<const uint4*>(hidden + row * stride);
+    auto* to = reinterpret_cast<uint4*>(static_cast<char*>(t.portion_hidden) + i * row_bytes);
+    for (int64_t k = threadIdx.x; k < row_bytes / 16; k += kThreads) to[k] = from[k];
+    if (threadIdx.x != 0) continue;
+    t.lists.guess[row] = t.portion_anchor[i] = t.base.lse[row];
+    t.lists.guess_low[row] = t.base.lse_low[row];
+    t.portion_threshold[i] = t.threshold;
+    if (t.portion_inverse_temperature != nullptr) {
+      t.portion_inverse_temperature[i] = t.base.inverse_temperature[row];
+    }
+  }
+}
+
+}  // namespace
+
+void launch_find_low_guesses(const SparsifiedArena& t, double most_expected, const Queue& queue) {
+  queue.launch("find_low_guesses", find_low_guesses_kernel, static_cast<unsigned>(row_blocks(t.rows)),
+               kRowBlock, 0, t, most_expected);
+}
+
+void launch_find_high_guesses(const SparsifiedArena& t, bool base_2, const Queue& queue) {
+  queue.launch("find_high_guesses", find_high_guesses_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t,
+               base_2);
+}
+
+void launch_anchor_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue) {
+  queue.launch("anchor_redraws", anchor_redraws_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, base_2);
+}
+
+void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,
+                           const Queue& queue) {
+  queue.launch("gather_redraws", gather_redraws_kernel,
+               static_cast<unsigned>(std::min(t.portion, kGatherBlocks)), kThreads, 0, t, i,
+               hidden.row<char>(0), hidden.stride * static_cast<int64_t>(size_of(hidden.dtype)), row_bytes);
+}
+
+}  // namespace logitless::cuda

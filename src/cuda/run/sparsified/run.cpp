@@ -1,0 +1,253 @@
+#include "cuda/plan/sizes.h"
+#include "cuda/run/sparsified/sparsified.h"
+#include "cuda/runtime/check.h"
+#include "cuda/runtime/gemm.h"
+
+namespace logitless::cuda {
+namespace {
+
+Condition active_rows(const Runner& run, const Chunk& chunk) {
+  return {run.arena.active, row_blocks(chunk.rows)};
+}
+
+// Whether rows' sums are relative to an anchor and come with the draw, in one pass; else they are made before
+// it.
+bool sums_while_drawing(const Runner& run) {
+  return run.traits().sums_while_drawing;
+}
+
+void choose_columns(const Runner& run, const SparsifiedArena& t) {
+  const Problem& p = run.problem;
+  ChooseColumns c{};
+  c.target = run.arena.target;
+  c.tokens = p.tokens;
+  c.vocab = p.vocab;
+  c.dense = t.sizes.dense;
+  c.sampled = t.sizes.sampled;
+  c.count = t.column_count;
+  c.bins = t.bins;
+  c.totals = t.totals;
+  c.role = t.role;
+  c.dense_columns = t.columns;
+  c.sample = t.columns + t.sizes.dense;
+  c.sample_others = t.sample_others;
+  c.dense_copy = t.lists.dense;
+  c.seed = t.lists.seed;
+  c.given_seed = static_cast<const int64_t*>(run.buffers.seed);
+  c.known_seed = p.seed;
+  launch_choose_columns(c, run.queue);
+}
+
+// Sums of the dense columns, in the slots.
+void sum_dense(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
+               const ConstMatrix& columns) {
+  const Window window{0, t.sizes.dense};
+  LogitsProduct product = logits_product(run, chunk, hidden, window, columns);
+  product.transform.bias = t.dense_bias;
+  product.target = nullptr;
+  launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}});
+}
+
+void multiply_sample(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                     const ConstMatrix& hidden, const ConstMatrix& columns) {
+  Gemm g;
+  g.allow_tf32 = run.problem.allow_tf32;
+  g.m = chunk.rows;
+  g.n = t.sizes.sampled;
+  g.k = run.problem.hidden;
+  g.a = hidden;
+  g.b = columns.from(t.sizes.dense);
+  g.transpose_b = true;
+  g.c = {t.sample_logits, DType::kF32, t.sizes.sampled};
+  gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
+}
+
+// Joins the guesses of a group's ranks to those of all columns.
+void merge_guesses(const Runner& run, const SparsifiedArena& t) {
+  const int64_t rows = run.problem.tokens;
+  float* guesses = run.arena.gathered;
+  run.queue.call([group = run.group, guesses, rows](cudaStream_t stream) {
+    group->gather(guesses, rows, DType::kF32, stream);
+  });
+  launch_merge_guesses(t, run.group->rank, run.problem.group_size, run.queue);
+}
+
+void guess_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  if (p.vocab > 0) {  // of a rank of a group it may be 0
+    const ConstMatrix columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
+    sum_dense(run, t, chunk, hidden, columns);
+    if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
+  }
+  const bool merges = run.exchanges();
+  Guess g{};
+  g.rows = p.tokens;
+  g.sampled = t.sizes.sampled;
+  g.slots = &run.arena.slots;
+  g.logits = t.sample_logits;
+  g.sample = t.columns + t.sizes.dense;
+  g.sample_others = t.sample_others;
+  g.transform = run.transform;
+  g.threshold = t.threshold;
+  g.target = run.arena.target;
+  g.target_logit = run.arena.target_logit;
+  g.role = t.role;
+  g.guess = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.guess;
+  g.guess_low = t.lists.guess_low;
+  g.anchor = run.arena.anchor;
+  g.row_threshold = t.row_threshold;
+  g.count = t.lists.count;
+  g.redrawn_count = t.redrawn_count;
+  launch_guess(g, run.queue);
+  if (merges) merge_guesses(run, t);
+}
+
+// The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
+// from. set(product, args) completes them.
+template <class Set>
+void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
+                 const Condition& condition, const Set& set) {
+  for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
+    const ConstMatrix classifier = load_classifier(run, window, condition);
+    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    DrawArgs args{row_sums(run, window)};
+    args.anchor = run.arena.anchor;
+    args.stats.weighted = nullptr;
+    if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
+    args.draws.seed = t.lists.seed;
+    args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
+    args.draws.role = t.role;
+    args.draws.threshold = t.row_threshold;
+    args.draws.guess_low = t.lists.guess_low;
+    args.draws.count = t.lists.count;
+    args.draws.elements = t.lists.elements;
+    args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
+    set(product, args);
+    launch_logits(run, {product, args});
+  });
+}
+
+// After the draw, what can be told before lse is known: rows whose guess was too low, and new sums of blocks
+// of rows where they left the range of exps.
+void find_low_guesses(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                      const ConstMatrix& hidden) {
+  launch_find_low_guesses(t, most_expected(run.problem.threshold), run.queue);
+  sum_rows(run, chunk, hidden, t.out_of_range);
+  launch_anchor_redraws(t, run.traits().base_2, run.queue);
+}
+
+// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
+// the launches find nothing to do.
+void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
+  launch_find_high_guesses(t, run.traits().base_2, run.queue);
+  for (int64_t i = 0; i < t.portions; ++i) {
+    launch_gather_redraws(t, i, hidden, run.depth() * static_cast<int64_t>(size_of(run.dtype())), run.queue);
+    const int32_t* count = t.redrawn_count + 1 + i;
+    const Chunk portion{.rows = t.portion, .row_count = count};
+    const ConstMatrix rows = run.padded(t.portion_hidden, run.dtype());
+    launch_draw(run, t, portion, rows, {count, sizeof(int32_t)}, [&](LogitsProduct& product, DrawArgs& args) {
+      product.row_count = count;
+      product.target = nullptr;
+      product.transform.inverse_temperature = t.portion_inverse_temperature;
+      args.stats = StatSlots{};  // the sums are known
+      args.anchor = t.portion_anchor;
+      args.draws.threshold = t.portion_threshold;
+      args.draws.row = t.redrawn + i * t.portion;
+    });
+  }
+}
+
+// sum_j w_j C_j, and from it, in forward passes, the rows' sums of weighted logits.
+void sum_classifier(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  const float* weight = class_weight_of(run, {});
+  launch_weighted_rows({.data = run.classifier(),
+                        .operand_dtype = run.dtype(),
+                        .rows = p.vocab,
+                        .columns = p.hidden,
+                        .weight = weight,
+                        .parts = t.sum_parts,
+                        .sum = t.classifier_sum},
+                       run.queue);
+  if (!p.needs_forward() || !sums_while_drawing(run)) return;
+  const StatSlots& slots = run.arena.slots;
+  run.queue.clear(slots.weighted, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float));
+  launch_weighted_logits(t, hidden, p.hidden, run.transform, weight, run.queue);
+}
+
+// The sums are known: lse is the guess.
+void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                   const ConstMatrix& hidden) {
+  launch_known_guess(t, run.queue);
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
+    product.row_block_active = run.arena.active;
+    args.stats = StatSlots{};
+  });
+}
+
+// Forward passes, before the rows' lse is known: makes their sums and, where the engine does both in one
+// pass, the first draw with a guess of lse, which in a group is of all ranks' columns.
+void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                  const ConstMatrix& hidden) {
+  if (run.problem.vocab > 0) choose_columns(run, t);
+  if (!sums_while_drawing(run)) return sum_rows(run, chunk, hidden, run.arena.active);
+  guess_lse(run, t, chunk, hidden);
+  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
+    product.row_block_active = run.arena.active;
+    args.draws.certain_share = kCertainShare;
+  });
+  find_low_guesses(run, t, chunk, hidden);
+}
+
+// And after: the first draw with lse itself, of all rows, or of those whose guess was bad.
+void finish_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
+  if (sums_while_drawing(run)) {
+    draw_again(run, t, hidden);
+  } else {
+    draw_with_lse(run, t, chunk, hidden);
+  }
+}
+
+}  // namespace
+
+ConstMatrix copy_columns(const Runner& run, const SparsifiedArena& t, int64_t count) {
+  RowsCopy c{};
+  c.from = run.classifier();
+  c.row_map = c.target = t.columns;
+  c.to = run.padded(t.columns_copy, run.dtype());
+  c.rows = count;
+  c.columns = run.problem.hidden;
+  c.padded = run.depth();
+  launch_copy_rows(c, run.queue);
+  if (t.dense_bias != nullptr) {
+    launch_gather_vector(run.transform.bias, t.columns, t.sizes.dense, t.dense_bias, run.queue);
+  }
+  return c.to;
+}
+
+void run_sparsified(const Runner& run, const SparsifiedArena& t) {
+  const Problem& p = run.problem;
+  if (p.tokens == 0) return;
+  const Chunk chunk{.rows = p.tokens, .row_count = run.arena.chunk_rows};
+  const bool sums_to_guess = p.needs_forward() && sums_while_drawing(run);
+  const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/sums_to_guess);  // for the guess
+  if (p.needs_forward()) {
+    sum_and_draw(run, t, chunk, hidden);
+    // After the slots were last set.
+    if (p.label_smoothing > 0 && p.vocab > 0) sum_classifier(run, t, hidden);
+  }
+  finish_chunk(run, chunk, hidden, sums_to_guess);
+  if (p.vocab == 0) return;
+  if (p.needs_forward()) {
+    finish_draw(run, t, chunk, hidden);
+  } else {
+    if (p.label_smoothing > 0) sum_classifier(run, t, hidden);
+    if (!p.has.draws) {
+      choose_columns(run, t);
+      draw_with_lse(run, t, chunk, hidden);
+    }
+  }
+  if (p.needs_backward()) gradients_of_draws(run, t, chunk, hidden);
+}
+
+}  // namespace logitless::cuda

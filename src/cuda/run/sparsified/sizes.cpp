@@ -1,0 +1,53 @@
+#include "cuda/run/sparsified/sizes.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace logitless::cuda {
+namespace {
+
+// A count's mean and eight standard deviations (its variance is at most its mean), at most `most`.
+int64_t with_deviations(double mean, int64_t most) {
+  const double count = std::ceil(mean + 8 * std::sqrt(mean) + 16);
+  return count < static_cast<double>(most) ? static_cast<int64_t>(count) : most;
+}
+
+// The largest shard's part of columns that the whole vocabulary has, in steps of `step`.
+int64_t of_largest(double columns, const Problem& p, int64_t step) {
+  const double share = p.in_group() ? static_cast<double>(p.group_vocab) /
+                                          static_cast<double>(std::max<int64_t>(p.vocab_total, 1))
+                                    : 1;
+  return std::max<int64_t>(static_cast<int64_t>(columns * share) / step, 1) * step;
+}
+
+}  // namespace
+
+SparsifiedSizes sparsified_sizes(const Problem& p) {
+  SparsifiedSizes s;
+  // All ranks of a group have the sizes of its largest shard, or all columns that are theirs: so lists are as
+  // long on each of them, and none needs more memory than the largest.
+  const int64_t largest = p.in_group() ? p.group_vocab : p.vocab;
+  const int64_t most = of_largest(static_cast<double>(kDenseColumns), p, 8);
+  const int64_t dense = std::min({largest, std::max<int64_t>(largest / 96 / 8 * 8, 8), most});
+  const int64_t others = largest - dense;
+  s.dense = std::min(dense, p.vocab);
+  // Longer lists forgive a rougher guess.
+  const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
+  s.sampled = std::min(p.vocab - s.dense, of_largest(sampled, p, 64));
+  if (p.needs_backward() && p.has.d_classifier) {
+    s.hot = std::min(p.vocab / 160 / 8 * 8, of_largest(static_cast<double>(kHotColumns), p, 8));
+  }
+  const double expected = 1 / p.threshold;
+  s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
+  s.capacity = (s.capacity + 1) / 2 * 2;                                            // of 16 bytes
+  s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
+  return s;
+}
+
+int64_t sparsified_gemm_bytes(const Problem& p) {
+  constexpr int64_t kMost = int64_t{4} << 20, kParts = 4;  // of split sums
+  const SparsifiedSizes s = sparsified_sizes(p);
+  return std::min(kMost, kParts * (s.dense + s.hot) * p.hidden * static_cast<int64_t>(sizeof(float)));
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,59 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace logitless::cuda {
+
+// Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse: of a
+// vocabulary. A rank of a group has the largest shard's share of them and of hot ones, as all ranks' guesses
+// become one.
+inline constexpr int64_t kDenseColumns = 768;
+inline constexpr int64_t kSampledColumns = 768;
+// Most columns that become hot (hot.cu); each of them has more than kLeastHot kept elements.
+inline constexpr int64_t kHotColumns = 1024;
+inline constexpr int32_t kLeastHot = 32;
+// Of the threshold: a guess of lse may be too high by a factor of 2, see docs/sparsification.md.
+inline constexpr float kCertainShare = 0.5f;
+// A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
+// as the guess it is at most 1 over threshold.) A single such row costs a pass over the classifier, and lists
+// for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
+inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
+inline double most_expected(double threshold) {
+  return std::clamp(768 * threshold, kLeastExpected, kMostExpected);
+}
+// A row's list is put in order in shared memory, of which some devices have less. capability: 90 for Hopper.
+constexpr int longest_list(int capability) {
+  return capability == 90 ? 16384 : 8192;
+}
+// Smaller thresholds keep everything, too, and fp32 has room for them.
+inline constexpr double kLeastThreshold = 1e-30;
+
+inline float threshold_of(const Problem& problem) {
+  return static_cast<float>(problem.threshold < kLeastThreshold ? kLeastThreshold : problem.threshold);
+}
+
+// The dense part and the lists of a sparsified run.
+struct SparsifiedSizes {
+  int64_t dense = 0;     // the most frequent targets, one column in 96
+  int64_t sampled = 0;   // of the others, for the guess
+  int64_t hot = 0;       // one column in 160
+  int64_t capacity = 0;  // of a row's list after the first draw
+  int64_t kept = 0;      // of all rows' lists after the second draw, targets included
+};
+
+// Capacities leave eight standard deviations (a count's variance is at most its mean): beyond is 1e-15.
+SparsifiedSizes sparsified_sizes(const Problem& problem);
+
+// Scratch of the products of dense columns, which are small: more would be most of a sparsified run's memory.
+// The same for every budget, as cuBLASLt's choice of an algorithm depends on it, and so do a sum's last bits.
+int64_t sparsified_gemm_bytes(const Problem& problem);
+
+// Scratch of a scan over the vocabulary; CUB, which would ask the driver for the exact number, refuses less
+// than it needs (about 32 bytes for each 1,000 elements).
+constexpr int64_t scan_bytes(int64_t vocab) {
+  return 65536 + vocab / 16;
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,180 @@
+#pragma once
+// Kernels of sparsified gradients (docs/sparsification.md). Every launcher only queues; pointers are of the
+// device. Rows are the caller's: they are not compacted. N tokens, V columns of the shard, K dense columns, S
+// sampled ones. Most kernels are given the whole arena.
+#include <cstdint>
+
+#include "cuda/rows/rows.h"
+#include "cuda/run/runner.h"
+#include "cuda/run/sparsified/arena.h"
+
+namespace logitless::cuda {
+
+// ---- run.cpp: a run of a sparsified plan, between the preparation of rows and the end of gradients. All
+// rows are one chunk.
+void run_sparsified(const Runner& run, const SparsifiedArena& t);
+// Copies of the first `count` of t.columns, 0 where there is none, and the dense ones' bias.
+ConstMatrix copy_columns(const Runner& run, const SparsifiedArena& t, int64_t count);
+// ---- gradients.cpp
+void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                        const ConstMatrix& hidden);
+
+// ---- chosen_columns.cu: the most frequent targets become dense columns (of equals the first); of the others
+// one is sampled of each stretch of the vocabulary
+struct ChooseColumns {
+  const int32_t* target;  // [N] as Arena::target
+  int64_t tokens, vocab, dense, sampled;
+  int32_t* count;          // [V] scratch
+  int32_t* bins;           // [kCountBins] scratch
+  uint64_t* totals;        // [kMostCountBlocks] scratch
+  int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
+  int32_t* dense_columns;  // [K]
+  int32_t* dense_copy;     // [K] the same, or null
+  int32_t* sample;         // [S] column, or kIgnoredRow: no other column in the stretch
+  float* sample_others;    // [S] further columns of the stretch that are not dense; -1: no sample, either
+  uint64_t* seed;          // scalar: becomes given_seed's (null: known_seed); or null
+  const int64_t* given_seed;
+  int64_t known_seed;
+};
+void launch_choose_columns(const ChooseColumns& c, const Queue& queue);
+// From the dense columns alone what the gradients need of them: columns, roles and dense_target, and counts
+// that begin with 0.
+void launch_assign_roles(const SparsifiedArena& t, const Queue& queue);
+// out[k] = vector[columns[k]]
+void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
+                          const Queue& queue);
+
+// ---- guess.cu
+// Range of a row's sum of exps relative to the guess, without optional sums: exp(-60) to exp(60).
+inline constexpr SumRange kGuessedRange{8.7e-27, 1.1e26};
+struct Guess {
+  int64_t rows, sampled;
+  const StatSlots* slots;      // of the dense columns, on the host; become those of no column
+  const float* logits;         // [N, S] products of the sampled columns
+  const int32_t* sample;       // [S] as ChooseColumns
+  const float* sample_others;  // [S] below 0: there is no such sample
+  LogitTransform<float> transform;
+  float threshold;
+  const int32_t* target;      // [N]
+  const float* target_logit;  // [N]
+  const int32_t* role;        // [V]
+  float* guess;               // [N]
+  float* guess_low;           // [N] becomes 0
+  float* anchor;              // [N] the same as guess
+  float* row_threshold;       // [N]
+  int32_t* count;             // [N] becomes 0
+  int32_t* redrawn_count;     // scalar, becomes 0; or null
+};
+void launch_guess(const Guess& g, const Queue& queue);
+// Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns. Of a rank that
+// seems to have next to nothing of a row they are lower, so that its sums are in range whatever others guess.
+// All of them are in base.gathered, [ranks, N].
+void launch_merge_guesses(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue);
+// A guess that is known: lse, of the arena.
+void launch_known_guess(const SparsifiedArena& t, const Queue& queue);
+// ---- redraw.cu
+// After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
+// the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
+//
+// Too low: so much would be drawn that lists are too short, or a sum leaves the range of exps.
+// most_expected: over threshold, rows of more are listed. Of listed rows the guess becomes -inf and the count
+// 0; slots of blocks out of range become those of no column.
+void launch_find_low_guesses(const SparsifiedArena& t, double most_expected, const Queue& queue);
+// Blocks of rows out of range, which have new sums relative to maxima: sums relative to their lse as the
+// anchor.
+void launch_anchor_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// Too high, when lse is known, of all ranks in a group: elements above threshold might not be kept.
+// base_2: the guess is effective_anchor() of it.
+void launch_find_high_guesses(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// Portion number i of the listed rows: their number to redrawn_count[1 + i], hidden rows of row_bytes (a
+// multiple of 16), guesses, which become lse, and thresholds.
+void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,
+                           const Queue& queue);
+
+// ---- weigh.cu: order, second draw and coefficients of each row's list
+// Lists of kept elements in the order of RowOrder, the target last, and how many rows keep each column. And
+// Buffers::kept_count, which counts every dense column, and draw_variance, for now the variance itself: of
+// the drawn columns, whose part of the squared norm takes the place of row_threshold.
+void launch_weigh(const Runner& run, const SparsifiedArena& t);
+// variance[row] /= square[row] + the squared norm of the dense columns' part
+void launch_relative_variance(const ConstMatrix& dz, int64_t rows, int64_t dense, const float* dz_unscale,
+                              const float* square, float* variance, const Queue& queue);
+
+// ---- hot.cu: columns of which many elements were kept become columns of dz behind the dense ones
+// `columns` behind the dense ones, ascending, kIgnoredRow behind the last one; their roles; and 0 as their
+// counts.
+void launch_choose_hot(const SparsifiedArena& t, const Queue& queue);
+// Moves elements of hot columns from rows' lists to dz.
+// dz: [N, hot] behind the dense columns; scale: of what is stored, null: 1.
+void launch_spread_hot(const SparsifiedArena& t, const Matrix& dz, const float* scale, const Queue& queue);
+
+// ---- column_lists.cu: from lists of rows to lists of columns
+void launch_column_lists(const SparsifiedArena& t, const Queue& queue);
+
+// ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
+// sum[d] = sum over rows of weight * data, in one order; weight null: 1. fp32 data are rounded to
+// operand_dtype. parts: [kSumParts, columns] scratch.
+struct WeightedRows {
+  ConstMatrix data;
+  DType operand_dtype;
+  int64_t rows, columns;
+  const float* weight;  // [rows] or null
+  float* parts;
+  float* sum;  // [columns]
+};
+void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
+// sum_j w_j z_ij = (scale * hidden_i . classifier_sum + sum_j w_j bias_j) / T_i, in the first slot
+// Rows that are ignored are left alone. class_weight: [V] or null.
+void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
+                            const LogitTransform<float>& transform, const float* class_weight,
+                            const Queue& queue);
+// d_bias[j] += w_j * sum_i c_i
+void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
+                        const Queue& queue);
+// A product of two vectors to be added: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
+struct Smoothing {
+  const float* row_factor = nullptr;  // null: 1
+  const float* sum = nullptr;
+};
+
+// ---- gather_hidden.cu: d_hidden_i (+)= sum of value * classifier row
+struct GatherHidden {
+  SparsifiedArena t;
+  int64_t columns;
+  bool zeroes_ignored;
+  ConstMatrix classifier;
+  DType operand_dtype;  // to which fp32 rows are rounded
+  ConstMatrix base;     // to add to
+  Matrix to;
+  Smoothing smoothing;
+};
+void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
+
+// ---- order.cu: the lists of columns in the order of rows, which makes sums repeatable
+// d_bias: [V] += sums of values, or null.
+void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue);
+
+// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are neither
+// dense nor hot
+struct GatherClassifier {
+  SparsifiedArena t;
+  int64_t columns;
+  ConstMatrix hidden;
+  int64_t padded;  // past `columns` and up to padded are zeros
+  Matrix to;
+  bool accumulate;
+  Smoothing smoothing;  // row: a column of the vocabulary
+};
+void launch_gather_classifier(const GatherClassifier& g, const Queue& queue);
+// Rows of the dense and hot columns: to[column[k]] = (accumulate ? to : 0) + from[k]
+struct ScatterDense {
+  const int32_t* column;  // below 0: there is none
+  int64_t count, columns;
+  ConstMatrix from;
+  Matrix to;
+  bool accumulate;
+  Smoothing smoothing;  // row: a column of the vocabulary
+};
+void launch_scatter_dense(const ScatterDense& s, const Queue& queue);
+
+}  // namespace logitless::cuda

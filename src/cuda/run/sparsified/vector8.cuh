@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/rows/vector8.cuh"
+#include "cuda/run/sparsified/sparsified.h"
+
+namespace logitless::cuda {
+
+// fp32 is rounded to the dtype of the operands.
+template <class T>
+__device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor, DType operand) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_operand(v.x[i], operand), factor, sum[i]);
+}
+
+// column: of the first of the eight.
+__device__ __forceinline__ void smooth8(float (&sum)[8], const Smoothing& smoothing, int64_t row,
+                                        int64_t column, int left) {
+  const float factor = smoothing.row_factor != nullptr ? smoothing.row_factor[row] : 1.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < left) sum[i] = fmaf(factor, smoothing.sum[column + i], sum[i]);
+  }
+}
+
+template <bool kAligned, class T>
+__device__ __forceinline__ void store8(T* to, const float (&sum)[8], int left, bool accumulate) {
+  Vector8<T> v;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float old = accumulate && i < left ? to_float(to[i]) : 0.0f;
+    v.x[i] = from_float<T>(old + sum[i]);
+  }
+  if constexpr (kAligned) {
+    *reinterpret_cast<Vector8<T>*>(to) = v;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < left) to[i] = v.x[i];
+    }
+  }
+}
+
+// Calls body(aligned, smooth) with both as types, which kernels are instantiated for.
+template <class F>
+void for_gather(bool aligned, bool smooth, F&& body) {
+  if (aligned) {
+    smooth ? body(std::true_type{}, std::true_type{}) : body(std::true_type{}, std::false_type{});
+  } else {
+    smooth ? body(std::false_type{}, std::true_type{}) : body(std::false_type{}, std::false_type{});
+  }
+}
+
+// Threads of a block over a row of eights, and blocks over a longer one.
+struct RowBlocks {
+  unsigned threads, blocks;
+};
+inline RowBlocks row_threads(int64_t columns, int64_t most) {
+  const int64_t eights = (columns + 7) / 8;
+  const int64_t blocks = (eights + most - 1) / most;
+  const int64_t threads = ((eights + blocks - 1) / blocks + 31) / 32 * 32;
+  return {static_cast<unsigned>(threads), static_cast<unsigned>(blocks)};
+}
+
+}  // namespace logitless::cuda

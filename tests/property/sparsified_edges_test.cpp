@@ -1,0 +1,275 @@
+// Sparsified gradients at the edges: of shapes, of probabilities, of numbers, where every run ends; and what
+// is refused. A run that does not end is one that takes longer than ctest allows this program.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "formats.h"
+#include "sparsified_fixture.h"
+
+namespace logitless_test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity(),
+                 kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class SparsifiedEdges : public SparsifiedTest {
+ protected:
+  PlainSize reduced(PlainSize size) const {
+    if (engine().is_reference()) size.vocab = std::min<int64_t>(size.vocab, 500);
+    return size;
+  }
+};
+
+TEST_P(SparsifiedEdges, SmallestShapes) {
+  for (PlainSize size : {PlainSize{1, 1, 1}, PlainSize{1, 300, 3}, PlainSize{40, 1, 2}, PlainSize{0, 5, 2},
+                         PlainSize{1, 2, 1}}) {
+    for (double threshold : {1.0, 0x1p-10, 1e-30}) {
+      const Case c = sparsified(size, threshold);
+      const Answer truth = materialise<double>(c);
+      for (const Outputs& got : all_ways(c)) {
+        EXPECT_EQ(got.kept_count.size(), static_cast<size_t>(size.tokens));
+        if (size.vocab == 1) {
+          for (double kept : got.kept_count) EXPECT_EQ(kept, 1);
+        }
+        // dz of at most 1, or 2 columns, and d_hidden are rounded to the operands' format.
+        double near = 1e-5;
+        if (engine().shortens_gradients(c.problem)) {
+          for (double v : c.classifier) near = std::max(near, 3 * 0x1p-9 * std::abs(v));
+        }
+        // Probabilities are at least 2^-10 here.
+        if (threshold <= 0x1p-10 && size.vocab <= 2) {
+          for (size_t k = 0; k < truth.d_hidden.size(); ++k)
+            EXPECT_NEAR(got.d_hidden[k], truth.d_hidden[k], near);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SparsifiedEdges, AllIgnored) {
+  Case c = sparsified({30, 100, 5}, 0x1p-6);
+  std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
+  for (const Outputs& got : all_ways(c)) {
+    for (const auto* zero :
+         {&got.d_hidden, &got.d_classifier, &got.d_bias, &got.kept_count, &got.draw_variance}) {
+      EXPECT_TRUE(all_are(0, *zero));
+    }
+  }
+}
+
+// Of a uniform softmax systematic draws keep 1 / threshold elements in all rows but for the ends of blocks.
+TEST_P(SparsifiedEdges, Uniform) {
+  Case c = sparsified(reduced({16, 20'000, 4}), engine().is_reference() ? 0x1p-5 : 0x1p-9);
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  const double expected = 1 / c.problem.threshold;
+  for (const Outputs& got : all_ways(c)) {
+    const double kept = sum_of(got.kept_count) / 16;
+    const double dense = is_device() ? 208 : 0;  // of 20,000 columns
+    EXPECT_NEAR(kept, expected * (1 - dense / 20'000) + 1 + dense,
+                5 * std::sqrt(expected / 16) + (dense > 0));
+    // dz is the target's exact part, and draws of the same weight.
+    EXPECT_NEAR(sum_of(got.d_bias), 0, 5 * std::sqrt(c.problem.threshold / 16));
+  }
+}
+
+TEST_P(SparsifiedEdges, OneHot) {
+  Case c = sparsified(reduced({9, 3000, 2}), 0x1p-8);
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.bias.begin(), c.bias.end(), 0);
+  c.bias[211] = 1000;
+  c.problem.reduction = LOGITLESS_REDUCTION_SUM;
+  std::fill(c.targets.begin(), c.targets.end(), 3);
+  c.targets[0] = 211;
+  for (const Outputs& got : all_ways(c)) {
+    for (size_t i = 0; i < 9; ++i) {
+      const double kept = is_device() ? std::min(got.kept_count[i], 2.0) : got.kept_count[i];
+      EXPECT_EQ(kept, i == 0 && !is_device() ? 1 : 2);
+    }
+    for (size_t j = 0; j < got.d_bias.size(); ++j) EXPECT_EQ(got.d_bias[j], j == 211 ? 8 : (j == 3 ? -8 : 0));
+  }
+}
+
+// What is seen first says nothing of what comes: all mass is in the last columns, far above the target and
+// the columns before, so lists fill up many times over. step: from one column's logit to the next.
+Case late_mass(Case c, double step) {
+  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  const size_t vocab = c.bias.size();
+  for (size_t j = 0; j < vocab; ++j) {
+    c.bias[j] = j < vocab / 3 ? -60 : rounded(step * static_cast<double>(j), as_dtype(c.problem.dtype.bias));
+  }
+  std::fill(c.targets.begin(), c.targets.end(), 1);
+  return c;
+}
+
+TEST_P(SparsifiedEdges, AllMassInTheLastColumns) {
+  for (double step : {0.0, 0.0005, 0.02}) {
+    const Case c =
+        late_mass(sparsified(reduced({8, 60'000, 3}), engine().is_reference() ? 0x1p-5 : 0x1p-8), step);
+    for (const Outputs& got : all_ways(c)) expect_drawn(got, c, 624);  // dense columns of 60,000
+  }
+}
+
+// When a full list is sparsified depends on the threads, what is left of it does not.
+TEST_P(SparsifiedEdges, FullListsDoNotDependOnThreadsSlow) {
+  if (is_device()) GTEST_SKIP() << "runs on a device use no threads";
+  const logitless::Context one = make_context(engine(), 1);
+  for (double step : {0.0, 0.0005, 0.02}) {
+    Case c = late_mass(sparsified(reduced({40, 60'000, 3}), engine().is_reference() ? 0x1p-5 : 0x1p-8), step);
+    for (int32_t keeps : {0, 1}) {
+      c.problem.has.draws = keeps;
+      c.mode = keeps != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
+      const Outputs expected = logitless_test::solve(one, c);
+      for (int threads : {2, 5}) {
+        EXPECT_STREQ(
+            first_difference(logitless_test::solve(make_hosted_context(engine(), threads), c), expected), "");
+      }
+    }
+  }
+}
+
+// Masked columns are never kept.
+TEST_P(SparsifiedEdges, MaskedColumns) {
+  Case c = sparsified(reduced({7, 2000, 3}), 0x1p-7);
+  const size_t vocab = c.bias.size();
+  for (size_t j = 0; j < vocab; ++j) {
+    if (j % 3 != 0 || j < vocab / 2) c.bias[j] = -kInfinity;
+  }
+  for (int64_t& target : c.targets) target = static_cast<int64_t>((vocab - 1) / 3 * 3);
+  for (const Outputs& got : all_ways(c)) {
+    for (size_t j = 0; j < vocab; ++j) {
+      EXPECT_TRUE(c.bias[j] != -kInfinity || got.d_bias[j] == 0) << j;
+    }
+    EXPECT_TRUE(all_finite(got.d_hidden));
+  }
+}
+
+// A NaN or an infinite logit takes its row's gradient with it, the target's row of d_classifier too, and
+// nothing of other rows that has no part in them.
+TEST_P(SparsifiedEdges, NotFinite) {
+  for (double value : {kNaN, kInfinity}) {
+    Case c = sparsified(reduced({6, 1500, 2}), 0x1p-6);
+    c.hidden[2 * 2] = value;
+    c.targets = {1, 2, 3, 4, 5, 6};
+    for (const Outputs& got : all_ways(c)) {
+      EXPECT_FALSE(std::isfinite(got.lse[2]));
+      for (size_t k = 0; k < 2; ++k) EXPECT_TRUE(std::isnan(got.d_hidden[2 * 2 + k]));
+      EXPECT_TRUE(std::isnan(got.d_bias[3]) || value == kInfinity);
+      for (size_t i : {0, 1, 3, 4, 5}) EXPECT_TRUE(std::isfinite(got.d_hidden[i * 2])) << i;
+    }
+  }
+}
+
+TEST_P(SparsifiedEdges, SeedInMemory) {
+  const Case c = sparsified(reduced({12, 900, 3}), 0x1p-6);
+  logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
+  problem.seed = 1234567890123;
+  const Outputs expected = run_pass(context_, problem, c);
+  problem.seed = 5;
+  Case with_seed = c;
+  with_seed.seed_in_memory = {1234567890123};
+  EXPECT_STREQ(first_difference(run_pass(context_, problem, with_seed), expected), "");
+}
+
+// Names the argument, what was expected and what was got.
+TEST_P(SparsifiedEdges, Refusals) {
+  const Case c = sparsified({4, 9, 2}, 0x1p-6);
+  const auto refused = [&](const auto& change) -> std::string {
+    logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
+    change(problem);
+    const logitless::Error error = refusal([&] { logitless::Plan(context_, problem); });
+    EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
+    return error.what();
+  };
+  const auto expect = [&](const std::string& got, const std::vector<std::string>& words) {
+    for (const std::string& word : words) EXPECT_NE(got.find(word), std::string::npos) << got;
+  };
+  for (double threshold : {0.0, -0.5, 1.5, kNaN}) {
+    expect(refused([&](auto& p) { p.threshold = threshold; }), {"threshold: expected ", ", got"});
+  }
+  expect(refused([](auto& p) { p.has.draws = 1; }), {"draws: expected none in a plan", "got one"});
+  expect(refused([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
+  expect(refused([](auto& p) {
+           p.label_smoothing = 0.25;
+           p.softcap = 1;
+         }),
+         {"label_smoothing: expected 0 with sparsified gradients and a softcap", "got 0.25"});
+}
+
+// All logits the same, of a size that no logarithm of a sum changes; of either sign.
+TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
+  const int64_t vocab = engine().is_reference() ? 600 : 4096;
+  for (double value : {1e3, 1e5, 1e9, 0x1p62, -1e9, -0x1p62}) {
+    // Logits of the reference are float64, and those of 1e9 no numbers that a saved lse has all digits of.
+    if (engine().is_reference() && std::fabs(value) == 1e9) continue;
+    Case c = sparsified({2, vocab, 8}, 0x1p-6);
+    std::fill(c.hidden.begin(), c.hidden.end(), rounded(std::fabs(value), engine().plain_dtype()));
+    std::fill(c.classifier.begin(), c.classifier.end(), rounded(value, engine().plain_dtype()));
+    std::fill(c.bias.begin(), c.bias.end(), 0);
+    c.targets = {1, vocab - 1};
+    c.problem.reduction = LOGITLESS_REDUCTION_SUM;
+    SCOPED_TRACE(value);
+    for (const Outputs& got : all_ways(c)) expect_drawn(got, c, 8 + static_cast<double>(vocab) / 96);
+  }
+}
+
+// Largest and smallest finite logits, one of them far from all others, infinities and NaN: no end of any loop
+// depends on them.
+TEST_P(SparsifiedEdges, AnyLogitsEnd) {
+  constexpr double kMost = 3e38;
+  for (double common : {kMost, -kMost, 1e30, -1e31, 0.0, kNaN}) {
+    for (double odd : {kMost, -kMost, 1e20, kNaN, kInfinity, -kInfinity}) {
+      Case c = sparsified({2, 1500, 2}, 0x1p-5);
+      c.problem.dtype.bias = LOGITLESS_F32;
+      std::fill(c.classifier.begin(), c.classifier.end(), 0);
+      std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
+      c.targets = {1, 700};
+      for (size_t at : {size_t{0}, size_t{700}, size_t{1499}}) {
+        Case one = c;
+        one.bias[at] = std::isfinite(odd) ? rounded(odd, LOGITLESS_F32) : odd;
+        for (const Outputs& got : all_ways(one)) {
+          if (!std::isfinite(common) || std::isnan(odd) || odd == INFINITY) continue;
+          SCOPED_TRACE(testing::Message() << common << ", one of " << odd << " at " << at);
+          EXPECT_NEAR(sum_of(got.d_bias), 0, 6 * std::sqrt(c.problem.threshold / 2));
+        }
+      }
+    }
+  }
+}
+
+// Nothing is below such thresholds: the gradient is exact, however many 1 / threshold are.
+TEST_P(SparsifiedEdges, TinyThresholdsKeepAll) {
+  for (int64_t vocab : {10, 20, 449}) {
+    for (double threshold : {1e-12, 1e-30, 0x1p-126}) {
+      const Case c = sparsified({5, vocab, 3}, threshold);
+      const Expected expected(c);
+      const Bounds bounds = expected.bounds_of(engine());
+      SCOPED_TRACE(testing::Message() << "threshold " << threshold << ", " << describe(c));
+      for (const Outputs& got : all_ways(c)) {
+        expect_gradients(got, expected.truth(), bounds);
+      }
+    }
+  }
+}
+
+// Weights are float32: thresholds below its normal numbers are refused, and the message says so.
+TEST_P(SparsifiedEdges, ThresholdsThatFloat32HasNot) {
+  for (double threshold : {0x1.fp-127, 1e-40, 0x1p-150, 1e-46, 5e-324}) {
+    const Case c = sparsified({4, 20, 2}, threshold);
+    for (logitless::Pass pass : {logitless::Pass::forward_backward, logitless::Pass::backward}) {
+      const logitless::Error error = refusal([&] { logitless::Plan(context_, pass_problem(c, pass)); });
+      EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
+      EXPECT_EQ(error.argument, "threshold");
+      EXPECT_EQ(error.expected, "a number in [1.17549435e-38, 1]");
+      EXPECT_FALSE(error.got.empty() || error.got.starts_with('0')) << error.got;
+    }
+  }
+}
+
+LOGITLESS_TEST_ON(SparsifiedEdges, engines());
+
+}  // namespace
+}  // namespace logitless_test
