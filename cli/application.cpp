@@ -92,9 +92,8 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  app.add_option(
-      "--backend", globals.backend,
-      "Backend, and instruction set if wanted, as NAME[:ISA]; see 'logitless info'. Default: the best");
+  app.add_option("--backend", globals.backend,
+                 "Backend, and engine if wanted, as NAME[:ENGINE]; see 'logitless info'. Default: the best");
 
   for (const AddCommand add : commands) add(app, globals);
   refuse_empty_values(app);

@@ -94,7 +94,7 @@ int main() try {
   const logitless::PlanInfo info = plan.info();
   const auto workspace = device_memory<std::byte>(static_cast<int64_t>(info.workspace_bytes));
   std::printf("%s: %s with %s (%s)\n", devices[0].name,
-              logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind)), info.implementation,
+              logitless_plan_kind_name(static_cast<logitless_plan_kind>(info.kind)), info.engine,
               info.reason);
 
   logitless::Buffers buffers =

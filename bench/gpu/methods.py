@@ -1,4 +1,4 @@
-"""What is measured: Logitless at each budget, and every other implementation that can be imported."""
+"""What is measured: Logitless at each budget, and every other library that can be imported."""
 
 from __future__ import annotations
 
@@ -56,35 +56,33 @@ def without_recordings() -> contextlib.AbstractContextManager[None]:
     return environment("LOGITLESS_CUDA_GRAPHS", "0")
 
 
-def our_loss(implementation: str = "", **options: Any) -> Loss:
+def our_loss(engine: str = "", **options: Any) -> Loss:
     import logitless
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         found: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
         return found
 
-    def with_implementation(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        with environment("LOGITLESS_CUDA_IMPLEMENTATION", implementation):
+    def with_engine(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        with environment("LOGITLESS_CUDA_ENGINE", engine):
             return loss(hidden, weight, target)
 
-    return with_implementation if implementation else loss
+    return with_engine if engine else loss
 
 
-def our_methods(
-    budgets: list[int | None], implementations: list[str], exponents: list[int] | None = None
-) -> list[Method]:
+def our_methods(budgets: list[int | None], engines: list[str], exponents: list[int] | None = None) -> list[Method]:
     """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and sparsified ones at
     thresholds 2^-exponent."""
     found = []
-    for implementation in implementations:
-        name = f"logitless{'/' + implementation if implementation else ''}"
-        fastest = our_loss(implementation, max_workspace_bytes="fastest")
+    for engine in engines:
+        name = f"logitless{'/' + engine if engine else ''}"
+        fastest = our_loss(engine, max_workspace_bytes="fastest")
         found.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
         for budget in budgets:
-            loss, label = our_loss(implementation, max_workspace_bytes=budget_of(budget)), budget_name(budget)
+            loss, label = our_loss(engine, max_workspace_bytes=budget_of(budget)), budget_name(budget)
             found.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
         for exponent in exponents or []:
-            loss = our_loss(implementation, gradient="sparsified", threshold=2.0**-exponent, seed=0)
+            loss = our_loss(engine, gradient="sparsified", threshold=2.0**-exponent, seed=0)
             label, threshold = f"sparsified 2^-{exponent}", 2.0**-exponent
             found.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
     return found
@@ -130,7 +128,7 @@ def _torch_fused() -> list[Method]:
 
 
 def _apple(*names: str) -> list[Method]:
-    """By the implementation's name. Unfiltered is cce without its filter, and nothing else changed: sums stay in 16
+    """By the name of the method. Unfiltered is cce without its filter, and nothing else changed: sums stay in 16
     bits."""
     from cut_cross_entropy import linear_cross_entropy as cce
 

@@ -1,7 +1,7 @@
 """Logitless's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
-        [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--implementations auto,portable,sm90]
+        [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--minutes 9]
         [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
@@ -37,7 +37,7 @@ def arguments() -> argparse.ArgumentParser:
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", **OPTIONS["show"])
     found.add_argument("--seed", type=int, default=0, help="of --random")
-    found.add_argument("--implementations", default="auto", help="auto (the library's choice), mma, portable, sm90")
+    found.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
     found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
     found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
     found.add_argument(
@@ -62,10 +62,10 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
     from bench import measure_shape
     from methods import our_methods, peer_methods
 
-    implementations = ["" if name == "auto" else name for name in args.implementations.split(",")]
+    engines = ["" if name == "auto" else name for name in args.engines.split(",")]
     try:
         exponents = [] if args.sparsified == "none" else [int(word) for word in words(args.sparsified)]
-        ours = our_methods(args.budgets, implementations, exponents)
+        ours = our_methods(args.budgets, engines, exponents)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")

@@ -49,7 +49,7 @@ std::vector<std::string> chosen_backends(const GlobalOptions& globals, const Dev
     problem.tokens = problem.vocab = problem.hidden = 256;
     problem.dtype.hidden = problem.dtype.classifier = LOGITLESS_BF16;
     const Plan plan(make_context(globals, kOnDevices, device), problem);
-    if (std::string_view(plan.info().implementation) != kPortable)
+    if (std::string_view(plan.info().engine) != kPortable)
       names.push_back(std::string(kOnDevices) + ":" + kPortable);
     return names;
   }

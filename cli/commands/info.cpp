@@ -74,7 +74,7 @@ ordered_json device_facts() {
           {"memory_available_bytes", bytes_in(find_line("/proc/meminfo", {"MemAvailable:"}))}};
 }
 
-// What a problem of this dtype gets where its tensors are: backend, implementation, and why; only the last
+// What a problem of this dtype gets where its tensors are: backend, engine, and why; only the last
 // where nothing can run it.
 ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtype dtype) {
   Problem problem;
@@ -82,10 +82,10 @@ ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtyp
   problem.dtype.hidden = problem.dtype.classifier = dtype;
   try {
     const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
-    return {{"backend", info.backend}, {"implementation", info.implementation}, {"reason", info.reason}};
+    return {{"backend", info.backend}, {"engine", info.engine}, {"reason", info.reason}};
   } catch (const Error& error) {
     if (error.argument == "backend") throw;  // there is none of the name that --backend gives
-    return {{"backend", nullptr}, {"implementation", nullptr}, {"reason", error.what()}};
+    return {{"backend", nullptr}, {"engine", nullptr}, {"reason", error.what()}};
   }
 }
 

@@ -353,10 +353,10 @@ Context make_context(const GlobalOptions& globals, const std::string& backend, c
   const std::string wanted = backend.empty() ? globals.backend : backend;
   const size_t colon = wanted.find(':');
   const std::string name = wanted.substr(0, colon);
-  const std::string isa = colon == std::string::npos ? "" : wanted.substr(colon + 1);
+  const std::string engine = colon == std::string::npos ? "" : wanted.substr(colon + 1);
   ContextOptions options;
   options.backend = name.empty() ? nullptr : name.c_str();
-  options.isa = isa.empty() ? nullptr : isa.c_str();
+  options.engine = engine.empty() ? nullptr : engine.c_str();
   options.threads = globals.threads;
   options.device = device.ordinal;
   options.device_model = device.model.empty() ? nullptr : device.model.c_str();
@@ -395,7 +395,7 @@ ordered_json plan_json(const PlanInfo& info) {
           {"vocab_window", info.vocab_window},
           {"threads", info.threads},
           {"config", info.config},
-          {"implementation", info.implementation},
+          {"engine", info.engine},
           {"reason", info.reason},
           {"choice", info.choice}};
 }

@@ -85,8 +85,8 @@ struct DeviceChoice {
 // not usable.
 DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model = false);
 
-// The context that --backend NAME[:ISA] and --threads ask for, on host memory or a CUDA device's; `backend`
-// overrides --backend when not empty.
+// The context that --backend NAME[:ENGINE] and --threads ask for, on host memory or a CUDA device's;
+// `backend` overrides --backend when not empty.
 Context make_context(const GlobalOptions& globals, const std::string& backend = {},
                      const DeviceChoice& device = {});
 
@@ -100,7 +100,7 @@ void print_report(const nlohmann::ordered_json& document, bool as_json);
 std::string table_text(const nlohmann::ordered_json& rows, std::initializer_list<const char*> keys);
 
 // A plan as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
-// kept_columns, vocab_window, threads, config, implementation, reason, choice.
+// kept_columns, vocab_window, threads, config, engine, reason, choice.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 
 }  // namespace logitless::cli

@@ -290,7 +290,7 @@ void print_plans(const ordered_json& result, const std::string& model, const std
   for (const auto& note : result["notes"]) print_line(note.get<std::string>());
   const auto& any = plans.front();
   std::cout << "\n";
-  print_line("kernels: " + text_of(any, "backend") + ", " + text_of(any, "implementation") + " (" +
+  print_line("kernels: " + text_of(any, "backend") + ", " + text_of(any, "engine") + " (" +
              text_of(any, "reason") + ")");
   print_line("times: " + text_of(result["times"], "basis"));
   print_line("F = 2 x tokens x vocab x hidden = " + format_number(result["f_flop"], 4) + " FLOP");

@@ -39,7 +39,7 @@ function showPlans(state, result) {
   document.getElementById("notes").replaceChildren(...result.notes.map((note) => element("li", note)));
   const first = result.plans[0];
   document.getElementById("kernels").textContent = first
-    ? `Kernels: ${first.implementation} (${first.reason}). One F is the work of one bare matrix product of the head, ` +
+    ? `Kernels: ${first.engine} (${first.reason}). One F is the work of one bare matrix product of the head, ` +
       `2NVD = ${powerText(result.f_flop)} FLOP. Times: ${result.times.basis}.`
     : "";
   document.getElementById("command").textContent = commandText(planArguments(state));

@@ -10,7 +10,7 @@
 function elementBytes(result, plan) {
   const { dtype, classifier_dtype: other } = result.problem;
   if (dtype === "f64") return 8;
-  if (plan.backend === "cpu") return plan.implementation === "avx512_bf16" ? 2 : 4;
+  if (plan.backend === "cpu") return plan.engine === "avx512_bf16" ? 2 : 4;
   return dtype === other && dtype !== "f32" ? 2 : 4;
 }
 

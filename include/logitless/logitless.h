@@ -122,8 +122,8 @@ typedef void (*logitless_parallel_for)(int64_t tasks, logitless_task body, void*
 
 typedef struct logitless_context_options {
   const char* backend; /* "cuda", "cpu" or "reference"; null: the first that can run a problem */
-  const char* isa;     /* instruction set of the CPU backend, or implementation of the CUDA backend ("sm90",
-                          "mma", "portable"), by name; null: the best of this machine */
+  const char* engine;  /* a backend's set of kernels, such as "avx2", or "sm90", "mma", "portable" of CUDA;
+                          null: the best of this machine */
   int32_t threads;     /* 0: as many as the machine (or OMP_NUM_THREADS) gives when the context is made */
   logitless_parallel_for parallel_for; /* null: OpenMP */
   void* pool;                          /* passed to parallel_for */
@@ -180,7 +180,7 @@ typedef struct logitless_plan_info {
   char backend[32];
   char config[128];        /* the kernels' configuration, for people */
   uint64_t draws_bytes;    /* of the tensor draws; 0: not asked for */
-  char implementation[32]; /* which kernels, by the name that logitless_context_options.isa takes */
+  char engine[32];         /* which kernels, by the name that logitless_context_options.engine takes */
   char reason[128];        /* why these, for people */
   int64_t kept_columns;    /* the first columns, whose exponentials the gradients are made of; 0: none */
   int64_t vocab_window;    /* columns that are made at once of the others; 0: no such cut */

@@ -281,7 +281,7 @@ def warm_up(device: torch.device | str | int | None = None) -> None:
         raise ValueError(f"device: expected the CPU or a CUDA device, got {place}")
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(place.type, enabled=False):
         for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-            with contextlib.suppress(UnsupportedError):  # of an implementation asked for by name
+            with contextlib.suppress(UnsupportedError):  # of an engine chosen by name
                 _warm(place, dtype)
     if place.type == "cuda":
         torch.cuda.synchronize(place)

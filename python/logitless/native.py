@@ -67,7 +67,9 @@ def _fields(declarations: str) -> list[tuple[str, Any]]:
 class ContextOptions(ctypes.Structure):
     """logitless_context_options"""
 
-    _fields_ = _fields("text backend, isa; int32 threads; pointer parallel_for, pool; int32 device; text device_model")
+    _fields_ = _fields(
+        "text backend, engine; int32 threads; pointer parallel_for, pool; int32 device; text device_model"
+    )
 
 
 class Option(ctypes.Structure):
@@ -93,7 +95,7 @@ class PlanInfoStruct(ctypes.Structure):
 
     _fields_ = _fields(
         """int32 kind, threads; size workspace_bytes; double cost_f, predicted_seconds; int64 token_chunk;
-        char backend[32], config[128]; size draws_bytes; char implementation[32], reason[128];
+        char backend[32], config[128]; size draws_bytes; char engine[32], reason[128];
         int64 kept_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
     )
 
@@ -345,7 +347,7 @@ class PlanInfo:
         predicted_seconds: the planner's estimate.
         token_chunk: rows whose exponentials are kept at once, 0 for none.
         config: the kernels' configuration, for people.
-        implementation: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
+        engine: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
         reason: why these, for people.
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
         kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
@@ -363,7 +365,7 @@ class PlanInfo:
     predicted_seconds: float
     token_chunk: int
     config: str
-    implementation: str
+    engine: str
     reason: str
     draws_bytes: int = 0
     kept_columns: int = 0
@@ -402,8 +404,8 @@ def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
         options.device_model = device.encode()
     else:
         options.device = device
-    name, _, isa = (backend or "").partition(":")
-    options.backend, options.isa = (text.encode() or None for text in (name, isa))
+    name, _, engine = (backend or "").partition(":")
+    options.backend, options.engine = (text.encode() or None for text in (name, engine))
     pointer = ctypes.c_void_p()
     try:
         check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(pointer)))

@@ -185,12 +185,12 @@ def _allows_tf32() -> bool:
 
 
 def _asked() -> str | None:
-    return os.environ.get("LOGITLESS_CUDA_IMPLEMENTATION")  # sm90, mma or portable in place of the library's choice
+    return os.environ.get("LOGITLESS_CUDA_ENGINE")  # sm90, mma or portable in place of the library's choice
 
 
 def place(hidden: Tensor, weight: Tensor) -> Any:
     """Returns what plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
-    implementation asked for by name and whether TF32 is permitted."""
+    engine chosen by name and whether TF32 is permitted."""
     if not hidden.is_cuda:
         return torch.get_num_threads()
     return hidden.data_ptr() % 16, weight.data_ptr() % 16, _asked(), _allows_tf32()

@@ -123,12 +123,12 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
   return arrays;
 }
 
-// For arrays and rows that no plan was made for: of a backend all implementations have the same.
+// For arrays and rows that no plan was made for: of a backend all engines have the same.
 const Backend& backend_of_rows(const Context& c, DType dtype) {
   Problem any;
   any.dtype.hidden = any.dtype.classifier = dtype;
   BackendOptions options = c.options;
-  if (!options.on_host()) options.isa.clear();
+  if (!options.on_host()) options.engine.clear();
   return choose_backend(c.backend, any, options);
 }
 
@@ -229,7 +229,7 @@ logitless_status logitless_context_create(const logitless_context_options* optio
     auto made = std::make_unique<logitless_context>(logitless_context{to_context(given)});
     if (!made->context.backend.empty()) backend_by_name(made->context.backend, made->context.options);
     const BackendOptions& asked = made->context.options;
-    if (!asked.isa.empty() || !asked.device_model.empty()) {
+    if (!asked.engine.empty() || !asked.device_model.empty()) {
       backend_by_name(asked.on_host() ? "cpu" : "cuda", asked);
     }
     *context = made.release();

@@ -136,7 +136,7 @@ Context to_context(const logitless_context_options& options) {
   context.options.device = options.device;
   context.options.device_model = options.device_model != nullptr ? options.device_model : "";
   context.backend = options.backend != nullptr ? options.backend : "";
-  context.options.isa = options.isa != nullptr ? options.isa : "";
+  context.options.engine = options.engine != nullptr ? options.engine : "";
   context.options.parallel_for = to_parallel_for(options);
   return context;
 }
@@ -279,7 +279,7 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.draws_bytes = plan.draws_bytes;
   out.kept_columns = plan.kept_columns;
   out.vocab_window = plan.vocab_window;
-  write_text(plan.implementation.c_str(), out.implementation, sizeof out.implementation);
+  write_text(plan.engine.c_str(), out.engine, sizeof out.engine);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
   write_text(plan.choice.c_str(), out.choice, sizeof out.choice);
   out.gathers = plan.gathers;

@@ -17,7 +17,7 @@ inline constexpr int kHostMemory = -1;
 // What a context asks of its backends.
 struct BackendOptions {
   int device = kHostMemory;  // ordinal of the CUDA device whose memory the buffers are in
-  std::string isa;  // instruction set (CUDA: implementation) by name; empty: the best of this machine
+  std::string engine;        // by name; empty: the best of this machine
   ParallelFor parallel_for;
   // Plans are for a CUDA device of this model, which need not be here, and cannot run; empty: for `device`.
   std::string device_model;

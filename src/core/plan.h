@@ -51,12 +51,12 @@ struct Plan {
   double default_handicap = 1;
   std::string choice;  // why it was chosen among others, for people; empty: it was not
   int threads = 1;
-  std::string implementation;  // which kernels, by the name that BackendOptions::isa takes
-  std::string reason;          // why these, for people
-  std::string config;          // their configuration, for people
-  int64_t token_chunk = 0;     // rows whose exps are kept at once
-  int64_t kept_columns = 0;    // the first ones, whose exps are kept for the gradients
-  int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
+  std::string engine;        // which kernels, by the name that BackendOptions::engine takes
+  std::string reason;        // why these, for people
+  std::string config;        // their configuration, for people
+  int64_t token_chunk = 0;   // rows whose exps are kept at once
+  int64_t kept_columns = 0;  // the first ones, whose exps are kept for the gradients
+  int64_t vocab_window = 0;  // columns made at once of those that are not kept; 0: no such cut
   // In a group: all-gathers of row statistics, guesses and cuts, and the bytes that they bring to each rank.
   int64_t gathers = 0;
   uint64_t gathered_bytes = 0;

@@ -20,17 +20,17 @@ std::string processor_name() {
 }
 
 std::string why_unavailable(const BackendOptions& options) {
-  return why_isa_unavailable(options.isa);
+  return why_engine_unavailable(options.engine);
 }
 
 std::string describe(const BackendOptions& options) {
   Problem bf16;
   bf16.dtype.hidden = DType::kBF16;
   bf16.dtype.classifier = DType::kBF16;
-  const std::string pairs = select_kernels(bf16, options.isa).name;
-  const std::string other = select_kernels(Problem{}, options.isa).name;
+  const std::string pairs = select_kernels(bf16, options.engine).name;
+  const std::string other = select_kernels(Problem{}, options.engine).name;
   return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
-         usable_isas() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
+         usable_engines() + "; uses " + other + (pairs == other ? "" : ", " + pairs + " for bfloat16");
 }
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
@@ -48,7 +48,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 
 // Calls the kernel of float32.
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
-  const Kernels& kernels = select_kernels(Problem{}, options.isa);
+  const Kernels& kernels = select_kernels(Problem{}, options.engine);
   const auto stage =
       d.stage == DivergenceStage::kValues ? kernels.divergence_values : kernels.divergence_gradient;
   if (stage == nullptr) throw Error(Status::kUnsupported, "this build has no kernels");

@@ -60,9 +60,9 @@ std::string why_unavailable(const BackendOptions& options) {
                                                        .expected = "one of " + cuda::known_models(),
                                                        .got = options.device_model});
   }
-  const cuda::Engine* asked = cuda::engine_named(options.isa);
-  if (!options.isa.empty() && asked == nullptr) {
-    return "its engines are " + engine_names(" and ") + ", not " + options.isa;
+  const cuda::Engine* asked = cuda::engine_named(options.engine);
+  if (!options.engine.empty() && asked == nullptr) {
+    return "its engines are " + engine_names(" and ") + ", not " + options.engine;
   }
   if (std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
   if (!options.device_model.empty()) return "";
@@ -114,12 +114,12 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
-  const cuda::Engine* asked = cuda::engine_named(options.isa);
+  const cuda::Engine* asked = cuda::engine_named(options.engine);
   return asked == nullptr ? "" : asked->why_not_of(cuda::operand_dtype(problem));
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
-  return cuda::make_plans(problem, device_of(options), options.isa, max_workspace_bytes);
+  return cuda::make_plans(problem, device_of(options), options.engine, max_workspace_bytes);
 }
 
 std::vector<DeviceInfo> devices(std::string* why_none) {

@@ -354,7 +354,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
                 (problem.has.d_classifier || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
   plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
-  plan.implementation = "scalar";
+  plan.engine = "scalar";
   plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";
   count_gathers(problem, DType::kF64, std::max<int64_t>(problem.tokens, 1), &plan);

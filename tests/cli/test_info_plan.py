@@ -12,7 +12,7 @@ def test_info(ok):
         assert backend["description"]
     assert facts["chosen"]["float64"]["backend"] == "reference"
     for dtype, choice in facts["chosen"].items():
-        assert choice["backend"] and choice["implementation"] and choice["reason"], dtype
+        assert choice["backend"] and choice["engine"] and choice["reason"], dtype
     assert facts["device"]["processors_usable"] >= 1
     assert facts["device"]["memory_bytes"] > 0
     text = ok("info").out
@@ -114,10 +114,10 @@ def test_the_chosen_plan_comes_first(ok, run):
 def test_plans_say_which_kernels_and_why(ok, run):
     problem = ["plan", "-N", 64, "-V", 512, "-D", 32]
     chosen = ok("--json", *problem, "--backend", "cpu").json["chosen"]
-    assert chosen["implementation"] and chosen["reason"]
-    asked = ok("--json", *problem, "--backend", f"cpu:{chosen['implementation']}").json["chosen"]
+    assert chosen["engine"] and chosen["reason"]
+    asked = ok("--json", *problem, "--backend", f"cpu:{chosen['engine']}").json["chosen"]
     assert asked == chosen | {"reason": "asked for"}
-    assert f"kernels: cpu, {chosen['implementation']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
+    assert f"kernels: cpu, {chosen['engine']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
     wide = ok("--json", *problem, "--dtype", "f64", "--backend", "reference").json["chosen"]
     assert wide["reason"] == "float64 operands"
     assert "kernels: " in run(*problem, "--budget", "1B").out
@@ -142,16 +142,16 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_read(refused, c
 def test_plans_for_a_model_of_device(ok, refused):
     problem = ["--json", "plan", "--model", "llama-3-8b", "--device"]
     chosen = ok(*problem, "h200").json["chosen"]
-    assert (chosen["backend"], chosen["implementation"]) == ("cuda", "sm90")
-    assert ok(*problem, "h200", "--dtype", "f32").json["chosen"]["implementation"] == "portable"
-    assert ok(*problem, "a100").json["chosen"]["implementation"] == "portable"
+    assert (chosen["backend"], chosen["engine"]) == ("cuda", "sm90")
+    assert ok(*problem, "h200", "--dtype", "f32").json["chosen"]["engine"] == "portable"
+    assert ok(*problem, "a100").json["chosen"]["engine"] == "portable"
     assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "asked for"
     assert ok(*problem, "h200", "--budget", "160MiB").json["chosen"]["workspace_bytes"] <= 160 * 2**20
     for device in ("a10", "l40s", "rtx-4090", "rtx-5090", "b200"):
         chosen = ok(*problem, device).json["chosen"]
-        assert chosen["implementation"] == "portable" and "mma only when asked for" in chosen["reason"]
+        assert chosen["engine"] == "portable" and "mma only when asked for" in chosen["reason"]
         asked = ok(*problem, device, "--backend", "cuda:mma").json["chosen"]
-        assert (asked["implementation"], asked["reason"]) == ("mma", "asked for")
+        assert (asked["engine"], asked["reason"]) == ("mma", "asked for")
     refused(1, "mma needs both operands in bf16", *problem[1:], "a10", "--dtype", "f32", "--backend", "cuda:mma")
     refused(2, "rtx-4090, rtx-5090, h100, h200, b200, got h9000", *problem[1:], "h9000")
 

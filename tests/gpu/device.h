@@ -140,7 +140,7 @@ inline void run_and_wait(const logitless::Plan& plan, const logitless::Buffers& 
 inline logitless::Context context_on(const Engine& engine, int device) {
   logitless::ContextOptions options;
   options.backend = engine.backend.c_str();
-  options.isa = engine.isa.c_str();
+  options.engine = engine.engine.c_str();
   options.device = device;
   return logitless::Context(options);
 }

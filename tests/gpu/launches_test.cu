@@ -152,7 +152,7 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
 std::vector<Engine> fused_engines() {
   std::vector<Engine> out;
   for (const Engine& engine : device_engines()) {
-    if (engine.isa == "sm90") out.push_back(engine);
+    if (engine.engine == "sm90") out.push_back(engine);
   }
   return out;
 }

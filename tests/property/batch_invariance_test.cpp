@@ -95,7 +95,7 @@ class BatchInvariance : public EngineTest {
   // slow.
   PlainSize size(int64_t hidden) const {
     if (is_device()) return {1024, 12007, hidden};
-    const bool slow = engine().is_reference() || engine().isa == "portable" || is_slowed_down();
+    const bool slow = engine().is_reference() || engine().engine == "portable" || is_slowed_down();
     return slow ? PlainSize{220, 500, hidden} : PlainSize{1024, 3011, hidden};
   }
 
@@ -237,7 +237,7 @@ TEST_P(BatchInvariance, WithoutIt) {
       }
     }
     const bool may_differ = is_device();
-    if (!may_differ || engine().isa == "sm90") {
+    if (!may_differ || engine().engine == "sm90") {
       EXPECT_EQ(differs, may_differ) << static_cast<int>(dtype);
     }
   }

@@ -160,7 +160,7 @@ class Pools : public EngineTest {
   Case large_case() const {
     if (engine().is_reference()) return plain_case(5, {40, 150, 20});
     if (!is_slowed_down()) return plain_case(5, {300, 1500, 160});
-    return plain_case(5, {300, 1000, engine().isa == "portable" ? 10 : 60});
+    return plain_case(5, {300, 1000, engine().engine == "portable" ? 10 : 60});
   }
   std::vector<Case> cases() const {
     std::vector<Case> out{large_case(), large_case()};
@@ -206,7 +206,7 @@ TEST_P(Pools, OneLoopForAChunkOfTokens) {
 
 TEST_P(Pools, SmallProblemsTakeFewThreads) {
   if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
-  if (engine().isa == "portable") GTEST_SKIP() << "slow enough for several threads";
+  if (engine().engine == "portable") GTEST_SKIP() << "slow enough for several threads";
   Pool pool;
   const logitless::Context context = make_hosted_context(engine(), 64, in_order, &pool);
   const auto threads_of = [&](PlainSize size) {

@@ -83,7 +83,7 @@ TEST_P(EdgeShapes, SeveralTilesSlow) {
 
 // A depth of which sm90's kernels work in another way.
 TEST_P(EdgeShapes, DeepProductsSlow) {
-  if (engine().isa != "sm90") GTEST_SKIP() << "of kernels of sm90";
+  if (engine().engine != "sm90") GTEST_SKIP() << "of kernels of sm90";
   expect_truth_of({{130, 200, 3080}});
 }
 

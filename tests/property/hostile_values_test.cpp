@@ -23,7 +23,7 @@ TEST_P(HostileValues, HugeLogits) {
     for (bool smoothing : {false, true}) {
       // sm90's kernels of such a depth work in another way.
       Case c =
-          plain(5, engine().isa == "sm90" && smoothing ? PlainSize{17, 300, 3080} : PlainSize{17, 300, 9});
+          plain(5, engine().engine == "sm90" && smoothing ? PlainSize{17, 300, 3080} : PlainSize{17, 300, 9});
       c.problem.scale = sign * 3000;
       c.problem.label_smoothing = smoothing ? 0.1 : 0;
       c.problem.has.entropy = c.problem.has.argmax = 1;

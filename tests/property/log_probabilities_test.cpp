@@ -37,7 +37,7 @@ class LogProbabilities : public EngineTest {
   // Instructions that multiply 16-bit numbers in pairs or more add these up before they round, or cut off
   // what is over: of them no more is asked than the derived bound.
   double limit(const Expected& expected) const {
-    const bool rounds_each = !is_device() && engine().isa != "avx512_bf16";
+    const bool rounds_each = !is_device() && engine().engine != "avx512_bf16";
     return rounds_each ? kMostError : std::max(kMostError, expected.bounds_of(engine()).nll);
   }
 };

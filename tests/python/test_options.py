@@ -15,21 +15,21 @@ LATER = pytest.mark.parametrize("later", [False, True], ids=["3F", "4F"])
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def places(*implementations):
-    """The CPU, and a CUDA device by each of these implementations."""
-    return ["cpu", *(pytest.param(f"cuda:{name}", marks=pytest.mark.gpu) for name in implementations)]
+def places(*engines):
+    """The CPU, and a CUDA device by each of these engines."""
+    return ["cpu", *(pytest.param(f"cuda:{name}", marks=pytest.mark.gpu) for name in engines)]
 
 
 @pytest.fixture
 def check(request, monkeypatch):
     """check(problem, names, **options) computes there and compares; kept exps are of 16 bits on CUDA."""
-    device, _, implementation = request.param.partition(":")
-    if implementation == "mma" and request.node.callspec.params["dtype"] not in SHORT:
+    device, _, engine = request.param.partition(":")
+    if engine == "mma" and request.node.callspec.params["dtype"] not in SHORT:
         pytest.skip("mma takes 16-bit operands")
-    if implementation == "automatic":
-        monkeypatch.delenv("LOGITLESS_CUDA_IMPLEMENTATION", raising=False)
-    elif implementation:
-        monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
+    if engine == "automatic":
+        monkeypatch.delenv("LOGITLESS_CUDA_ENGINE", raising=False)
+    elif engine:
+        monkeypatch.setenv("LOGITLESS_CUDA_ENGINE", engine)
 
     def check(problem, names=("loss",), **options):
         oracle.compare(problem, solve(problem, names, device, **options), keeps_16_bits=device == "cuda")

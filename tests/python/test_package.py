@@ -37,7 +37,7 @@ def test_version_and_backends():
 
 def test_plan_for_a_model_of_device():
     plan = logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="h200")
-    assert (plan.backend, plan.implementation) == ("cuda", "sm90")
+    assert (plan.backend, plan.engine) == ("cuda", "sm90")
     top = logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="h200", gradients=(), top_k=8)
     assert top.kind == "forward" and "lists of" in top.config
     assert logitless.plan(8192, 128256, 4096, dtype="bfloat16", device="H200") == plan
@@ -59,7 +59,7 @@ def test_plan():
     assert plan.kind in ("whole", "token_chunks", "vocab_chunks") and plan.workspace_bytes > 0
     assert 1 <= plan.threads <= torch.get_num_threads()
     assert logitless.plan(4096, 32000, 1024).threads == torch.get_num_threads()
-    asked = logitless.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.implementation}")
+    asked = logitless.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.engine}")
     assert asked.reason == "asked for" and plan.reason in repr(plan)
     assert asked.config == plan.config
     assert logitless.plan(64, 1000, 32, gradients=()).kind == "forward"

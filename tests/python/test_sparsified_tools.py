@@ -163,14 +163,14 @@ def test_a_graph_draws_anew_at_each_replay(device, reduction):
 
 
 @on_cuda
-@pytest.mark.parametrize("implementation", ["", "mma", "portable"])
+@pytest.mark.parametrize("engine", ["", "mma", "portable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(257, 1031, 72), (130, 4099, 64)], ids=str)
-def test_mean_over_seeds_across_tiles(device, shape, dtype, implementation, monkeypatch):
-    if implementation == "mma" and dtype not in SHORT:
+def test_mean_over_seeds_across_tiles(device, shape, dtype, engine, monkeypatch):
+    if engine == "mma" and dtype not in SHORT:
         pytest.skip("mma takes 16-bit operands")
-    if implementation:
-        monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
+    if engine:
+        monkeypatch.setenv("LOGITLESS_CUDA_ENGINE", engine)
     tokens, vocab, hidden = shape
     *tensors, target = head(device, tokens, vocab, hidden, dtype, spread=0.3)
     wide = [t.detach().double().requires_grad_() for t in tensors]

@@ -155,12 +155,12 @@ def test_numpy_equals_torch(options):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["", "mma", "portable"])
+@pytest.mark.parametrize("engine", ["", "mma", "portable"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_on_cuda(dtype, implementation, monkeypatch):
-    if implementation == "mma" and dtype not in SHORT:
+def test_on_cuda(dtype, engine, monkeypatch):
+    if engine == "mma" and dtype not in SHORT:
         pytest.skip("mma takes 16-bit operands")
-    monkeypatch.setenv("LOGITLESS_CUDA_IMPLEMENTATION", implementation)
+    monkeypatch.setenv("LOGITLESS_CUDA_ENGINE", engine)
     input, weight, bias = tensors((300,), vocab=30_000, hidden=64, dtype=dtype)
     z = logits_of(input, weight, bias, softcap=20.0)
     *given, bias = (t.cuda() for t in (input, weight, bias))

@@ -129,7 +129,7 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   out.exp = 0x1p-23;  // expf
   // A matrix instruction of 16-bit operands adds 16 products to its sum at a time, before compute capability
   // 9.0 8, and cuts off what is over: twice the error of a rounding.
-  const double at_a_time = engine.isa == "mma" ? 8 : 16;
+  const double at_a_time = engine.engine == "mma" ? 8 : 16;
   if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / at_a_time);
   if (engine.is_fused()) {
     out.exp = 0x1p-22;         // ex2.approx

@@ -20,7 +20,7 @@ namespace {
 logitless::ContextOptions options_of(const Engine& engine, int threads) {
   logitless::ContextOptions options;
   options.backend = engine.backend.c_str();
-  options.isa = engine.isa.empty() ? nullptr : engine.isa.c_str();
+  options.engine = engine.engine.empty() ? nullptr : engine.engine.c_str();
   options.threads = threads;
   if (engine.is_device()) options.device = 0;
   return options;
@@ -62,8 +62,8 @@ std::vector<Engine> engines() {
 
 std::vector<Engine> host_engines() {
   std::vector<Engine> found;
-  for (const char* isa : {"avx512_bf16", "avx512", "avx2", "neon", "portable"}) {
-    if (usable({"cpu", isa})) found.push_back({"cpu", isa});
+  for (const char* engine : {"avx512_bf16", "avx512", "avx2", "neon", "portable"}) {
+    if (usable({"cpu", engine})) found.push_back({"cpu", engine});
   }
   found.push_back({"reference", ""});
   return found;
@@ -71,8 +71,8 @@ std::vector<Engine> host_engines() {
 
 std::vector<Engine> device_engines() {
   std::vector<Engine> found;
-  for (const char* isa : {"sm90", "mma", "portable"}) {
-    if (usable({"cuda", isa})) found.push_back({"cuda", isa});
+  for (const char* engine : {"sm90", "mma", "portable"}) {
+    if (usable({"cuda", engine})) found.push_back({"cuda", engine});
   }
   return found;
 }

@@ -9,19 +9,18 @@
 
 namespace logitless_test {
 
-// One way of computing on this machine: a backend, and for the CPU backend an instruction set, for CUDA an
-// implementation.
+// One way of computing on this machine: a backend and its engine, by name.
 struct Engine {
   std::string backend;
-  std::string isa;
+  std::string engine;
   // Double precision inside, so only the outputs are rounded.
   bool is_reference() const { return backend == "reference"; }
   // Buffers are in the memory of CUDA device 0.
   bool is_device() const { return backend == "cuda"; }
   // Of CUDA's, those of 16-bit operands alone, whose exponentials are in base 2.
-  bool is_fused() const { return isa == "sm90" || isa == "mma"; }
+  bool is_fused() const { return engine == "sm90" || engine == "mma"; }
   // Whether it can run problems in float64.
-  bool has_float64() const { return is_reference() || (is_device() && isa == "portable"); }
+  bool has_float64() const { return is_reference() || (is_device() && engine == "portable"); }
   bool can_run(const logitless::Problem& problem) const {
     if (is_device() && problem.gradient != LOGITLESS_EXACT && rounds_short_operands(problem)) return false;
     if (is_fused() && !has_short_operands(problem)) return false;
@@ -52,10 +51,10 @@ struct Engine {
   // pass: where both operands have the same 16-bit format and products of that format multiply them.
   bool shortens_gradients(const logitless::Problem& problem) const {
     if (is_device()) return has_short_operands(problem);
-    return isa == "avx512_bf16" && has_short_operands(problem) &&
+    return engine == "avx512_bf16" && has_short_operands(problem) &&
            product_dtype(problem, problem.dtype.hidden) == LOGITLESS_BF16;
   }
-  std::string name() const { return isa.empty() ? backend : backend + "_" + isa; }
+  std::string name() const { return engine.empty() ? backend : backend + "_" + engine; }
 };
 
 inline void PrintTo(const Engine& engine, std::ostream* out) {

@@ -27,9 +27,9 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 std::vector<Kernels> usable_kernels() {
   std::vector<Kernels> out;
   const Kernels* pairs = bf16_pair_kernels();
-  if (pairs != nullptr && why_isa_unavailable(pairs->name).empty()) out.push_back(*pairs);
+  if (pairs != nullptr && why_engine_unavailable(pairs->name).empty()) out.push_back(*pairs);
   for (const Kernels& k : fp32_kernels()) {
-    if (why_isa_unavailable(k.name).empty()) out.push_back(k);
+    if (why_engine_unavailable(k.name).empty()) out.push_back(k);
   }
   return out;
 }
@@ -142,13 +142,13 @@ TEST_P(CpuKernels, DrawsEveryElementAsOftenAsItShould) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, CpuKernels, testing::ValuesIn(usable_kernels()),
+INSTANTIATE_TEST_SUITE_P(EveryEngine, CpuKernels, testing::ValuesIn(usable_kernels()),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
-TEST(CpuIsa, NamesAndRefusals) {
-  EXPECT_EQ(why_isa_unavailable(""), "");
-  EXPECT_NE(why_isa_unavailable("sse9").find("got sse9"), std::string::npos);
-  EXPECT_EQ(why_isa_unavailable("portable"), "");
+TEST(CpuEngines, NamesAndRefusals) {
+  EXPECT_EQ(why_engine_unavailable(""), "");
+  EXPECT_NE(why_engine_unavailable("sse9").find("got sse9"), std::string::npos);
+  EXPECT_EQ(why_engine_unavailable("portable"), "");
   Problem mixed;
   mixed.dtype.hidden = DType::kBF16;
   EXPECT_EQ(select_kernels(mixed, "").pair, 1);  // pairs need both matrices in bf16

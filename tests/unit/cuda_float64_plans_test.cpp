@@ -74,11 +74,11 @@ TEST(CudaFloat64Plans, TheBackendTakesFloat64AndSaysWhatItDoesNot) {
   options.device_model = "h200";
   Problem problem = problem_of({8, 9, 10}, Pass::kForwardBackward);
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options), "");
-  EXPECT_EQ(cuda_backend().plans(problem, options, 0).front().implementation, "portable");
-  options.isa = "sm90";
+  EXPECT_EQ(cuda_backend().plans(problem, options, 0).front().engine, "portable");
+  options.engine = "sm90";
   EXPECT_EQ(cuda_backend().why_unsupported(problem, options),
             "sm90 needs both operands in bf16, or both in fp16");
-  options.isa = "";
+  options.engine = "";
   problem.gradient = GradientMethod::kSparsified;
   EXPECT_EQ(
       cuda_backend().why_unsupported(problem, options),

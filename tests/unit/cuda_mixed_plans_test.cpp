@@ -64,10 +64,10 @@ Problem with_tensors_in(DType dtype, Problem p) {
 TEST(CudaMixedPlans, ComputeDtypeChoosesTheKernels) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     const Plan plan = best(computed_in(dtype, Pass::kForwardBackward));
-    EXPECT_EQ(plan.implementation, "sm90") << plan.config;
+    EXPECT_EQ(plan.engine, "sm90") << plan.config;
     EXPECT_EQ(detail_of(plan).source, HiddenSource::kOutput) << "hidden rows fit in those of d_hidden";
   }
-  EXPECT_EQ(best(computed_in(DType::kF32, Pass::kForwardBackward)).implementation, "portable");
+  EXPECT_EQ(best(computed_in(DType::kF32, Pass::kForwardBackward)).engine, "portable");
 }
 
 // Two conversions of the classifier, or one where all of it has room: 4% and 2.5% of three products of 8192

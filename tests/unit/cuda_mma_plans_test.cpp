@@ -33,7 +33,7 @@ TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
   const Choice asked = choose_engine(p, ampere(), "mma");
   EXPECT_STREQ(asked.engine->name(), "mma");
   EXPECT_EQ(asked.reason, "asked for");
-  for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.implementation, "mma");
+  for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.engine, "mma");
 }
 
 TEST(MmaPlans, RefusesOthersByName) {
@@ -87,7 +87,7 @@ TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
     EXPECT_EQ(stages_of(device->shared_bytes), device->shared_bytes < 160'000 ? kFewStages : kMostStages);
     for (const char* engine : {"mma", "portable"}) {
       const Plan plan = choose_plan(make_plans(p, *device, engine, 0), 0);
-      EXPECT_EQ(plan.implementation, engine) << name;
+      EXPECT_EQ(plan.engine, engine) << name;
       EXPECT_GT(plan.predicted_seconds, flop / device->flops) << name << ' ' << engine;
       EXPECT_LT(plan.predicted_seconds, 3 * flop / device->flops) << name << ' ' << engine;
     }

@@ -143,7 +143,7 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   const auto told = [](const Problem& problem, const Device& device, const char* asked) {
     std::set<std::string> texts;
     for (const Plan& plan : make_plans(problem, device, asked, 0)) {
-      texts.insert(plan.implementation + ": " + plan.reason);
+      texts.insert(plan.engine + ": " + plan.reason);
     }
     EXPECT_EQ(texts.size(), 1U);
     return *texts.begin();

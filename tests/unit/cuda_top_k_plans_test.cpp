@@ -20,7 +20,7 @@ TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {
   const double loss = best(problem_of(0)).predicted_seconds;
   const Plan few = best(problem_of(8)), many = best(problem_of(64));
   for (const Plan* plan : {&few, &many}) {
-    EXPECT_EQ(plan->implementation, "sm90");
+    EXPECT_EQ(plan->engine, "sm90");
     EXPECT_EQ(plan->kind, PlanKind::kForward);
     EXPECT_NE(plan->config.find("lists of"), std::string::npos) << plan->config;
   }
@@ -49,11 +49,11 @@ TEST(CudaTopKPlans, KeepTheBudget) {
 
 TEST(CudaTopKPlans, AreOfThePortableEngineWhereListsDoNotPay) {
   for (const Plan& plan : {best(problem_of(64, DType::kBF16, 20'000)), best(problem_of(8, DType::kF32))}) {
-    EXPECT_EQ(plan.implementation, "portable");
+    EXPECT_EQ(plan.engine, "portable");
     EXPECT_EQ(plan.config.find("lists"), std::string::npos) << plan.config;
   }
   EXPECT_NE(best(problem_of(64, DType::kBF16, 20'000)).reason.find("needs a vocab of"), std::string::npos);
-  EXPECT_EQ(best(problem_of(8, DType::kBF16, 20'000)).implementation, "sm90");
+  EXPECT_EQ(best(problem_of(8, DType::kBF16, 20'000)).engine, "sm90");
 }
 
 TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
@@ -92,7 +92,7 @@ TEST(CudaManyTargetsPlans, AreThoseOfOneTargetAndWhatTheTargetsTake) {
       const Problem p = with_targets(count, DType::kBF16, pass);
       const Plan many = best(p);
       EXPECT_EQ(many.config, one.config);
-      EXPECT_EQ(many.implementation, one.implementation);
+      EXPECT_EQ(many.engine, one.engine);
       EXPECT_EQ(many.workspace_bytes, workspace_bytes(p, detail_of(many)));
       const size_t rows = many.token_chunk > 0 ? static_cast<size_t>(many.token_chunk) : 8192;
       const size_t logits = rows * static_cast<size_t>(count) * sizeof(float);

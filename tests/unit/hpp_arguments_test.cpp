@@ -283,7 +283,7 @@ TEST(Arguments, ContextOptions) {
       << logitless_last_error();
   EXPECT_NE(std::string(logitless_last_error()).find("reference"), std::string::npos)
       << logitless_last_error();
-  EXPECT_EQ(create([](auto& o) { o.isa = "mmx"; }), LOGITLESS_BACKEND_UNAVAILABLE);
+  EXPECT_EQ(create([](auto& o) { o.engine = "mmx"; }), LOGITLESS_BACKEND_UNAVAILABLE);
   EXPECT_EQ(context, nullptr);
 }
 

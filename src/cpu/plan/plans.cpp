@@ -50,7 +50,7 @@ class Planner {
   Planner(const Problem& problem, const BackendOptions& options, uint64_t budget)
       : shard_(problem),
         problem_(largest_shard(problem)),
-        kernels_(select_kernels(problem, options.isa, &reason_)),
+        kernels_(select_kernels(problem, options.engine, &reason_)),
         shape_(make_shape(problem_, kernels_)),
         pool_(options.parallel_for),
         threads_(useful_threads(pool_.threads)),
@@ -117,7 +117,7 @@ class Planner {
     plan.cost_f = cost_of(schedule);
     plan.predicted_seconds = candidate.seconds;
     plan.threads = schedule.threads;
-    plan.implementation = kernels_.name;
+    plan.engine = kernels_.name;
     plan.reason = reason_;
     plan.config = config_of(schedule);
     plan.token_chunk = schedule.token_chunk;

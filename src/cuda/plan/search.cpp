@@ -426,7 +426,7 @@ class Search {
     plan.default_handicap = scratch_handicap(d);
     plan.predicted_seconds = candidate.seconds / plan.handicap;
     if (p_.is_sparsified() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
-    plan.implementation = choice_.engine->name();
+    plan.engine = choice_.engine->name();
     plan.reason = choice_.reason;
     plan.config = config_of(d.token_chunk) + description_of(p_, d);
     plan.backend_plan = std::make_shared<CudaPlan>(p_, d, device_);

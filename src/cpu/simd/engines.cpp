@@ -64,7 +64,7 @@ const Kernels* usable_bf16_pairs() {
 }
 
 // Those compiled in, or of them those that this machine runs.
-std::string isas(bool usable) {
+std::string engines(bool usable) {
   std::string names;
   const auto add = [&](const Kernels& k) {
     if (!usable || why_machine_lacks(k.name).empty())
@@ -85,43 +85,44 @@ const Kernels& best_fp32(std::string* reason) {
     }
     lacking = why_not;
   }
-  throw Error(Status::kBackendUnavailable, "this machine runs none of the instruction sets " + isas(false));
+  throw Error(Status::kBackendUnavailable,
+              "this machine runs none of the instruction sets " + engines(false));
 }
 
 }  // namespace
 
-std::string usable_isas() {
-  return isas(true);
+std::string usable_engines() {
+  return engines(true);
 }
 
-std::string why_isa_unavailable(const std::string& isa) {
-  if (isa.empty()) return "";
-  if (bf16_pair_kernels() != nullptr && isa == bf16_pair_kernels()->name)
-    return std::string(why_machine_lacks(isa));
+std::string why_engine_unavailable(const std::string& engine) {
+  if (engine.empty()) return "";
+  if (bf16_pair_kernels() != nullptr && engine == bf16_pair_kernels()->name)
+    return std::string(why_machine_lacks(engine));
   for (const Kernels& k : fp32_kernels()) {
-    if (isa == k.name) return std::string(why_machine_lacks(isa));
+    if (engine == k.name) return std::string(why_machine_lacks(engine));
   }
-  return "isa: expected one of " + isas(false) + ", got " + isa;
+  return "engine: expected one of " + engines(false) + ", got " + engine;
 }
 
-const Kernels& select_kernels(const Problem& problem, const std::string& isa, std::string* reason) {
-  const std::string why = why_isa_unavailable(isa);
+const Kernels& select_kernels(const Problem& problem, const std::string& engine, std::string* reason) {
+  const std::string why = why_engine_unavailable(engine);
   if (!why.empty()) throw Error(Status::kBackendUnavailable, why);
   const bool bf16 = product_dtype(problem, problem.dtype.hidden) == DType::kBF16 &&
                     product_dtype(problem, problem.dtype.classifier) == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
-  if (pairs != nullptr && bf16 && (isa == pairs->name || (isa.empty() && bf16_dot_is_fast()))) {
-    tell(reason, isa.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");
+  if (pairs != nullptr && bf16 && (engine == pairs->name || (engine.empty() && bf16_dot_is_fast()))) {
+    tell(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");
     return *pairs;
   }
   for (const Kernels& k : fp32_kernels()) {
-    if (isa != k.name) continue;
+    if (engine != k.name) continue;
     tell(reason, "asked for");
     return k;
   }
   const Kernels& best = best_fp32(reason);
-  if (pairs != nullptr && !isa.empty()) {
-    if (reason != nullptr) *reason = isa + " multiplies bf16 by bf16 only";
+  if (pairs != nullptr && !engine.empty()) {
+    if (reason != nullptr) *reason = engine + " multiplies bf16 by bf16 only";
   } else if (pairs != nullptr && bf16) {
     tell(reason, "the bf16 dot product is no faster here");
   }
