@@ -17,14 +17,14 @@ constexpr int kUsage = 2;
 constexpr const char* kDescription =
     "Logitless computes a language model head's loss, and its gradients, without holding the logits.\n"
     "\n"
-    "  logits = hidden [tokens, D] x classifier [vocab, D]^T; the loss is their softmax cross entropy.\n"
+    "  logits = hidden [tokens, D] x weight [vocab, D]^T; the loss is their softmax cross entropy.\n"
     "  Only a workspace of a size that you set is ever held, not the tokens x vocab matrix.";
 
 constexpr const char* kFooter =
     "\nExamples:\n"
     "  logitless info                                     this machine and its backends\n"
     "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
-    "  logitless loss --hidden h.npy --classifier model.safetensors:lm_head.weight --targets y.npy\n"
+    "  logitless loss --hidden h.npy --weight model.safetensors:lm_head.weight --targets y.npy\n"
     "  logitless check                                    this machine's results against float64\n"
     "  logitless bench --shape 1024,32768,512             time and memory against materialized logits\n"
     "  logitless COMMAND --help                           all options of a command, with examples\n"

@@ -71,13 +71,13 @@ int main() try {
 
   std::mt19937 random(1);
   const std::vector<logitless::bf16> host_hidden = normal(kTokens * kHidden, 1, random);
-  std::vector<logitless::bf16> host_classifier = normal(kVocab * kHidden, 0.1F, random);
+  std::vector<logitless::bf16> host_weight = normal(kVocab * kHidden, 0.1F, random);
   std::vector<int64_t> host_targets(kTokens);
   for (int64_t& target : host_targets) target = static_cast<int64_t>(random() % kVocab);
 
   const auto hidden = device_memory<logitless::bf16>(kTokens * kHidden);
-  const auto classifier = device_memory<logitless::bf16>(kVocab * kHidden);
-  const auto d_classifier = device_memory<logitless::bf16>(kVocab * kHidden);
+  const auto weight = device_memory<logitless::bf16>(kVocab * kHidden);
+  const auto d_weight = device_memory<logitless::bf16>(kVocab * kHidden);
   const auto targets = device_memory<int64_t>(kTokens);
   const auto device_loss = device_memory<float>(1);
   const auto device_invalid = device_memory<int64_t>(2);  // targets cannot be refused before a run
@@ -85,9 +85,9 @@ int main() try {
   copy<int64_t>(targets.get(), host_targets, stream);
 
   const logitless::Matrix<const logitless::bf16> e{hidden.get(), kTokens, kHidden};
-  const logitless::Matrix<const logitless::bf16> c{classifier.get(), kVocab, kHidden};
+  const logitless::Matrix<const logitless::bf16> c{weight.get(), kVocab, kHidden};
   logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
-  problem.has.d_classifier = 1;
+  problem.has.d_weight = 1;
   logitless::ContextOptions options;
   options.device = 0;
   const logitless::Plan plan(logitless::Context(options), problem);
@@ -101,19 +101,19 @@ int main() try {
       logitless::make_buffers(e, c, std::span<const int64_t>(targets.get(), static_cast<size_t>(kTokens)));
   buffers.loss = device_loss.get();
   buffers.invalid_targets = device_invalid.get();
-  buffers.d_classifier = d_classifier.get();
-  std::vector<logitless::bf16> gradient(host_classifier.size());
+  buffers.d_weight = d_weight.get();
+  std::vector<logitless::bf16> gradient(host_weight.size());
   float first = 0, loss = 0;
   int64_t invalid[2] = {};  // how many, and the first row with one
   for (int step = 0; step < kSteps; ++step) {
-    copy<logitless::bf16>(classifier.get(), host_classifier, stream);
+    copy<logitless::bf16>(weight.get(), host_weight, stream);
     plan.run(buffers, {workspace.get(), info.workspace_bytes}, stream);
     copy<float>(&loss, {device_loss.get(), 1}, stream);
-    copy<logitless::bf16>(gradient.data(), {d_classifier.get(), gradient.size()}, stream);
+    copy<logitless::bf16>(gradient.data(), {d_weight.get(), gradient.size()}, stream);
     std::printf("step %d: loss %.4f\n", step, static_cast<double>(loss));
     if (step == 0) first = loss;
     for (size_t i = 0; i < gradient.size(); ++i) {
-      host_classifier[i] = narrow(widen(host_classifier[i]) - kLearningRate * widen(gradient[i]));
+      host_weight[i] = narrow(widen(host_weight[i]) - kLearningRate * widen(gradient[i]));
     }
   }
   copy<int64_t>(invalid, {device_invalid.get(), 2}, stream);

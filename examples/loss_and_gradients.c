@@ -16,11 +16,11 @@ static void check(logitless_status status) {
 
 int main(void) {
   float hidden[TOKENS * HIDDEN] = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0}; /* [N, D] */
-  float classifier[VOCAB * HIDDEN] = {0};                               /* [V, D] */
+  float weight[VOCAB * HIDDEN] = {0};                                   /* [V, D] */
   int64_t targets[TOKENS] = {2, 0, 4, -100};                            /* -100: no target, no cost */
   float loss = 0;
   int64_t correct = 0;
-  float d_classifier[VOCAB * HIDDEN];
+  float d_weight[VOCAB * HIDDEN];
 
   /* The problem. Mean over the tokens that have a target is the default. Only the head learns: the
    * gradient of hidden is not computed. */
@@ -30,7 +30,7 @@ int main(void) {
                                       {LOGITLESS_OPTION_HIDDEN, HIDDEN, 0},
                                       {LOGITLESS_OPTION_MAX_WORKSPACE_BYTES, 1 << 20, 0}};
   const logitless_tensor_desc made[] = {{LOGITLESS_TENSOR_ARGMAX, 0, 0},
-                                        {LOGITLESS_TENSOR_D_CLASSIFIER, LOGITLESS_F32, 0}};
+                                        {LOGITLESS_TENSOR_D_WEIGHT, LOGITLESS_F32, 0}};
 
   /* How: the fastest plan within the budget. It is made once and used for every step. */
   logitless_context* context = NULL;
@@ -44,14 +44,14 @@ int main(void) {
   void* workspace = aligned_alloc(64, (info.workspace_bytes + 63) / 64 * 64);
 
   const logitless_tensor tensors[] = {
-      {LOGITLESS_TENSOR_HIDDEN, hidden, 0},          {LOGITLESS_TENSOR_CLASSIFIER, classifier, 0},
+      {LOGITLESS_TENSOR_HIDDEN, hidden, 0},          {LOGITLESS_TENSOR_WEIGHT, weight, 0},
       {LOGITLESS_TENSOR_TARGETS, targets, 0},        {LOGITLESS_TENSOR_LOSS, &loss, 0},
-      {LOGITLESS_TENSOR_CORRECT_COUNT, &correct, 0}, {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier, 0}};
+      {LOGITLESS_TENSOR_CORRECT_COUNT, &correct, 0}, {LOGITLESS_TENSOR_D_WEIGHT, d_weight, 0}};
 
   for (int step = 0; step < STEPS; ++step) {
     check(logitless_run(plan, tensors, 6, workspace, info.workspace_bytes, NULL));
     printf("step %d: loss %.4f, %d of 3 correct\n", step, loss, (int)correct);
-    for (int i = 0; i < VOCAB * HIDDEN; ++i) classifier[i] -= 3 * d_classifier[i];
+    for (int i = 0; i < VOCAB * HIDDEN; ++i) weight[i] -= 3 * d_weight[i];
   }
 
   free(workspace);

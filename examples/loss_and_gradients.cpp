@@ -27,15 +27,15 @@ float norm(std::span<const float> values) {
 
 int main() try {
   std::mt19937 random(1);
-  const std::vector<float> hidden = normal(kTokens * kHidden, 1, random);          // [N, D]
-  const std::vector<float> classifier = normal(kVocab * kHidden, 0.125F, random);  // [V, D]
-  std::vector<int64_t> targets(kTokens);                                           // [N]
+  const std::vector<float> hidden = normal(kTokens * kHidden, 1, random);      // [N, D]
+  const std::vector<float> weight = normal(kVocab * kHidden, 0.125F, random);  // [V, D]
+  std::vector<int64_t> targets(kTokens);                                       // [N]
   for (int64_t& target : targets) target = static_cast<int64_t>(random() % kVocab);
   const logitless::Matrix<const float> e{hidden.data(), kTokens, kHidden};
-  const logitless::Matrix<const float> c{classifier.data(), kVocab, kHidden};
+  const logitless::Matrix<const float> c{weight.data(), kVocab, kHidden};
 
   logitless::Problem problem = logitless::make_problem(logitless::Pass::forward_backward, e, c);
-  problem.has.d_hidden = problem.has.d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_weight = 1;
   problem.label_smoothing = 0.1;
   problem.softcap = 30;
 
@@ -52,20 +52,20 @@ int main() try {
   const logitless::Workspace workspace(plan.info().workspace_bytes);
 
   float loss = 0;
-  std::vector<float> nll(kTokens), d_hidden(hidden.size()), d_classifier(classifier.size());
+  std::vector<float> nll(kTokens), d_hidden(hidden.size()), d_weight(weight.size());
   logitless::Buffers buffers = logitless::make_buffers(e, c, std::span<const int64_t>(targets));
   buffers.loss = &loss;
   buffers.nll = nll.data();
   buffers.d_hidden = d_hidden.data();
-  buffers.d_classifier = d_classifier.data();
+  buffers.d_weight = d_weight.data();
   plan.run(buffers, workspace.bytes());
 
   std::printf("with 4 MB: %s on %s\n",
               logitless_plan_kind_name(static_cast<logitless_plan_kind>(plan.info().kind)),
               plan.info().backend);
-  std::printf("loss %.4f, first token's log probability %.4f, |d_hidden| %.5f, |d_classifier| %.5f\n",
+  std::printf("loss %.4f, first token's log probability %.4f, |d_hidden| %.5f, |d_weight| %.5f\n",
               static_cast<double>(loss), static_cast<double>(-nll[0]), static_cast<double>(norm(d_hidden)),
-              static_cast<double>(norm(d_classifier)));
+              static_cast<double>(norm(d_weight)));
   return std::isfinite(loss) ? 0 : 1;
 } catch (const logitless::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());

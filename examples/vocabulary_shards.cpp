@@ -1,5 +1,5 @@
 // A vocabulary cut into shards, as tensor parallelism cuts it: every worker holds some rows of the
-// classifier.
+// weight.
 //
 //   in turn:   every worker computes the row statistics of its shard; they are merged, and the loss follows
 //              from them. Then every worker gets the lse of all and computes its rows' gradient and its part
@@ -26,18 +26,18 @@ constexpr int64_t kStarts[kRanks + 1] = {0, 700, 750, kVocab};
 
 struct Head {
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden),
-                     classifier = std::vector<float>(kVocab * kHidden);
+                     weight = std::vector<float>(kVocab * kHidden);
   std::vector<int64_t> targets = {7, 450, -100, 999, 0, 333};  // global ids, for every worker the same
 
   Head() {
     for (size_t i = 0; i < hidden.size(); ++i)
       hidden[i] = static_cast<float>(std::sin(static_cast<double>(i)));
-    for (size_t i = 0; i < classifier.size(); ++i)
-      classifier[i] = static_cast<float>(std::cos(1.7 * static_cast<double>(i)));
+    for (size_t i = 0; i < weight.size(); ++i)
+      weight[i] = static_cast<float>(std::cos(1.7 * static_cast<double>(i)));
   }
   logitless::Matrix<const float> e() const { return {hidden.data(), kTokens, kHidden}; }
   logitless::Matrix<const float> rows(int64_t start, int64_t stop) const {
-    return {classifier.data() + start * kHidden, stop - start, kHidden};
+    return {weight.data() + start * kHidden, stop - start, kHidden};
   }
   logitless::Buffers buffers(int64_t start, int64_t stop) const {
     return logitless::make_buffers(e(), rows(start, stop), std::span<const int64_t>(targets));
@@ -47,18 +47,18 @@ struct Head {
 struct Result {
   float loss = 0;
   std::vector<float> d_hidden = std::vector<float>(kTokens * kHidden),
-                     d_classifier = std::vector<float>(kVocab * kHidden);
+                     d_weight = std::vector<float>(kVocab * kHidden);
 };
 
 Result of_the_whole_vocabulary(const Head& head) {
   logitless::Problem problem =
       logitless::make_problem(logitless::Pass::forward_backward, head.e(), head.rows(0, kVocab));
-  problem.has.d_hidden = problem.has.d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_weight = 1;
   Result result;
   logitless::Buffers buffers = head.buffers(0, kVocab);
   buffers.loss = &result.loss;
   buffers.d_hidden = result.d_hidden.data();
-  buffers.d_classifier = result.d_classifier.data();
+  buffers.d_weight = result.d_weight.data();
   logitless::run_once(logitless::Context(), problem, buffers);
   return result;
 }
@@ -107,13 +107,13 @@ Result in_turn(const Head& head) {
 
   for (int rank = 0; rank < kRanks; ++rank) {
     logitless::Problem problem = problem_of(logitless::Pass::backward, rank);
-    problem.has.d_hidden = problem.has.d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_weight = 1;
     problem.accumulate.d_hidden = 1;  // the sum over workers
     logitless::Buffers buffers = head.buffers(kStarts[rank], kStarts[rank + 1]);
     buffers.lse = lse.data();
     buffers.lse_low = lse_low.data();
     buffers.d_hidden = result.d_hidden.data();
-    buffers.d_classifier = result.d_classifier.data() + kStarts[rank] * kHidden;  // the worker's own rows
+    buffers.d_weight = result.d_weight.data() + kStarts[rank] * kHidden;  // the worker's own rows
     logitless::run_once(context, problem, buffers);
   }
   return result;
@@ -159,7 +159,7 @@ int32_t all_reduce(void* data, int64_t count, int32_t dtype, void*, void* host) 
   return 0;
 }
 
-// The result of each rank: its own rows of d_classifier, all of the rest.
+// The result of each rank: its own rows of d_weight, all of the rest.
 std::vector<Result> as_ranks(const Head& head) {
   std::vector<Result> results(kRanks);
   Table table;
@@ -167,7 +167,7 @@ std::vector<Result> as_ranks(const Head& head) {
     const int64_t start = kStarts[rank], stop = kStarts[rank + 1];
     logitless::Problem problem =
         logitless::make_problem(logitless::Pass::forward_backward, head.e(), head.rows(start, stop));
-    problem.has.d_hidden = problem.has.d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_weight = 1;
     logitless::set_group(problem, kRanks, start, kVocab, /*largest=*/700);
     const logitless::Context context;
     const logitless::Plan plan(context, problem);
@@ -185,7 +185,7 @@ std::vector<Result> as_ranks(const Head& head) {
     logitless::Buffers buffers = head.buffers(start, stop);
     buffers.loss = &mine.loss;
     buffers.d_hidden = mine.d_hidden.data();  // the sum over ranks, on each
-    buffers.d_classifier = mine.d_classifier.data() + start * kHidden;
+    buffers.d_weight = mine.d_weight.data() + start * kHidden;
     logitless::run_group(plan, buffers, workspace.bytes(), communicator);
   };
   std::vector<std::thread> ranks;
@@ -207,8 +207,8 @@ int main() try {
   const Head head;
   const Result whole = of_the_whole_vocabulary(head), turns = in_turn(head);
   const std::vector<Result> ranks = as_ranks(head);
-  float most = std::fmax(difference(turns.d_hidden, whole.d_hidden),
-                         difference(turns.d_classifier, whole.d_classifier));
+  float most =
+      std::fmax(difference(turns.d_hidden, whole.d_hidden), difference(turns.d_weight, whole.d_weight));
   bool same = true;
   for (int rank = 0; rank < kRanks; ++rank) {
     const Result& found = ranks[static_cast<size_t>(rank)];
@@ -216,8 +216,8 @@ int main() try {
     const size_t count = static_cast<size_t>(kStarts[rank + 1]) * kHidden - start;
     same = same && found.loss == ranks[0].loss;
     most = std::fmax(most, difference(found.d_hidden, whole.d_hidden));
-    most = std::fmax(most, difference(std::span(found.d_classifier).subspan(start, count),
-                                      std::span(whole.d_classifier).subspan(start, count)));
+    most = std::fmax(most, difference(std::span(found.d_weight).subspan(start, count),
+                                      std::span(whole.d_weight).subspan(start, count)));
   }
   std::printf("loss of %d shards in turn %.6f, as ranks %.6f (%s on all), of the whole vocabulary %.6f\n",
               kRanks, static_cast<double>(turns.loss), static_cast<double>(ranks[0].loss),

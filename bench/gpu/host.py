@@ -118,7 +118,7 @@ def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) ->
     from logitless import native
     from logitless import options as _options
 
-    names = ("hidden", "classifier", "d_hidden", "d_classifier")
+    names = ("hidden", "weight", "d_hidden", "d_weight")
     tensors = dict.fromkeys(names, _options.BF16) | {"targets": _options.I64}
     times = []
     for tokens in range(rows, max(rows - NEW_PLANS, 0), -1):

@@ -63,7 +63,7 @@ def one_head(record: Record, words: dict[str, str] | None = None) -> list[str]:
         order = list(words.values())
         lines.sort(key=lambda line: order.index(line[0]))
     head = ["", "time, ms", "of three bare products", "MiB beyond inputs and gradients", "error of the loss"]
-    return markdown([*head, "of d_hidden", "of d_classifier"], lines)
+    return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
 
 def budgets(record: Record) -> list[str]:
@@ -102,7 +102,7 @@ def ratios(record: Record) -> list[str]:
 
 
 def overlap() -> list[str]:
-    """Does the sum of d_hidden over ranks hide behind d_classifier's product? Medians of each way at each head."""
+    """Does the sum of d_hidden over ranks hide behind d_weight's product? Medians of each way at each head."""
     shapes: dict[str, dict[str, list[float]]] = read_json(RECORDS / f"{OVERLAP}.json")["shapes"]
     ways = list(next(iter(shapes.values())))
     lines = [[way, *(number(statistics.median(of[way]), ".3f") for of in shapes.values())] for way in ways]

@@ -112,7 +112,7 @@ void describe(const PlanInfo& info, double loss, BenchResult& result) {
                   info.backend + " " + info.config;
 }
 
-// Hidden states, a classifier whose logits deviate by 2, targets, and room for gradients: the same numbers on
+// Hidden states, a weight whose logits deviate by 2, targets, and room for gradients: the same numbers on
 // the host and on a device.
 class Bench {
  public:
@@ -124,35 +124,34 @@ class Bench {
         context_(make_context(globals, {}, device)),
         runner_(context_, device.ordinal),
         d_hidden_(static_cast<size_t>(shape.tokens * shape.dim) * sizeof(float)),
-        d_classifier_(static_cast<size_t>(shape.vocab * shape.dim) * sizeof(float)) {
+        d_weight_(static_cast<size_t>(shape.vocab * shape.dim) * sizeof(float)) {
     const auto& [tokens, vocab, dim] = shape;
     const bool widens = device.is_host() && why_not_materialized().empty();
     hidden_ = normal_numbers(tokens * dim, 1, dtype, 1, widens ? &wide_hidden_ : nullptr);
-    classifier_ = normal_numbers(vocab * dim, 2 / std::sqrt(static_cast<double>(dim)), dtype, 2,
-                                 widens ? &wide_classifier_ : nullptr);
+    weight_ = normal_numbers(vocab * dim, 2 / std::sqrt(static_cast<double>(dim)), dtype, 2,
+                             widens ? &wide_weight_ : nullptr);
     std::mt19937_64 random(3);
     std::uniform_int_distribution<int32_t> ids(0, static_cast<int32_t>(vocab - 1));
     targets_.resize(static_cast<size_t>(tokens));
     for (int32_t& target : targets_) target = ids(random);
-    for (const Workspace* room : {&d_hidden_, &d_classifier_}) {
+    for (const Workspace* room : {&d_hidden_, &d_weight_}) {
       // Written before the clock starts, so that its pages exist.
       if (device.is_host()) std::fill(room->bytes().begin(), room->bytes().end(), std::byte{1});
     }
     const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
-    buffers_ =
-        runner_.place({{LOGITLESS_TENSOR_HIDDEN, hidden_},
-                       {LOGITLESS_TENSOR_CLASSIFIER, classifier_},
-                       {LOGITLESS_TENSOR_TARGETS, bytes(targets_)},
-                       {LOGITLESS_TENSOR_LOSS, bytes(std::span(&loss_, 1))},
-                       {LOGITLESS_TENSOR_D_HIDDEN, d_hidden_.bytes().first(hidden_.size())},
-                       {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier_.bytes().first(classifier_.size())}});
+    buffers_ = runner_.place({{LOGITLESS_TENSOR_HIDDEN, hidden_},
+                              {LOGITLESS_TENSOR_WEIGHT, weight_},
+                              {LOGITLESS_TENSOR_TARGETS, bytes(targets_)},
+                              {LOGITLESS_TENSOR_LOSS, bytes(std::span(&loss_, 1))},
+                              {LOGITLESS_TENSOR_D_HIDDEN, d_hidden_.bytes().first(hidden_.size())},
+                              {LOGITLESS_TENSOR_D_WEIGHT, d_weight_.bytes().first(weight_.size())}});
   }
 
   // One timed run, or why there is none.
   void measure(BenchResult& result) {
     Buffers& buffers = runner_.buffers();
     buffers.d_hidden = result.gradients ? buffers_.d_hidden : nullptr;
-    buffers.d_classifier = result.gradients ? buffers_.d_classifier : nullptr;
+    buffers.d_weight = result.gradients ? buffers_.d_weight : nullptr;
     const bool on_device = runner_.device() != nullptr;
     try {
       on_device ? measure_on_device(result) : measure_on_host(result);
@@ -185,8 +184,8 @@ class Bench {
     } else {
       const auto floats = [](const Workspace& room) { return reinterpret_cast<float*>(room.bytes().data()); };
       float* d_hidden = result.gradients ? floats(d_hidden_) : nullptr;
-      result.loss = materialized_loss(shape_, wide_hidden_.data(), wide_classifier_.data(), targets_.data(),
-                                      d_hidden, floats(d_classifier_), threads_);
+      result.loss = materialized_loss(shape_, wide_hidden_.data(), wide_weight_.data(), targets_.data(),
+                                      d_hidden, floats(d_weight_), threads_);
       result.workspace_bytes = shape_.tokens * (shape_.vocab * 4 + 8);
       result.detail = "fp32 logits in memory, " + materialized_by();
     }
@@ -199,10 +198,10 @@ class Bench {
   int threads_;
   Context context_;
   Runner runner_;
-  std::vector<std::byte> hidden_, classifier_;
-  std::vector<float> wide_hidden_, wide_classifier_;  // for the materialized computation
+  std::vector<std::byte> hidden_, weight_;
+  std::vector<float> wide_hidden_, wide_weight_;  // for the materialized computation
   std::vector<int32_t> targets_;
-  Workspace d_hidden_, d_classifier_;  // room for any dtype
+  Workspace d_hidden_, d_weight_;  // room for any dtype
   float loss_ = 0;
   Buffers buffers_;  // all of them
 };
@@ -370,7 +369,7 @@ void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_option("--shape", options->shapes, "TOKENS,VOCAB,HIDDEN; may be given several times")
       ->delimiter(';')
       ->default_str("1024,32768,512;512,131072,1024, on a device 8192,128256,4096");
-  command->add_option("--dtype", options->dtype, "Of hidden and classifier: f32, bf16 or f16")
+  command->add_option("--dtype", options->dtype, "Of hidden and weight: f32, bf16 or f16")
       ->default_str("f32, on a device bf16");
   command->add_option("--budgets", options->budgets, "Budgets of the workspace; 0: by default, or fastest")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");

@@ -12,8 +12,8 @@ struct BenchShape {
 
 // The mean loss by float32 logits in memory: a matrix product of oneDNN, opened at run time, softmax in
 // place, and where there is room for gradients two products more.
-double materialized_loss(const BenchShape& shape, const float* hidden, const float* classifier,
-                         const int32_t* targets, float* d_hidden, float* d_classifier, int threads);
+double materialized_loss(const BenchShape& shape, const float* hidden, const float* weight,
+                         const int32_t* targets, float* d_hidden, float* d_weight, int threads);
 // Empty, or why that is not possible.
 std::string why_not_materialized();
 std::string materialized_by();  // "oneDNN 3.1.0"

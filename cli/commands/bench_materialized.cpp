@@ -79,12 +79,12 @@ std::string materialized_by() {
          std::to_string(version[2]);
 }
 
-double materialized_loss(const BenchShape& shape, const float* hidden, const float* classifier,
-                         const int32_t* targets, float* d_hidden, float* d_classifier, int threads) {
+double materialized_loss(const BenchShape& shape, const float* hidden, const float* weight,
+                         const int32_t* targets, float* d_hidden, float* d_weight, int threads) {
   const auto& [tokens, vocab, dim] = shape;
   if (threads > 0 && one_dnn().set_threads != nullptr) one_dnn().set_threads(threads);
   std::vector<float> logits(static_cast<size_t>(tokens * vocab));
-  gemm('N', 'T', tokens, vocab, dim, hidden, dim, classifier, dim, logits.data());
+  gemm('N', 'T', tokens, vocab, dim, hidden, dim, weight, dim, logits.data());
   std::vector<double> losses(static_cast<size_t>(tokens));
   // Logits become dz = (softmax - onehot) / N where gradients follow.
   const auto rows = [&](int64_t first, int64_t last) {
@@ -105,8 +105,8 @@ double materialized_loss(const BenchShape& shape, const float* hidden, const flo
     pool.emplace_back(rows, tokens * i / workers, tokens * (i + 1) / workers);
   pool.clear();  // waits
   if (d_hidden != nullptr) {
-    gemm('N', 'N', tokens, dim, vocab, logits.data(), vocab, classifier, dim, d_hidden);
-    gemm('T', 'N', vocab, dim, tokens, logits.data(), vocab, hidden, dim, d_classifier);
+    gemm('N', 'N', tokens, dim, vocab, logits.data(), vocab, weight, dim, d_hidden);
+    gemm('T', 'N', vocab, dim, tokens, logits.data(), vocab, hidden, dim, d_weight);
   }
   double total = 0;
   for (const double loss : losses) total += loss;

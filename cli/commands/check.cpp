@@ -47,7 +47,7 @@ std::vector<std::string> chosen_backends(const GlobalOptions& globals, const Dev
     names.emplace_back(kOnDevices);
     Problem problem;
     problem.tokens = problem.vocab = problem.hidden = 256;
-    problem.dtype.hidden = problem.dtype.classifier = LOGITLESS_BF16;
+    problem.dtype.hidden = problem.dtype.weight = LOGITLESS_BF16;
     const Plan plan(make_context(globals, kOnDevices, device), problem);
     if (std::string_view(plan.info().engine) != kPortable)
       names.push_back(std::string(kOnDevices) + ":" + kPortable);

@@ -8,7 +8,7 @@ namespace logitless::cli {
 
 class Runner;
 
-// One problem of the grid: loss and gradients in its dtypes, the classifier's for the bias, too.
+// One problem of the grid: loss and gradients in its dtypes, the weight's for the bias, too.
 struct CheckCase {
   std::string options;               // name of the set of options
   logitless::v0_1::Problem problem;  // a file that sees the library's core knows one more of this name
@@ -19,7 +19,7 @@ struct CheckCase {
 };
 // Loss, entropy, argmax and both gradients of hidden states of `sizes`: tokens, vocabulary and dimension.
 CheckCase make_case(std::string options, const std::array<int64_t, 3>& sizes, logitless_dtype hidden,
-                    logitless_dtype classifier);
+                    logitless_dtype weight);
 
 // Shapes of every kind of remainder x dtypes x options; `full` adds larger shapes.
 std::vector<CheckCase> check_grid(bool full);
@@ -29,7 +29,7 @@ struct CheckData {
   explicit CheckData(const CheckCase& c);
 
   std::vector<double> hidden;        // [N, D]
-  std::vector<double> classifier;    // [V, D]
+  std::vector<double> weight;        // [V, D]
   std::vector<double> bias;          // [V]
   std::vector<double> class_weight;  // [V]
   std::vector<double> token_weight;  // [N]
@@ -42,7 +42,7 @@ struct CheckOutputs {
   std::vector<double> loss;      // [1]
   std::vector<double> row_loss;  // [N], before the reduction
   std::vector<double> nll, lse, entropy;
-  std::vector<double> d_hidden, d_classifier, d_bias;  // empty without
+  std::vector<double> d_hidden, d_weight, d_bias;  // empty without
   std::vector<int64_t> argmax;
 };
 

@@ -56,7 +56,7 @@ constexpr std::array kSets{
     OptionSet{"sum", "", [](CheckCase&, Problem& p) { p.reduction = LOGITLESS_REDUCTION_SUM; }},
     OptionSet{"large-logits", "", [](CheckCase& c, Problem&) { c.logit_std = 30; }},
     OptionSet{"frozen-hidden", "", [](CheckCase&, Problem& p) { p.has.d_hidden = 0; }},
-    OptionSet{"frozen-classifier", "", [](CheckCase&, Problem& p) { p.has.d_classifier = 0; }},
+    OptionSet{"frozen-weight", "", [](CheckCase&, Problem& p) { p.has.d_weight = 0; }},
     OptionSet{"all", kAll, [](CheckCase& c, Problem& p) {
                 p.temperature = p.shift = 1;
                 p.has.bias = p.has.class_weight = p.has.token_weight = p.has.temperature = c.ignored_rows =
@@ -85,7 +85,7 @@ std::vector<double> numbers(std::mt19937_64& random, int64_t count, Distribution
 
 Problem problem_of(const CheckCase& c, size_t budget) {
   Problem problem = c.problem;
-  problem.has.d_bias = problem.has.bias && problem.has.d_classifier;
+  problem.has.d_bias = problem.has.bias && problem.has.d_weight;
   problem.max_workspace_bytes = budget;
   return problem;
 }
@@ -95,13 +95,12 @@ Problem problem_of(const CheckCase& c, size_t budget) {
 std::string CheckCase::name() const {
   std::string text = std::to_string(problem.tokens) + "x" + std::to_string(problem.vocab) + "x" +
                      std::to_string(problem.hidden) + " " + dtype_text(problem.dtype.hidden);
-  if (problem.dtype.classifier != problem.dtype.hidden)
-    text += std::string("/") + dtype_text(problem.dtype.classifier);
+  if (problem.dtype.weight != problem.dtype.hidden)
+    text += std::string("/") + dtype_text(problem.dtype.weight);
   return text + " " + options;
 }
 
-CheckCase make_case(std::string options, const Sizes& sizes, logitless_dtype hidden,
-                    logitless_dtype classifier) {
+CheckCase make_case(std::string options, const Sizes& sizes, logitless_dtype hidden, logitless_dtype weight) {
   CheckCase c;
   c.options = std::move(options);
   Problem& p = c.problem;
@@ -109,16 +108,16 @@ CheckCase make_case(std::string options, const Sizes& sizes, logitless_dtype hid
   p.reduction = LOGITLESS_REDUCTION_MEAN;
   p.tokens = sizes[0], p.vocab = sizes[1], p.hidden = sizes[2];
   p.dtype.hidden = p.dtype.d_hidden = hidden;
-  p.dtype.classifier = p.dtype.d_classifier = p.dtype.bias = p.dtype.d_bias = classifier;
-  p.has.entropy = p.has.argmax = p.has.d_hidden = p.has.d_classifier = 1;
+  p.dtype.weight = p.dtype.d_weight = p.dtype.bias = p.dtype.d_bias = weight;
+  p.has.entropy = p.has.argmax = p.has.d_hidden = p.has.d_weight = 1;
   return c;
 }
 
 std::vector<CheckCase> check_grid(bool full) {
   std::vector<CheckCase> grid;
   const auto add = [&](const Sizes& sizes, const OptionSet& options) {
-    for (const auto& [hidden, classifier] : kPairs) {
-      CheckCase& c = grid.emplace_back(make_case(options.name, sizes, hidden, classifier));
+    for (const auto& [hidden, weight] : kPairs) {
+      CheckCase& c = grid.emplace_back(make_case(options.name, sizes, hidden, weight));
       draw_options(c, options.drawn);
       options.set(c, c.problem);
     }
@@ -137,13 +136,13 @@ CheckData::CheckData(const CheckCase& c) {
   std::mt19937_64 random(static_cast<uint64_t>(p.tokens * 1000003 + p.vocab * 1009 + p.hidden));
   using Normal = std::normal_distribution<double>;
   hidden = numbers(random, p.tokens * p.hidden, Normal(0, 1), p.dtype.hidden);
-  classifier = numbers(random, p.vocab * p.hidden,
-                       Normal(0, c.logit_std / std::sqrt(static_cast<double>(p.hidden))), p.dtype.classifier);
+  weight = numbers(random, p.vocab * p.hidden,
+                   Normal(0, c.logit_std / std::sqrt(static_cast<double>(p.hidden))), p.dtype.weight);
   if (p.has.bias) bias = numbers(random, p.vocab, Normal(0, 1), p.dtype.bias);
-  const std::uniform_real_distribution<double> weight(0.25, 2);
-  if (p.has.class_weight) class_weight = numbers(random, p.vocab, weight, LOGITLESS_F32);
-  if (p.has.token_weight) token_weight = numbers(random, p.tokens, weight, LOGITLESS_F32);
-  if (p.has.temperature) temperature = numbers(random, p.tokens, weight, LOGITLESS_F32);
+  const std::uniform_real_distribution<double> positive(0.25, 2);
+  if (p.has.class_weight) class_weight = numbers(random, p.vocab, positive, LOGITLESS_F32);
+  if (p.has.token_weight) token_weight = numbers(random, p.tokens, positive, LOGITLESS_F32);
+  if (p.has.temperature) temperature = numbers(random, p.tokens, positive, LOGITLESS_F32);
   std::uniform_int_distribution<int64_t> ids(0, p.vocab - 1);
   for (int64_t i = 0; i < p.tokens; ++i) {
     targets.push_back(c.ignored_rows && i % 3 == 1 ? p.ignore_index : ids(random));
@@ -163,8 +162,8 @@ std::vector<size_t> workspaces_of(const Context& context, const CheckCase& c) {
 CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data, bool float64,
                       size_t budget) {
   Problem problem = problem_of(c, budget);
-  for (int32_t* dtype : {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias,
-                         &problem.dtype.d_hidden, &problem.dtype.d_classifier, &problem.dtype.d_bias}) {
+  for (int32_t* dtype : {&problem.dtype.hidden, &problem.dtype.weight, &problem.dtype.bias,
+                         &problem.dtype.d_hidden, &problem.dtype.d_weight, &problem.dtype.d_bias}) {
     if (float64) *dtype = LOGITLESS_F64;
   }
   const int32_t stats = float64 ? LOGITLESS_F64 : LOGITLESS_F32;
@@ -174,7 +173,7 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
     if (!values.empty()) inputs.emplace_back(id, bytes.emplace_back(encode(values, dtype)));
   };
   add_input(LOGITLESS_TENSOR_HIDDEN, data.hidden, problem.dtype.hidden);
-  add_input(LOGITLESS_TENSOR_CLASSIFIER, data.classifier, problem.dtype.classifier);
+  add_input(LOGITLESS_TENSOR_WEIGHT, data.weight, problem.dtype.weight);
   add_input(LOGITLESS_TENSOR_BIAS, data.bias, problem.dtype.bias);
   add_input(LOGITLESS_TENSOR_CLASS_WEIGHT, data.class_weight, stats);
   add_input(LOGITLESS_TENSOR_TOKEN_WEIGHT, data.token_weight, stats);
@@ -209,8 +208,8 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
        {LOGITLESS_TENSOR_LSE, &out.lse, rows, stats},
        {LOGITLESS_TENSOR_ENTROPY, &out.entropy, rows, stats},
        {LOGITLESS_TENSOR_D_HIDDEN, &out.d_hidden, has.d_hidden * rows * problem.hidden, dtype.d_hidden},
-       {LOGITLESS_TENSOR_D_CLASSIFIER, &out.d_classifier, has.d_classifier * problem.vocab * problem.hidden,
-        dtype.d_classifier},
+       {LOGITLESS_TENSOR_D_WEIGHT, &out.d_weight, has.d_weight * problem.vocab * problem.hidden,
+        dtype.d_weight},
        {LOGITLESS_TENSOR_D_BIAS, &out.d_bias, has.d_bias * problem.vocab, dtype.d_bias}});
   // The losses of the rows come from a forward pass without a reduction.
   problem.pass = LOGITLESS_FORWARD;

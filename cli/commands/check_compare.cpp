@@ -63,13 +63,13 @@ class Bounds {
   Bounds(const CheckCase& c, const CheckData& data, const CheckOutputs& truth, bool rounds_dz)
       : p_(c.problem), data_(data), truth_(truth), transform_(logit_transform<double>(library_problem(c))) {
     for (int64_t j = 0; j < p_.vocab; ++j) {
-      const double* weight = &data.classifier[static_cast<size_t>(j * p_.hidden)];
-      largest_classifier_ = std::max(largest_classifier_, std::sqrt(dot(weight, weight, p_.hidden)));
+      const double* weight = &data.weight[static_cast<size_t>(j * p_.hidden)];
+      largest_weight_ = std::max(largest_weight_, std::sqrt(dot(weight, weight, p_.hidden)));
       largest_bias_ = std::max(largest_bias_, std::fabs(at(data.bias, j, 0)));
       class_weights_ += at(data.class_weight, j, 1);
     }
     params_ = loss_params(library_problem(c), class_weights_);
-    rounds_dz = rounds_dz && p_.dtype.hidden == p_.dtype.classifier;
+    rounds_dz = rounds_dz && p_.dtype.hidden == p_.dtype.weight;
     dz_unit_ = rounds_dz ? rounding_unit(p_.dtype.hidden) : 0;
     for (int64_t i = 0; i < p_.tokens; ++i) {
       if (counts(i)) weights_ += at(data.token_weight, i, 1) * at(data.class_weight, target(i), 1);
@@ -79,7 +79,7 @@ class Bounds {
   }
 
   std::vector<double> lse, nll, entropy, row_loss;
-  double d_hidden = 0, d_classifier = 0, d_bias = 0;  // squares of 2-norms
+  double d_hidden = 0, d_weight = 0, d_bias = 0;  // squares of 2-norms
   double divisor() const { return divisor_; }
 
   // A row whose argmax is neither the truth's nor one that float32 sums cannot tell from it.
@@ -97,7 +97,7 @@ class Bounds {
 
   double logit(int64_t i, int64_t j) const {
     const double product = dot(&data_.hidden[static_cast<size_t>(i * p_.hidden)],
-                               &data_.classifier[static_cast<size_t>(j * p_.hidden)], p_.hidden);
+                               &data_.weight[static_cast<size_t>(j * p_.hidden)], p_.hidden);
     return transform_.logit(product, at(data_.bias, j, 0), 1 / temperature(i));
   }
   double hidden_norm(int64_t i) const {
@@ -106,7 +106,7 @@ class Bounds {
   }
   // A bound of the magnitude of a row's logits.
   double logit_size(int64_t i) const {
-    return (std::fabs(p_.scale) * hidden_norm(i) * largest_classifier_ + largest_bias_) / temperature(i);
+    return (std::fabs(p_.scale) * hidden_norm(i) * largest_weight_ + largest_bias_) / temperature(i);
   }
   double logit_error(int64_t i) const {
     return kRoundings * kUnit * (logit_size(i) + p_.softcap / temperature(i));
@@ -146,8 +146,8 @@ class Bounds {
     // These gradients are sums over the tokens.
     const double rows = terms / divisor_ / t * kUnit * std::sqrt(static_cast<double>(p_.tokens));
     const double through = std::fabs(p_.scale);
-    d_hidden += std::pow(through * largest_classifier_ * dz, 2);
-    d_classifier += std::pow(through * hidden_norm(i) * (dz + rows), 2);
+    d_hidden += std::pow(through * largest_weight_ * dz, 2);
+    d_weight += std::pow(through * hidden_norm(i) * (dz + rows), 2);
     d_bias += std::pow(dz + rows, 2);
   }
 
@@ -156,7 +156,7 @@ class Bounds {
   const CheckOutputs& truth_;
   LogitTransform<double> transform_;
   LossParams<double> params_;
-  double largest_classifier_ = 0, largest_bias_ = 0;
+  double largest_weight_ = 0, largest_bias_ = 0;
   double class_weights_ = 0;  // sum
   double weights_ = 0;        // of the rows that count
   double divisor_ = 1;
@@ -192,8 +192,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
     out.push_back({name, distance(x, exact), std::sqrt(squares) + rounding});
   };
   add_gradient("d_hidden", truth.d_hidden, got.d_hidden, p.dtype.d_hidden, bounds.d_hidden);
-  add_gradient("d_classifier", truth.d_classifier, got.d_classifier, p.dtype.d_classifier,
-               bounds.d_classifier);
+  add_gradient("d_weight", truth.d_weight, got.d_weight, p.dtype.d_weight, bounds.d_weight);
   add_gradient("d_bias", truth.d_bias, got.d_bias, p.dtype.d_bias, bounds.d_bias);
   return out;
 }

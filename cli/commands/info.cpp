@@ -79,7 +79,7 @@ ordered_json device_facts() {
 ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtype dtype) {
   Problem problem;
   problem.tokens = problem.vocab = problem.hidden = 256;
-  problem.dtype.hidden = problem.dtype.classifier = dtype;
+  problem.dtype.hidden = problem.dtype.weight = dtype;
   try {
     const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
     return {{"backend", info.backend}, {"engine", info.engine}, {"reason", info.reason}};
@@ -89,7 +89,7 @@ ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtyp
   }
 }
 
-// By dtype of hidden and classifier.
+// By dtype of hidden and weight.
 ordered_json choices(const GlobalOptions& globals, int device) {
   return {{"float32", choice_for(globals, device, LOGITLESS_F32)},
           {"bfloat16", choice_for(globals, device, LOGITLESS_BF16)},

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Which gradients are asked for: of hidden, classifier and bias.
+// Which gradients are asked for: of hidden, weight and bias.
 std::array<bool, 3> chosen_gradients(const LossRequest& request) {
   const bool has_bias = !request.bias.empty();
   const auto& of = request.gradients_of;
@@ -29,7 +29,7 @@ std::array<bool, 3> chosen_gradients(const LossRequest& request) {
   const auto wants = [&](const char* name) { return std::find(of.begin(), of.end(), name) != of.end(); };
   if (wants("bias") && !has_bias) throw UsageError("--gradients-of: expected --bias FILE with bias");
   if (of.empty()) return {true, true, has_bias};
-  return {wants("hidden"), wants("classifier"), wants("bias")};
+  return {wants("hidden"), wants("weight"), wants("bias")};
 }
 
 void check_request(const LossRequest& request) {
@@ -113,7 +113,7 @@ struct LossResult {
 };
 
 constexpr double kChunkSeconds = 1;
-// Each run reads the whole classifier; with this many tokens that costs little beside the arithmetic.
+// Each run reads the whole weight; with this many tokens that costs little beside the arithmetic.
 constexpr int64_t kMinChunkTokens = 1024;
 constexpr double kAnnouncedSeconds = 3;
 
@@ -124,7 +124,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request) {
   problem.hidden = in.dim;
   auto& dtype = problem.dtype;
   dtype.hidden = dtype.d_hidden = dtype_from_element(in.hidden.dtype);
-  dtype.classifier = dtype.d_classifier = dtype_from_element(in.classifier.dtype);
+  dtype.weight = dtype.d_weight = dtype_from_element(in.weight.dtype);
   if (in.bias.file) dtype.bias = dtype.d_bias = dtype_from_element(in.bias.dtype);
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;
@@ -158,7 +158,7 @@ void add_row_outputs(const LossInputs& in, const LossRequest& request, LossResul
   }
 }
 
-// Makes the problem one of a loss with gradients. wanted: of hidden, classifier and bias.
+// Makes the problem one of a loss with gradients. wanted: of hidden, weight and bias.
 void add_gradients(const LossInputs& in, const LossRequest& request, const std::array<bool, 3>& wanted,
                    Problem& problem, LossResult& out) {
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
@@ -170,7 +170,7 @@ void add_gradients(const LossInputs& in, const LossRequest& request, const std::
     add_output(out.gradients, id, element_from_dtype(dtype), of.shape);
   };
   add(wanted[0], LOGITLESS_TENSOR_D_HIDDEN, in.hidden, problem.dtype.d_hidden);
-  add(wanted[1], LOGITLESS_TENSOR_D_CLASSIFIER, in.classifier, problem.dtype.d_classifier);
+  add(wanted[1], LOGITLESS_TENSOR_D_WEIGHT, in.weight, problem.dtype.d_weight);
   add(wanted[2], LOGITLESS_TENSOR_D_BIAS, in.bias, problem.dtype.d_bias);
   add_output(out.reduced, LOGITLESS_TENSOR_LOSS, in.stats, {});
 }
@@ -183,7 +183,7 @@ RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t fir
     return bytes.subspan(static_cast<size_t>(first) * row, static_cast<size_t>(last - first) * row);
   };
   RunTensors tensors{{LOGITLESS_TENSOR_HIDDEN, hidden},
-                     {LOGITLESS_TENSOR_CLASSIFIER, in.classifier_data},
+                     {LOGITLESS_TENSOR_WEIGHT, in.weight_data},
                      {LOGITLESS_TENSOR_BIAS, in.bias_data},
                      {LOGITLESS_TENSOR_TARGETS, part(std::as_bytes(std::span(in.targets)))},
                      {LOGITLESS_TENSOR_TARGET_WEIGHT, part(in.target_weight)},
@@ -212,7 +212,7 @@ double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, in
 }
 
 // Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
-// sums are joined in double precision. With gradients it is one run. wanted: of hidden, classifier and bias.
+// sums are joined in double precision. With gradients it is one run. wanted: of hidden, weight and bias.
 LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
                     const LossRequest& request, const std::array<bool, 3>& wanted) {
   const Context context = make_context(globals, {}, device);
@@ -295,7 +295,7 @@ ordered_json make_report(const LossRequest& request, const LossInputs& in, const
   const auto described = [](const StoredTensor& tensor) -> ordered_json {
     return {{"tensor", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}};
   };
-  report["inputs"] = {{"hidden", described(in.hidden)}, {"classifier", described(in.classifier)}};
+  report["inputs"] = {{"hidden", described(in.hidden)}, {"weight", described(in.weight)}};
   report.update(options_json(request.problem));
   report["device"] = request.device;
   report["seconds"] = result.seconds;
@@ -364,7 +364,7 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   };
   constexpr const char* kInputs = "Inputs, each FILE[:TENSOR]";
   add(kInputs, "--hidden", request->hidden, "Hidden states [..., tokens, D]")->required();
-  add(kInputs, "--classifier", request->classifier, "Head weight [V, D]")->required();
+  add(kInputs, "--weight", request->weight, "Head weight [V, D]")->required();
   add(kInputs, "--targets", request->targets,
       "Token ids, of hidden's leading shape or flat; with one more dimension, of 64 at most, several a token")
       ->required();
@@ -395,13 +395,12 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and what else is asked for (the "
       "statistics, top_ids and top_log_probs), and target_log_probs of several targets, to FILE.safetensors")
       ->check(ending(".safetensors", ".npy"));
-  add(kOutputs, "--gradients", request->gradients,
-      "Write d_hidden, d_classifier and d_bias to FILE.safetensors")
+  add(kOutputs, "--gradients", request->gradients, "Write d_hidden, d_weight and d_bias to FILE.safetensors")
       ->check(ending(".safetensors", ""));
   add(kOutputs, "--gradients-of", request->gradients_of,
-      "Which of them, such as hidden,classifier. Default: of all operands")
+      "Which of them, such as hidden,weight. Default: of all operands")
       ->delimiter(',')
-      ->check(CLI::IsMember({"hidden", "classifier", "bias"}));
+      ->check(CLI::IsMember({"hidden", "weight", "bias"}));
   add(kOutputs, "--gradients-dtype", request->gradients_dtype, "same (as the operand) or f32")
       ->check(CLI::IsMember({"same", "f32"}))
       ->capture_default_str();
@@ -414,15 +413,15 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
       "--softcap.\n"
       "\n"
       "Examples:\n"
-      "  logitless loss --hidden h.npy --classifier w.npy --targets y.npy\n"
-      "  logitless loss --hidden acts.safetensors:hidden --classifier "
+      "  logitless loss --hidden h.npy --weight w.npy --targets y.npy\n"
+      "  logitless loss --hidden acts.safetensors:hidden --weight "
       "model.safetensors:model.embed_tokens.weight \\\n"
       "      --targets acts.safetensors:input_ids --shift 1 --softcap 30 --budget 256MiB\n"
-      "  logitless loss --hidden h.npy --classifier w.npy --targets y.npy \\\n"
+      "  logitless loss --hidden h.npy --weight w.npy --targets y.npy \\\n"
       "      --gradients g.safetensors --gradients-of hidden\n"
-      "  logitless loss --hidden h.npy --classifier w.npy --targets ids.npy --target-weight probs.npy\n"
-      "  logitless loss --device cuda:0 --hidden h.npy --classifier w.npy --targets y.npy\n"
-      "  logitless --json loss --hidden h.npy --classifier w.npy --targets y.npy --per-token nll.npy\n");
+      "  logitless loss --hidden h.npy --weight w.npy --targets ids.npy --target-weight probs.npy\n"
+      "  logitless loss --device cuda:0 --hidden h.npy --weight w.npy --targets y.npy\n"
+      "  logitless --json loss --hidden h.npy --weight w.npy --targets y.npy --per-token nll.npy\n");
   command->callback([request, &globals] { run(*request, globals); });
 }
 

@@ -28,7 +28,7 @@ inline constexpr size_t kIsTop1 = 6;
 
 // Files and options of the command. Files are FILE[:TENSOR], empty where not given.
 struct LossRequest {
-  std::string hidden, classifier, targets, target_weight, bias, class_weight, token_weight, token_temperature;
+  std::string hidden, weight, targets, target_weight, bias, class_weight, token_weight, token_temperature;
   Problem problem;  // options of the head
   std::string device = "cpu";
   std::string reduction = "mean";
@@ -41,10 +41,10 @@ struct LossRequest {
 
 // Operands that fit together, ready for the library.
 struct LossInputs {
-  StoredTensor hidden;      // [..., D], read as it is needed
-  StoredTensor classifier;  // [V, D]
-  StoredTensor bias;        // [V]; no file without one
-  std::vector<std::byte> classifier_data, bias_data;
+  StoredTensor hidden;  // [..., D], read as it is needed
+  StoredTensor weight;  // [V, D]
+  StoredTensor bias;    // [V]; no file without one
+  std::vector<std::byte> weight_data, bias_data;
   // [N], or [N, K] with targets_per_token; already shifted, ignore_index where a row has none.
   std::vector<int64_t> targets;
   int64_t targets_per_token = 0;  // K; 0: one, without a weight of its own

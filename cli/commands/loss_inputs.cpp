@@ -39,7 +39,7 @@ std::vector<std::byte> read_weights(const LossInputs& in, const StoredTensor& te
   return encode(values, dtype_from_element(in.stats));
 }
 
-// Checks the dtype of the classifier or the bias.
+// Checks the dtype of the weight or the bias.
 void require_f64_as_hidden(const LossInputs& in, const StoredTensor& tensor) {
   require_real(tensor);
   if ((tensor.dtype == ElementType::kF64) == (in.hidden.dtype == ElementType::kF64)) return;
@@ -49,17 +49,17 @@ void require_f64_as_hidden(const LossInputs& in, const StoredTensor& tensor) {
 
 void check_operands(LossInputs& in) {
   require_real(in.hidden);
-  require_real(in.classifier);
+  require_real(in.weight);
   if (in.hidden.shape.size() < 2) refuse(in.hidden, "shape [..., tokens, D]", shape_text(in.hidden.shape));
-  if (in.classifier.shape.size() != 2) refuse(in.classifier, "shape [V, D]", shape_text(in.classifier.shape));
+  if (in.weight.shape.size() != 2) refuse(in.weight, "shape [V, D]", shape_text(in.weight.shape));
   in.dim = in.hidden.shape.back();
-  in.vocab = in.classifier.shape.front();
+  in.vocab = in.weight.shape.front();
   in.batch_shape.assign(in.hidden.shape.begin(), in.hidden.shape.end() - 1);
   if (in.dim < 1) refuse(in.hidden, "a last dimension of at least 1", shape_text(in.hidden.shape));
-  if (in.vocab < 1) refuse(in.classifier, "at least one row", shape_text(in.classifier.shape));
+  if (in.vocab < 1) refuse(in.weight, "at least one row", shape_text(in.weight.shape));
   in.tokens = in.hidden.elements() / in.dim;
-  require_shape(in.classifier, {in.vocab, in.dim}, "D = " + std::to_string(in.dim) + " of " + in.hidden.name);
-  require_f64_as_hidden(in, in.classifier);
+  require_shape(in.weight, {in.vocab, in.dim}, "D = " + std::to_string(in.dim) + " of " + in.hidden.name);
+  require_f64_as_hidden(in, in.weight);
   if (in.hidden.dtype == ElementType::kF64) in.stats = ElementType::kF64;
 }
 
@@ -150,7 +150,7 @@ LossInputs open_loss_inputs(const LossRequest& request) {
     return read_weights(in, open(role, reference), count, positive);
   };
   in.hidden = open("hidden states", request.hidden);
-  in.classifier = open("classifier", request.classifier);
+  in.weight = open("weight", request.weight);
   check_operands(in);
   if (!request.bias.empty()) {
     in.bias = open("bias", request.bias);
@@ -166,7 +166,7 @@ LossInputs open_loss_inputs(const LossRequest& request) {
   if (!request.target_weight.empty()) {
     read_target_weights(in, open("target weights", request.target_weight), targets, request.problem.shift);
   }
-  in.classifier_data = in.classifier.read();
+  in.weight_data = in.weight.read();
   return in;
 }
 

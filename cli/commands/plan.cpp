@@ -25,22 +25,22 @@ Problem make_problem(const PlanOptions& options) {
   if (problem.vocab < 1) throw UsageError("--vocab: expected at least 1, got " + options.vocab);
   if (problem.hidden < 1) throw UsageError("--hidden: expected at least 1, got " + options.hidden);
   problem.dtype.hidden = problem.dtype.d_hidden = parse_dtype("--dtype", options.dtype);
-  problem.dtype.classifier = problem.dtype.hidden;
-  if (!options.classifier_dtype.empty()) {
-    problem.dtype.classifier = parse_dtype("--classifier-dtype", options.classifier_dtype);
+  problem.dtype.weight = problem.dtype.hidden;
+  if (!options.weight_dtype.empty()) {
+    problem.dtype.weight = parse_dtype("--weight-dtype", options.weight_dtype);
   }
-  problem.dtype.d_classifier = options.accumulate && problem.dtype.classifier != LOGITLESS_F64
-                                   ? static_cast<int32_t>(LOGITLESS_F32)
-                                   : problem.dtype.classifier;
-  problem.dtype.bias = problem.dtype.d_bias = problem.dtype.classifier;
+  problem.dtype.d_weight = options.accumulate && problem.dtype.weight != LOGITLESS_F64
+                               ? static_cast<int32_t>(LOGITLESS_F32)
+                               : problem.dtype.weight;
+  problem.dtype.bias = problem.dtype.d_bias = problem.dtype.weight;
   if (!options.no_grad) {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
     problem.has.d_hidden = !options.freeze_hidden;
-    problem.has.d_classifier = !options.freeze_classifier;
-    problem.has.d_bias = problem.has.bias && !options.freeze_classifier;
-    problem.accumulate.d_classifier = options.accumulate && !options.freeze_classifier;
-    if (options.freeze_hidden && options.freeze_classifier) {
-      throw UsageError("plan: --freeze-hidden and --freeze-classifier leave no gradient; use --no-grad");
+    problem.has.d_weight = !options.freeze_weight;
+    problem.has.d_bias = problem.has.bias && !options.freeze_weight;
+    problem.accumulate.d_weight = options.accumulate && !options.freeze_weight;
+    if (options.freeze_hidden && options.freeze_weight) {
+      throw UsageError("plan: --freeze-hidden and --freeze-weight leave no gradient; use --no-grad");
     }
   }
   return problem;
@@ -104,7 +104,7 @@ ordered_json problem_json(const Problem& problem) {
                    {"vocab", problem.vocab},
                    {"hidden", problem.hidden},
                    {"dtype", dtype_text(problem.dtype.hidden)},
-                   {"classifier_dtype", dtype_text(problem.dtype.classifier)},
+                   {"weight_dtype", dtype_text(problem.dtype.weight)},
                    {"gradients", problem.pass != LOGITLESS_FORWARD}};
   out.update(options_json(problem));
   out["budget_bytes"] = is_fastest ? 0 : problem.max_workspace_bytes;
@@ -169,12 +169,12 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
   command->add_flag("--verbose,-v", options->verbose, "Each plan's kernels, and what they do, in words");
   command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
       ->capture_default_str();
-  command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the classifier");
-  command->add_option("--hidden,-D", options->hidden, "Hidden size: columns of the classifier");
+  command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the weight");
+  command->add_option("--hidden,-D", options->hidden, "Hidden size: columns of the weight");
   command->add_option("--dtype", options->dtype,
-                      "Of hidden and classifier: f32, bf16, f16 or f64; without it that of --model's "
+                      "Of hidden and weight: f32, bf16, f16 or f64; without it that of --model's "
                       "config.json, else bf16");
-  command->add_option("--classifier-dtype", options->classifier_dtype, "Of the classifier, where it differs");
+  command->add_option("--weight-dtype", options->weight_dtype, "Of the weight, where it differs");
   command
       ->add_option("--device", options->device,
                    "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "
@@ -182,9 +182,9 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       ->capture_default_str();
   command->add_flag("--no-grad", options->no_grad, "The loss only");
   command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
-  command->add_flag("--freeze-classifier", options->freeze_classifier, "No gradient of the classifier");
+  command->add_flag("--freeze-weight", options->freeze_weight, "No gradient of the weight");
   command->add_flag("--accumulate", options->accumulate,
-                    "Add the classifier's gradient to the caller's float32 buffer");
+                    "Add the weight's gradient to the caller's float32 buffer");
   command->add_flag("--bias", options->problem.has.bias, "The head has a bias");
   command->add_flag("--entropy", options->problem.has.entropy, "Each token's entropy too");
   add_problem_options(*command, options->problem, false);

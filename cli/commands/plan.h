@@ -13,13 +13,13 @@ struct PlanOptions {
   std::string hidden;
   std::string model;
   std::string dtype;  // empty: the config's, else bf16
-  std::string classifier_dtype;
+  std::string weight_dtype;
   std::string device = "cpu";
   bool list_models = false;
   bool verbose = false;
   bool no_grad = false;
   bool freeze_hidden = false;
-  bool freeze_classifier = false;
+  bool freeze_weight = false;
   bool accumulate = false;
   Problem problem;  // options of the head, and whether it has a bias and entropies
 };

@@ -34,9 +34,9 @@ constexpr std::array kWords{
     Word{"rows in place", "hidden states are read where they are"},
     Word{"rows in d_hidden", "tokens that count are gathered where their gradient will be"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},
-    Word{"classifier copied", "windows of the classifier are converted or padded in the workspace"},
+    Word{"weight copied", "windows of the weight are converted or padded in the workspace"},
     Word{"dC rounded",
-         "each chunk of tokens adds to a classifier's gradient of its own dtype, which must save 4% of the "
+         "each chunk of tokens adds to a weight's gradient of its own dtype, which must save 4% of the "
          "time"},
     Word{"portable", "the kernels of any such device: products by cuBLASLt, or by the compiler's vectors"},
     Word{"blocks ", "tokens x columns whose logits cuBLASLt makes at once, in float32"},
@@ -47,8 +47,7 @@ constexpr std::array kWords{
     Word{"windows", "blocks between merges of statistics; windows of gradients at once x blocks of each"},
     Word{", block ", "columns that a thread makes at once"},
     Word{"lists of", "the most elements that a row of the lists can hold"},
-    Word{"d_classifier after all rows",
-         "the classifier's gradient has a pass of its own, for a product more"},
+    Word{"d_weight after all rows", "the weight's gradient has a pass of its own, for a product more"},
     Word{"less scratch", "like the plan above it, with less room for the products' sums"},
 };
 
@@ -126,7 +125,7 @@ ordered_json::const_iterator chosen_of(const ordered_json& plans) {
   return std::find_if(plans.begin(), plans.end(), [](const auto& plan) { return plan["chosen"] == true; });
 }
 
-// Chunks of tokens after the first, each of which rounds the classifier's gradient once more.
+// Chunks of tokens after the first, each of which rounds the weight's gradient once more.
 int64_t roundings_of(const ordered_json& plan, int64_t tokens) {
   const int64_t chunk = plan["token_chunk"];
   const bool rounds = text_of(plan, "config").find(kRounds) != std::string::npos;
@@ -144,7 +143,7 @@ std::string why_not(const ordered_json& plan, const ordered_json& chosen, const 
   if (is_larger && is_default(problem)) return kLarger;
   const int64_t more = roundings_of(plan, problem.tokens) - roundings_of(chosen, problem.tokens);
   if (more > 0) {
-    return "it rounds the classifier's gradient " +
+    return "it rounds the weight's gradient " +
            (more == 1 ? std::string("once more, which must save 4% of the time")
                       : std::to_string(more) + " times more, each of which must save 4%");
   }

@@ -1,4 +1,4 @@
-// Draws a step: hidden states at the left, the classifier above, tokens x vocabulary between them, gradients beyond.
+// Draws a step: hidden states at the left, the weight above, tokens x vocabulary between them, gradients beyond.
 "use strict";
 
 class Stage {
@@ -46,7 +46,7 @@ class Stage {
     return defs;
   }
 
-  // Hidden states and the gradient of each, classifier and its gradient.
+  // Hidden states and the gradient of each, weight and its gradient.
   strips(rect, { x, y, box, strip, step, gradients }) {
     const reads = step.reads ?? { rows: step.made.slice(0, 2), columns: step.made.slice(2) };
     const left = [box.left - strip - 8, box.left - 8], top = [box.top - strip - 8, box.top - 8];
@@ -60,7 +60,7 @@ class Stage {
     rect("never", right[0], box.top, right[1], box.bottom);
     if (step.hiddenDone) rect("past", right[0], box.top, right[1], y(step.hiddenDone));
     rect("never", box.left, below[0], box.right, below[1]);
-    if (step.classifierDone) rect(step.partial ? "past partial" : "past", x(0), below[0], x(step.classifierDone), below[1]);
+    if (step.weightDone) rect(step.partial ? "past partial" : "past", x(0), below[0], x(step.weightDone), below[1]);
   }
 
   // Short lists, a line a token.
@@ -80,8 +80,8 @@ class Stage {
   names(svg, box, strip, labels, problem, height) {
     const middle = (box.left + box.right) / 2, half = (box.top + box.bottom) / 2;
     const text = (content, x, y, anchor) => svg.append(svgElement("text", { class: "tick", x, y, "text-anchor": anchor }, content));
-    text(`classifier, V = ${formatCount(problem.vocab)}`, middle, box.top - strip - 15, "middle");
-    if (problem.gradients) text("gradient of the classifier", middle, height - 8, "middle");
+    text(`weight, V = ${formatCount(problem.vocab)}`, middle, box.top - strip - 15, "middle");
+    if (problem.gradients) text("gradient of the weight", middle, height - 8, "middle");
     if (labels === 0) return;
     text("hidden states,", box.left - strip - 14, half - 3, "end");
     text(`N = ${formatCount(problem.tokens)}`, box.left - strip - 14, half + 13, "end");

@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens [B, L] to hidden states [B, L, D]. ``head`` is the classifier's weight."""
+    """Tokens [B, L] to hidden states [B, L, D]. ``head`` is the weight's weight."""
 
     def __init__(self, kind: str, size: Size) -> None:
         super().__init__()

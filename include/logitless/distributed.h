@@ -1,10 +1,10 @@
 /* Logitless on several ranks that share one head: parallel heads. C ABI, beside logitless.h.
  *
- * The classifier is cut along the vocabulary: each rank of a group holds the rows [vocab_start, vocab_start +
+ * The weight is cut along the vocabulary: each rank of a group holds the rows [vocab_start, vocab_start +
  * vocab) of vocab_total, of any number, none too. Hidden states, targets, class weights (of all of the
  * vocabulary) and weights of tokens are the same on every rank, as are all options. A run of every rank at
  * the same time gives the loss and the statistics of the whole vocabulary, with the same bits on all of them;
- * the gradients of the rank's own rows of the classifier and of its bias; and its part of d_hidden, which is
+ * the gradients of the rank's own rows of the weight and of its bias; and its part of d_hidden, which is
  * a sum over ranks.
  *
  * Of several targets a row each rank knows those of its own columns: target_log_probs of all of them are an

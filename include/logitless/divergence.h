@@ -1,6 +1,6 @@
 /* Divergences of two heads over one vocabulary, a student's and a teacher's, from their dot products.
  *
- * The caller multiplies hidden states and classifiers and holds a part of the products at a time; these
+ * The caller multiplies hidden states and weights and holds a part of the products at a time; these
  * functions make the rows' divergences of it, and the gradients of the student's products. For row i and
  * column j, with x the products, b the biases, s the scales, c the softcaps and T the temperature:
  *

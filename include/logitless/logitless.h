@@ -6,7 +6,7 @@
  *   loss_i = token_weight_i * [ (1 - label_smoothing) * w_y * nll_i
  *            + label_smoothing / V_total * sum_j w_j (lse_i - z_ij) + z_loss * lse_i^2 ]
  *
- * E = hidden [N, D], C = classifier [V, D], y = targets [N], w = class weights [V_total] (1 without), T = the
+ * E = hidden [N, D], C = weight [V, D], y = targets [N], w = class weights [V_total] (1 without), T = the
  * temperature: one of all rows, or [N]. All statistics, losses and probabilities are of the logits z.
  * Reductions: none [N]; sum; mean = sum / divisor, the divisor being num_items when it is given, else the sum
  * over valid rows of token_weight_i * w_y (0 / 0 = NaN without any valid row, as in PyTorch). A row whose
@@ -154,7 +154,7 @@ typedef struct logitless_option {
   double real;     /* of real numbers; else 0 */
 } logitless_option;
 
-/* A tensor that a plan is made for. hidden (float32), classifier (float32) and targets (int64) always are;
+/* A tensor that a plan is made for. hidden (float32), weight (float32) and targets (int64) always are;
  * the others are where a descriptor says so. What a plan has no descriptor of may be given to a run where its
  * work does not depend on it, as nll. A gradient without a descriptor is neither computed nor allocated. */
 typedef struct logitless_tensor_desc {
@@ -167,7 +167,7 @@ typedef struct logitless_tensor_desc {
 typedef struct logitless_tensor {
   int32_t id;     /* logitless_tensor_id */
   void* data;     /* in the memory of the context's device; inputs are not written to. null: none */
-  int64_t stride; /* elements from row to row of hidden, classifier and their gradients; 0: tightly packed */
+  int64_t stride; /* elements from row to row of hidden, weight and their gradients; 0: tightly packed */
 } logitless_tensor;
 
 typedef struct logitless_plan_info {

@@ -2,9 +2,9 @@
 // shapes and defaults. Header-only.
 //
 //   logitless::Context context;                                   // backend, instruction set, threads
-//   auto problem = logitless::make_problem(logitless::Pass::forward_backward, hidden, classifier);
-//   problem.has.d_hidden = problem.has.d_classifier = 1;
-//   auto buffers = logitless::make_buffers(hidden, classifier, targets);
+//   auto problem = logitless::make_problem(logitless::Pass::forward_backward, hidden, weight);
+//   problem.has.d_hidden = problem.has.d_weight = 1;
+//   auto buffers = logitless::make_buffers(hidden, weight, targets);
 //   buffers.loss = &loss; ...                                     // tensors.def
 //   logitless::Plan plan(context, problem, buffers);              // throws when the budget is too small
 //   logitless::Workspace workspace(plan.info().workspace_bytes);
@@ -141,11 +141,11 @@ struct Problem {
 #include <logitless/tensors.def>
   } has;
   struct Dtypes {
-    int32_t hidden = LOGITLESS_F32, classifier = LOGITLESS_F32, bias = LOGITLESS_F32, targets = LOGITLESS_I64,
-            d_hidden = LOGITLESS_F32, d_classifier = LOGITLESS_F32, d_bias = LOGITLESS_F32;
+    int32_t hidden = LOGITLESS_F32, weight = LOGITLESS_F32, bias = LOGITLESS_F32, targets = LOGITLESS_I64,
+            d_hidden = LOGITLESS_F32, d_weight = LOGITLESS_F32, d_bias = LOGITLESS_F32;
   } dtype;
   struct Accumulate {
-    bool d_hidden = false, d_classifier = false, d_bias = false;
+    bool d_hidden = false, d_weight = false, d_bias = false;
   } accumulate;
 
   std::array<logitless_option, LOGITLESS_OPTION_COUNT> options() const {
@@ -162,18 +162,18 @@ struct Problem {
   }
   std::vector<logitless_tensor_desc> tensors() const {
     std::vector<logitless_tensor_desc> out = {{LOGITLESS_TENSOR_HIDDEN, dtype.hidden, 0},
-                                              {LOGITLESS_TENSOR_CLASSIFIER, dtype.classifier, 0},
+                                              {LOGITLESS_TENSOR_WEIGHT, dtype.weight, 0},
                                               {LOGITLESS_TENSOR_TARGETS, dtype.targets, 0}};
     const auto add = [&](logitless_tensor_id id, bool is_there) {
       const bool adds = (id == LOGITLESS_TENSOR_D_HIDDEN && accumulate.d_hidden) ||
-                        (id == LOGITLESS_TENSOR_D_CLASSIFIER && accumulate.d_classifier) ||
+                        (id == LOGITLESS_TENSOR_D_WEIGHT && accumulate.d_weight) ||
                         (id == LOGITLESS_TENSOR_D_BIAS && accumulate.d_bias);
-      const int32_t type = id == LOGITLESS_TENSOR_BIAS           ? dtype.bias
-                           : id == LOGITLESS_TENSOR_D_HIDDEN     ? dtype.d_hidden
-                           : id == LOGITLESS_TENSOR_D_CLASSIFIER ? dtype.d_classifier
-                           : id == LOGITLESS_TENSOR_D_BIAS       ? dtype.d_bias
-                                                                 : 0;
-      const bool is_first = id == LOGITLESS_TENSOR_HIDDEN || id == LOGITLESS_TENSOR_CLASSIFIER ||
+      const int32_t type = id == LOGITLESS_TENSOR_BIAS       ? dtype.bias
+                           : id == LOGITLESS_TENSOR_D_HIDDEN ? dtype.d_hidden
+                           : id == LOGITLESS_TENSOR_D_WEIGHT ? dtype.d_weight
+                           : id == LOGITLESS_TENSOR_D_BIAS   ? dtype.d_bias
+                                                             : 0;
+      const bool is_first = id == LOGITLESS_TENSOR_HIDDEN || id == LOGITLESS_TENSOR_WEIGHT ||
                             id == LOGITLESS_TENSOR_TARGETS;  // above
       if (!is_first && (is_there || adds)) out.push_back({id, type, adds ? 1 : 0});
     };
@@ -205,19 +205,19 @@ struct Buffers {
 
 // Sizes and dtypes from the operands; gradients get the dtype of what they are the gradient of.
 template <class H, class C>
-Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> classifier) {
-  if (hidden.columns != classifier.columns) {
-    throw Error(LOGITLESS_INVALID_ARGUMENT, "classifier: expected " + std::to_string(hidden.columns) +
+Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> weight) {
+  if (hidden.columns != weight.columns) {
+    throw Error(LOGITLESS_INVALID_ARGUMENT, "weight: expected " + std::to_string(hidden.columns) +
                                                 " columns as hidden has, got " +
-                                                std::to_string(classifier.columns));
+                                                std::to_string(weight.columns));
   }
   Problem problem;
   problem.pass = static_cast<int32_t>(pass);
   problem.tokens = hidden.rows;
-  problem.vocab = classifier.rows;
+  problem.vocab = weight.rows;
   problem.hidden = hidden.columns;
   problem.dtype.hidden = problem.dtype.d_hidden = dtype_of<H>();
-  problem.dtype.classifier = problem.dtype.d_classifier = dtype_of<C>();
+  problem.dtype.weight = problem.dtype.d_weight = dtype_of<C>();
   problem.dtype.bias = problem.dtype.d_bias = dtype_of<C>();
   return problem;
 }
@@ -231,7 +231,7 @@ inline void set_gradient(Problem& problem, Gradient gradient, double threshold =
 }
 
 template <class H, class C, class Y>
-Buffers make_buffers(Matrix<H> hidden, Matrix<C> classifier, std::span<const Y> targets) {
+Buffers make_buffers(Matrix<H> hidden, Matrix<C> weight, std::span<const Y> targets) {
   static_assert(std::is_same_v<Y, int32_t> || std::is_same_v<Y, int64_t>, "targets are int32 or int64");
   if (static_cast<int64_t>(targets.size()) != hidden.rows) {
     throw Error(LOGITLESS_INVALID_ARGUMENT, "targets: expected " + std::to_string(hidden.rows) +
@@ -241,8 +241,8 @@ Buffers make_buffers(Matrix<H> hidden, Matrix<C> classifier, std::span<const Y> 
   Buffers buffers;
   buffers.hidden = hidden.data;
   buffers.hidden_stride = hidden.stride;
-  buffers.classifier = classifier.data;
-  buffers.classifier_stride = classifier.stride;
+  buffers.weight = weight.data;
+  buffers.weight_stride = weight.stride;
   buffers.targets = targets.data();
   return buffers;
 }

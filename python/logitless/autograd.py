@@ -155,7 +155,7 @@ def _(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
 
 
 # PyTorch makes no operator functional that returns a list.
-_INTO = tuple(name for name in GRADIENTS if name != "d_classifier")
+_INTO = tuple(name for name in GRADIENTS if name != "d_weight")
 
 
 @torch.library.custom_op(
@@ -280,7 +280,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     if not direct:
         options, numbers = split(options, call.asked.flags.keeps_draws)
         given |= {} if numbers is None else {"numbers": numbers}
-    device = a.input.device
+    device = a.hidden.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given
     if call.draws:
         given = drawn
@@ -359,7 +359,7 @@ class Head(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, temperature, prepared = args
         call, a, _, direct = prepared
-        ctx.call, ctx.direct, ctx.shape = call, direct, a.input.shape
+        ctx.call, ctx.direct, ctx.shape = call, direct, a.hidden.shape
         if scale is not None or temperature is not None:
             ctx.places = [None if t is None else (t.device, t.dtype) for t in (scale, temperature)]
         if call.together:
@@ -385,14 +385,14 @@ class Head(torch.autograd.Function):
             found = NOTHING if loss is None else scaled_saved(ctx.saved_tensors, loss, ctx.direct)
         else:
             found = _later(ctx, upstream)
-        d_input, d_weight, d_bias, d_scale, d_temperature = found
-        if d_input is not None and len(ctx.shape) != 2:
-            d_input = d_input.reshape(ctx.shape)
+        d_hidden, d_weight, d_bias, d_scale, d_temperature = found
+        if d_hidden is not None and len(ctx.shape) != 2:
+            d_hidden = d_hidden.reshape(ctx.shape)
         if d_scale is not None:
             d_scale = d_scale.to(*ctx.places[0])
         if d_temperature is not None:
             d_temperature = d_temperature.to(*ctx.places[1])
-        return d_input, d_weight, d_bias, d_scale, d_temperature, None
+        return d_hidden, d_weight, d_bias, d_scale, d_temperature, None
 
 
 # Beyond this, PyTorch's apply only looks for transforms of torch.func and for tensors of some that ended: suits() has.
@@ -400,7 +400,7 @@ _apply: Any = super(torch.autograd.Function, Head).apply
 
 
 def _asks_for_weight(ctx: Any) -> bool:
-    """Whether the running backward pass leads to the weight, as that of autograd.grad(loss, input) does not; true when
+    """Whether the running backward pass leads to the weight, as that of autograd.grad(loss, hidden) does not; true when
     in doubt."""
     will_run: Any = getattr(torch._C, "_will_engine_execute_node", None)
     edges: Any = getattr(ctx, "next_functions", ())
@@ -490,4 +490,4 @@ def perform(prepared: Prepared) -> Found:
     if not call.trains:
         return _first_pass(prepared, learned)[2]
     apply = _apply if direct else Head.apply
-    return dict(zip(call.outputs, apply(a.input, a.linear_weight, a.linear_bias, *learned, prepared)))
+    return dict(zip(call.outputs, apply(a.hidden, a.weight, a.bias, *learned, prepared)))

@@ -135,7 +135,7 @@ def _how_to_gather(name: str, tensor: Tensor) -> str:
     else:
         call, part = "full_tensor", "as to_local() is a part of it"
     text = f"of placements {placements}: pass {name}.{call}(), {part}"
-    if name not in ("linear_weight", "linear_bias", "scale", "temperature", "student_weight", "student_bias"):
+    if name not in ("weight", "bias", "scale", "temperature", "student_weight", "student_bias"):
         return text
     text += (
         f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "
@@ -146,7 +146,7 @@ def _how_to_gather(name: str, tensor: Tensor) -> str:
     return text
 
 
-def check_devices(device: torch.device, tensors: dict[str, Tensor | None], of: str = "input") -> None:
+def check_devices(device: torch.device, tensors: dict[str, Tensor | None], of: str = "hidden") -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, as {of} is, got device {tensor.device}")
@@ -188,23 +188,23 @@ def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> N
 
 
 def check_operands(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, *, least_vocab: int = 1
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, least_vocab: int = 1
 ) -> None:
-    """All of it but the shape of target."""
-    check_tensor("input", input)
-    check_tensor("target", target)
-    if target.dtype.is_floating_point and target.dim() == input.dim():
-        raise TypeError(dense_message(target.dtype))
-    check_integers("target", target)
-    tensors = {"input": input, "linear_weight": linear_weight, "linear_bias": linear_bias}
+    """All of it but the shape of targets."""
+    check_tensor("hidden", hidden)
+    check_tensor("targets", targets)
+    if targets.dtype.is_floating_point and targets.dim() == hidden.dim():
+        raise TypeError(dense_message(targets.dtype))
+    check_integers("targets", targets)
+    tensors = {"hidden": hidden, "weight": weight, "bias": bias}
     check_matrices(tensors, least_vocab)
 
 
-def check_main_grad(main_grad: Tensor, linear_weight: Tensor, stats: torch.dtype) -> None:
+def check_main_grad(main_grad: Tensor, weight: Tensor, stats: torch.dtype) -> None:
     check_tensor("main_grad", main_grad)
     if main_grad.dtype != stats:
         raise TypeError(f"main_grad: expected {stats}, got {main_grad.dtype}")
-    check_shape("main_grad", main_grad, linear_weight.shape, "that of linear_weight")
+    check_shape("main_grad", main_grad, weight.shape, "that of weight")
     check_constant("main_grad", main_grad, "it is a buffer that gradients are added to")
     if not torch.compiler.is_compiling() and main_grad.is_neg():
         raise ValueError("main_grad: expected a buffer that holds its values, got a view that negates them")
@@ -237,7 +237,7 @@ def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
     if tensor.dtype == torch.bool or tensor.dtype.is_complex:
         raise TypeError(f"{name}: expected a number, got {tensor.dtype}")
     if not learned:
-        with_gradients = "input, linear_weight, linear_bias, scale and temperature"
+        with_gradients = "hidden, weight, bias, scale and temperature"
         check_constant(name, tensor, f"it has no gradient, as {with_gradients} have")
     return tensor.reshape(()) if learned else tensor.detach().reshape(())
 
@@ -288,7 +288,7 @@ def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], T
 # ---- arguments
 
 
-_GIVEN = "input linear_weight target linear_bias weight token_weight row_temperature target_weight main_grad".split()
+_GIVEN = "hidden weight targets bias class_weight token_weight row_temperature target_weight main_grad".split()
 TENSORS = len(_GIVEN)  # tensors or None
 _FIELDS: dict[str, Any] = dict.fromkeys((*_GIVEN, "num_items", "seed"))
 FIRST_OPTION = len(_FIELDS)  # those before may be tensors
@@ -310,11 +310,11 @@ class Arguments(_Fields):  # type: ignore[misc]
     """
 
     __slots__ = ()
-    input: Tensor
-    linear_weight: Tensor
-    target: Tensor
-    linear_bias: Tensor | None
-    weight: Tensor | None
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
     token_weight: Tensor | None
     row_temperature: Tensor | None
     target_weight: Tensor | None
@@ -326,11 +326,11 @@ class Arguments(_Fields):  # type: ignore[misc]
 
     def rows(self) -> torch.Size:
         """The shape of what there is one for each row of."""
-        return self.input.shape[:-1]
+        return self.hidden.shape[:-1]
 
     def has_several_targets(self) -> bool:
         """Their weights tell it: a target with one dimension too many is a mistake."""
-        return self.target_weight is not None and self.target.dim() == self.input.dim()
+        return self.target_weight is not None and self.targets.dim() == self.hidden.dim()
 
 
 Learned = tuple[Tensor | None, ...]  # the options of _LEARNED as scalars, None where they are numbers
@@ -350,19 +350,19 @@ def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
 
 def ids_of(a: Arguments) -> Arguments:
     """The targets as ids, several a row, whose log-probabilities are wanted."""
-    check_tensor("input", a.input)
-    check_tensor("ids", a.target)
-    if a.target.dim() != a.input.dim():
-        expected = shape_text((*a.input.shape[:-1], "K"))
-        raise ValueError(f"ids: expected shape {expected}, got {shape_text(a.target.shape)}")
-    check_integers("ids", a.target)
-    return a._replace(target_weight=torch.ones_like(a.target))
+    check_tensor("hidden", a.hidden)
+    check_tensor("ids", a.targets)
+    if a.targets.dim() != a.hidden.dim():
+        expected = shape_text((*a.hidden.shape[:-1], "K"))
+        raise ValueError(f"ids: expected shape {expected}, got {shape_text(a.targets.shape)}")
+    check_integers("ids", a.targets)
+    return a._replace(target_weight=torch.ones_like(a.targets))
 
 
 def tokens_of(a: Arguments, rows: Sequence[int]) -> Arguments:
     """Rows without targets, of which none is ignored."""
-    target = torch.zeros(tuple(rows), dtype=torch.int64, device=a.input.device)
-    return a._replace(input=a.input.detach(), target=target)
+    targets = torch.zeros(tuple(rows), dtype=torch.int64, device=a.hidden.device)
+    return a._replace(hidden=a.hidden.detach(), targets=targets)
 
 
 def autocast(a: Arguments) -> Arguments:
@@ -370,11 +370,11 @@ def autocast(a: Arguments) -> Arguments:
 
     Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients at once.
     """
-    device = a.input.device.type
+    device = a.hidden.device.type
     if not torch.is_autocast_enabled(device):
         return a
-    (input, weight), compute_dtype = cast_by_autocast(a.input, a.linear_weight)
-    return a._replace(input=input, linear_weight=weight, compute_dtype=compute_dtype)
+    (hidden, weight), compute_dtype = cast_by_autocast(a.hidden, a.weight)
+    return a._replace(hidden=hidden, weight=weight, compute_dtype=compute_dtype)
 
 
 def cast_by_autocast(*operands: Tensor) -> tuple[list[Tensor], int]:
@@ -396,7 +396,7 @@ def check_seed(seed: Seed, device: torch.device) -> None:
         check_devices(device, {"seed": seed})
     elif isinstance(seed, torch.Generator):
         if seed.device.type != device.type:
-            raise ValueError(f"seed: expected a generator on {device}, as input is, got one on {seed.device}")
+            raise ValueError(f"seed: expected a generator on {device}, as hidden is, got one on {seed.device}")
     elif seed is not None:
         _options.integer("seed", seed)
 
@@ -411,49 +411,51 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
 
 
 def check_head(a: Arguments) -> None:
-    """input, linear_weight, linear_bias and target, before they are cast."""
-    check_operands(a.input, a.linear_weight, a.linear_bias, a.target)
-    check_targets_shape("target", a.target.shape, a.input.shape[:-1], a.has_several_targets())
+    """hidden, weight, bias and targets, before they are cast."""
+    check_operands(a.hidden, a.weight, a.bias, a.targets)
+    check_targets_shape("targets", a.targets.shape, a.hidden.shape[:-1], a.has_several_targets())
 
 
 def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
     """All others but options that are numbers; to be called with cast arguments. rows: the shape of what there is one
     for each row of; in_group: of ranks that hold the head together, whose class weights are of all."""
-    operands = {"input": a.input, "linear_weight": a.linear_weight, "linear_bias": a.linear_bias}
+    operands = {"hidden": a.hidden, "weight": a.weight, "bias": a.bias}
     _options.check_float64(torch.float64, operands)
-    if a.weight is not None:
-        check_tensor("weight", a.weight)
-        check_real("weight", a.weight)
+    if a.class_weight is not None:
+        check_tensor("class_weight", a.class_weight)
+        check_real("class_weight", a.class_weight)
         if not in_group:
-            check_shape("weight", a.weight, a.linear_weight.shape[:1], "V")
-        elif a.weight.dim() != 1:
-            raise ValueError(f"weight: expected shape [V] of the whole vocabulary, got {shape_text(a.weight.shape)}")
-        check_constant("weight", a.weight, "class weights have no gradient")
-    of_rows = "one for each row" if a.has_several_targets() else "that of target"
+            check_shape("class_weight", a.class_weight, a.weight.shape[:1], "V")
+        elif a.class_weight.dim() != 1:
+            raise ValueError(
+                f"class_weight: expected shape [V] of the whole vocabulary, got {shape_text(a.class_weight.shape)}"
+            )
+        check_constant("class_weight", a.class_weight, "class weights have no gradient")
+    of_rows = "one for each row" if a.has_several_targets() else "that of targets"
     check_numbers("token_weight", a.token_weight, rows, of_rows, 'use reduction="none" and multiply')
     hint = "of one element it may, of one for each row it is a constant"
     check_numbers("temperature", a.row_temperature, rows, f"{of_rows}, or one element", hint)
     if a.has_several_targets():
-        _options.check_several_targets(a.weight, a.gradient)
+        _options.check_several_targets(a.class_weight, a.gradient)
     if a.target_weight is not None:
         if not a.has_several_targets():
             raise ValueError(
-                "target_weight: expected None with one target a row, got a tensor; the target of several has one more "
+                "target_weight: expected None with one target a row, got a tensor; targets of several have one more "
                 "dimension, and token_weight has weights of rows"
             )
         hint = "use logitless.linear_log_probs and multiply"
-        check_numbers("target_weight", a.target_weight, a.target.shape, "that of target", hint)
+        check_numbers("target_weight", a.target_weight, a.targets.shape, "that of targets", hint)
     if isinstance(a.num_items, Tensor):
         if a.reduction != "mean":
             raise ValueError(f'num_items: expected None unless reduction is "mean", got a tensor with "{a.reduction}"')
         scalar("num_items", a.num_items)
     if a.main_grad is not None:
-        check_main_grad(a.main_grad, a.linear_weight, stats_dtype(a.input))
-    names = ("linear_weight", "target", "linear_bias", "weight", "token_weight", "target_weight", "main_grad")
+        check_main_grad(a.main_grad, a.weight, stats_dtype(a.hidden))
+    names = ("weight", "targets", "bias", "class_weight", "token_weight", "target_weight", "main_grad")
     tensors = {name: getattr(a, name) for name in names} | {"temperature": a.row_temperature}
-    check_devices(a.input.device, tensors)
+    check_devices(a.hidden.device, tensors)
     _options.check_seed_is_used(a.seed, a.gradient)
-    check_seed(a.seed, a.input.device)
+    check_seed(a.seed, a.hidden.device)
 
 
 def learned(a: Arguments) -> Learned:
@@ -468,20 +470,20 @@ def without_number_tensors(a: Arguments) -> Arguments:
 
 def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tensor]:
     """The tensors of the problem, without seed and numbers; of learned options those whose gradients are wanted."""
-    input, stats = a.input, stats_dtype(a.input)
+    hidden, stats = a.hidden, stats_dtype(a.hidden)
     found = {
-        "hidden": input if input.dim() == 2 else input.reshape(-1, input.shape[-1]),
-        "classifier": a.linear_weight,
-        "targets": a.target,
+        "hidden": hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1]),
+        "weight": a.weight,
+        "targets": a.targets,
     }
-    if a.linear_bias is not None:
-        found["bias"] = a.linear_bias
-    if a.weight is not None:
-        found["class_weight"] = a.weight.to(stats)
+    if a.bias is not None:
+        found["bias"] = a.bias
+    if a.class_weight is not None:
+        found["class_weight"] = a.class_weight.to(stats)
     vectors = {"token_weight": a.token_weight, "temperature": a.row_temperature}
     found |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
     if a.target_weight is not None:
-        found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.target.shape[-1])
+        found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.targets.shape[-1])
     if isinstance(a.num_items, Tensor):
         found["num_items"] = scalar("num_items", a.num_items)
     scalars = zip(("learned_scale", "learned_temperature"), learned, (trained.scale, trained.temperature))
@@ -498,7 +500,7 @@ class Ranks(NamedTuple):
     group_size: int
     vocab_start: int  # -1: the shards are in the order of ranks
     vocab_total: int  # -1: as many as all have
-    sequence_parallel: bool  # input holds the rank's tokens
+    sequence_parallel: bool  # hidden holds the rank's tokens
     own_targets: bool  # so does what is given for each token
     seed_given: bool  # in the place of one that each rank draws
 
@@ -512,7 +514,7 @@ class CallOf(NamedTuple):
 
     Attributes:
         ranks: of a group, whose callers check operands and targets.
-        rows: the shape of all ranks' tokens; None: that of the input's.
+        rows: the shape of all ranks' tokens; None: that of the hidden states'.
     """
 
     function: str = "linear_cross_entropy"
@@ -564,7 +566,7 @@ class PreparedCall:
         left out that a pass with gradients would make).
         """
         names = self.names
-        tensors = (a.input, a.linear_weight, a.linear_bias, *learned)
+        tensors = (a.hidden, a.weight, a.bias, *learned)
         require = [t is not None and t.requires_grad for t in tensors]
         # Compiled code runs under no inference mode, and cannot ask for it.
         inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
@@ -644,7 +646,7 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
         types = tuple(map(type, a[FIRST_OPTION:]))
     if a.num_items is not None:
         a = a._replace(num_items=_known_num_items(a))
-    if torch.is_autocast_enabled("cuda" if a.input.is_cuda else "cpu"):
+    if torch.is_autocast_enabled("cuda" if a.hidden.is_cuda else "cpu"):
         a = autocast(a)
     key = _key(a, found, types, of)
     try:
@@ -657,7 +659,7 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
         call = PreparedCall(a, found, of)
         _calls.put(key, call)
     elif a.seed is not None:
-        check_seed(a.seed, a.input.device)
+        check_seed(a.seed, a.hidden.device)
     return Prepared(call, a, found, True)
 
 
@@ -674,7 +676,7 @@ def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) ->
         *[t is not None and t.requires_grad for t in learned],
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        place(a.input, a.linear_weight),
+        place(a.hidden, a.weight),
         of,
     )
 
@@ -701,6 +703,6 @@ def _known_num_items(a: Arguments) -> Any:
     """A number where the CPU knows it."""
     if not isinstance(a.num_items, Tensor):
         return _plain(a.num_items)
-    if a.input.is_cuda or a.reduction != "mean":
+    if a.hidden.is_cuda or a.reduction != "mean":
         return a.num_items
     return _options.checked_num_items(scalar("num_items", a.num_items).item(), a.reduction)

@@ -12,7 +12,7 @@ class LogitlessError(Exception):
         expected: what was expected of it.
         got: what was got.
         required_bytes: the smallest budget or workspace that works; None where none is too small.
-        row: of a target that is out of range, its place in ``target``; else None.
+        row: of a target that is out of range, its place in ``targets``; else None.
     """
 
     argument = expected = got = ""

@@ -22,7 +22,7 @@ from .options import takes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GRADIENTS = {"input": "hidden", "linear_weight": "classifier", "linear_bias": "bias"}
+_GRADIENTS = ("hidden", "weight", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PlanOptions(_options.MethodOptions, total=False):
     dtype: Any
     weight_dtype: Any
     gradients: Collection[str]
-    linear_bias: bool
+    bias: bool
     threads: int | None
     backend: str | None
     device: Any
@@ -81,26 +81,22 @@ class PlanOptions(_options.MethodOptions, total=False):
 
 _NAMES = _options.names_of(PlanOptions)
 _MORE: dict[str, Any] = dict.fromkeys(("weight_dtype", "threads", "backend", "device"))
-_MORE |= {"dtype": "float32", "gradients": ("input", "linear_weight"), "linear_bias": False}
+_MORE |= {"dtype": "float32", "gradients": ("hidden", "weight"), "bias": False}
 _MORE |= {"top_k": 0, "targets_per_row": 0}
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
     """Returns what native.plan_of and native.list_plans take."""
     o = _options.filled(function, _NAMES, given, _MORE)
-    gradients = _options.gradient_names(o["gradients"], tuple(_GRADIENTS))
+    gradients = _options.gradient_names(o["gradients"], _GRADIENTS)
     tokens, vocab, hidden = sizes
     method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}
     hidden_dtype = _options.float_code("dtype", o["dtype"])
     given_dtype = o["weight_dtype"]
-    classifier_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)
-    bias_dtype = {"bias": classifier_dtype} if o["linear_bias"] else {}
-    dtypes = {"hidden": hidden_dtype, "classifier": classifier_dtype, "targets": _options.I64, **bias_dtype}
-    made = {
-        f"d_{name}": dtypes.get(name, classifier_dtype)
-        for argument, name in _GRADIENTS.items()
-        if argument in gradients
-    }
+    weight_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)
+    bias_dtype = {"bias": weight_dtype} if o["bias"] else {}
+    dtypes = {"hidden": hidden_dtype, "weight": weight_dtype, "targets": _options.I64, **bias_dtype}
+    made = {f"d_{name}": dtypes.get(name, weight_dtype) for name in _GRADIENTS if name in gradients}
     spec = native.spec(
         (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
         dtypes | made,
@@ -141,13 +137,13 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
     Args:
-        tokens: N, rows of input.
+        tokens: N, rows of hidden.
         vocab: V, rows of the head's weight.
         hidden: D, columns of both.
-        dtype: of input; a name ("bfloat16", "bf16"), a torch dtype or a numpy dtype.
+        dtype: of hidden; a name ("bfloat16", "bf16"), a torch dtype or a numpy dtype.
         weight_dtype: of the head's weight; None: as ``dtype``.
-        gradients: which are wanted, out of ``input``, ``linear_weight``, ``linear_bias``; none: loss only.
-        linear_bias: whether there is a bias.
+        gradients: which are wanted, out of ``hidden``, ``weight``, ``bias``; none: loss only.
+        bias: whether there is a bias.
         max_workspace_bytes: hard bound of memory beyond inputs and outputs: bytes, a size such as ``"256MiB"``,
             ``"fastest"`` or None, as in :func:`logitless.linear_cross_entropy`.
         threads: None: PyTorch's number where PyTorch is in use, else the machine's.

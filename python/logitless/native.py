@@ -327,7 +327,7 @@ class Spec:
 
 
 def spec(sizes: tuple[int, int, int], tensors: Mapping[str, int], added: Iterable[str] = (), **options: Any) -> Spec:
-    """A problem by names. sizes: tokens, vocab, hidden; tensors: dtype codes of all, with hidden, classifier and
+    """A problem by names. sizes: tokens, vocab, hidden; tensors: dtype codes of all, with hidden, weight and
     targets; options: as the library lists them, ``pass_`` for ``pass``."""
     named = zip(("tokens", "vocab", "hidden"), sizes)
     given = {name.rstrip("_"): value for name, value in options.items()}

@@ -34,7 +34,7 @@ _CALL = _options.names_of(CallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
 
 # Keywords of PyTorch's module, in its order.
-_UPSTREAM = "out_features bias device dtype reduction weight ignore_index label_smoothing options".split()
+_UPSTREAM = "out_features bias device dtype reduction class_weight ignore_index label_smoothing options".split()
 
 
 def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
@@ -71,17 +71,17 @@ class LinearCrossEntropyLoss(nn.Module):
         device: of the head: the CPU or a CUDA device.
         dtype: of the head: a torch.dtype, or a name such as "bf16".
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        weight: class weights ``[V]``, kept as a buffer.
+        class_weight: class weights ``[V]``, kept as a buffer.
         ignore_index: None means -100.
         label_smoothing: in [0, 1].
         options: PyTorch's choice of chunks; accepted and not used, for Logitless plans from ``max_workspace_bytes``.
         scale, temperature: as in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the
             module. The other options of the signature have the meanings of that function's.
 
-    Shapes: input ``[..., D]``, target ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
+    Shapes: hidden ``[..., D]``, targets ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
     """
 
-    weight: Tensor | None
+    class_weight: Tensor | None
     reduction: str
     gradient: str
 
@@ -95,27 +95,27 @@ class LinearCrossEntropyLoss(nn.Module):
         bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
-        weight: Tensor | None = None,
+        class_weight: Tensor | None = None,
         options: object = None,
         **head: Unpack[LossOptions],
     ) -> None:
         super().__init__()
         if tuple(out_features) != ():
             raise NotImplementedError(f"out_features: expected (), got {out_features}; use leading batch dimensions")
-        if weight is not None and tuple(weight.shape) != (num_classes,):
-            raise ValueError(f"weight: expected shape [{num_classes}], got {list(weight.shape)}")
+        if class_weight is not None and tuple(class_weight.shape) != (num_classes,):
+            raise ValueError(f"class_weight: expected shape [{num_classes}], got {list(class_weight.shape)}")
         _keep(self, head, ignore_index=None)
         self.num_classes = num_classes
         self.out_features = ()
         self.options = options
-        self.register_buffer("weight", weight)
+        self.register_buffer("class_weight", class_weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
     @takes(CallOptions)
     def forward(
         self,
-        input: Tensor,
-        target: Tensor,
+        hidden: Tensor,
+        targets: Tensor,
         *,
         target_weight: Tensor | None = None,
         temperature: Number | None = None,
@@ -128,11 +128,11 @@ class LinearCrossEntropyLoss(nn.Module):
         """
         check_linear(self.linear)
         return linear_cross_entropy(
-            input,
+            hidden,
             self.linear.weight,
-            target,
-            linear_bias=self.linear.bias,
-            weight=self.weight,
+            targets,
+            bias=self.linear.bias,
+            class_weight=self.class_weight,
             target_weight=target_weight,
             return_stats=return_stats,
             **call,
@@ -269,8 +269,8 @@ class FusedHead(nn.Linear):
             hidden,
             self.weight,
             labels,
-            linear_bias=self.bias,
-            weight=self.class_weight,
+            bias=self.bias,
+            class_weight=self.class_weight,
             return_stats=return_stats,
             **call,
             **_kept(self, temperature),

@@ -40,13 +40,13 @@ else:
 
 __all__ = ["LinearCrossEntropyResult", "LinearTopK", "linear_cross_entropy", "linear_log_probs", "linear_top_k"]
 
-GRADIENTS = ("input", "linear_weight", "linear_bias")
+GRADIENTS = ("hidden", "weight", "bias")
 
 
 class TopKOptions(ScaleOptions, total=False):
     """As logitless.options, of arrays."""
 
-    linear_bias: ArrayLike | None
+    bias: ArrayLike | None
     temperature: ArrayLike
     threads: int
     backend: str | None
@@ -57,7 +57,7 @@ class IdOptions(TopKOptions, total=False):
 
 
 class LossOptions(TopKOptions, ReductionOptions, total=False):
-    weight: ArrayLike | None
+    class_weight: ArrayLike | None
     token_weight: ArrayLike | None
     target_weight: ArrayLike | None
     num_items: float | None
@@ -91,9 +91,9 @@ class LinearCrossEntropyResult:
     log_sum_sq_probs: Any = None
     is_top1: Any = None
     max_logit: Any = None
-    d_input: Any = None
-    d_linear_weight: Any = None
-    d_linear_bias: Any = None
+    d_hidden: Any = None
+    d_weight: Any = None
+    d_bias: Any = None
 
 
 class LinearTopK(NamedTuple):
@@ -105,24 +105,24 @@ class LinearTopK(NamedTuple):
 
 @takes(LossOptions, **_MORE)
 def linear_cross_entropy(
-    input: ArrayLike,
-    linear_weight: ArrayLike,
-    target: ArrayLike,
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
     *,
     return_stats: bool | Sequence[str] = False,
     **options: Unpack[LossOptions],
 ) -> LinearCrossEntropyResult:
-    """Cross entropy of ``softmax(input @ linear_weight.T)`` without the logits; formulas and options as in
+    """Cross entropy of ``softmax(hidden @ weight.T)`` without the logits; formulas and options as in
     :func:`logitless.linear_cross_entropy`.
 
     Args:
-        input: ``[..., D]``.
-        linear_weight: ``[V, D]``.
-        target: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, with ``target_weight``.
-        linear_bias: ``[V]``.
-        temperature: a number, or an array of ``input.shape[:-1]``.
+        hidden: ``[..., D]``.
+        weight: ``[V, D]``.
+        targets: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, with ``target_weight``.
+        bias: ``[V]``.
+        temperature: a number, or an array of ``hidden.shape[:-1]``.
         target_weight: weights of several targets a row, of the target's shape.
-        gradients: True for all, or names out of ``input``, ``linear_weight``, ``linear_bias``.
+        gradients: True for all, or names out of ``hidden``, ``weight``, ``bias``.
         grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
         threads: 0: as many as the machine gives.
         backend: by name; None: the first that can run the problem.
@@ -134,27 +134,27 @@ def linear_cross_entropy(
         LogitlessError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
     o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
-    x, c, y = _operand(input), _operand(linear_weight), _operand(target)
+    x, c, y = _operand(hidden), _operand(weight), _operand(targets)
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
     several = o["target_weight"] is not None and y.ndim == x.ndim
     call = _Call("linear_cross_entropy", x, c, y, o, several)
     if several:
-        _options.check_several_targets(o["weight"], o["gradient"])
+        _options.check_several_targets(o["class_weight"], o["gradient"])
     elif o["target_weight"] is not None:
         raise ValueError("target_weight: expected None with one target a row, got an array")
     _options.check_seed_is_used(o["seed"], o["gradient"])
     if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
         _options.integer("seed", o["seed"])
     names = _options.stats_names(return_stats, o["gradient"], several)
-    wanted = _options.gradient_names(o["gradients"], GRADIENTS if o["linear_bias"] is not None else GRADIENTS[:2])
+    wanted = _options.gradient_names(o["gradients"], GRADIENTS if o["bias"] is not None else GRADIENTS[:2])
     draw_stats = [name for name in _options.DRAW_STATS if name in names]
     if draw_stats and not wanted:
         raise ValueError(f"return_stats: expected {draw_stats[0]} only with gradients, got it without any")
-    shape, of_rows = x.shape[:-1], "one for each row" if several else "that of target"
-    call.add("weight", o["weight"], c.shape[:1], "V", "class_weight")
+    shape, of_rows = x.shape[:-1], "one for each row" if several else "that of targets"
+    call.add("class_weight", o["class_weight"], c.shape[:1], "V", "class_weight")
     call.add("token_weight", o["token_weight"], shape, of_rows)
-    call.add("target_weight", o["target_weight"], y.shape, "that of target")
+    call.add("target_weight", o["target_weight"], y.shape, "that of targets")
     if several:
         call.read["target_weight"] = call.read["target_weight"].reshape(-1, y.shape[-1])
     call.add("grad_loss", o["grad_loss"], shape if o["reduction"] == "none" else (), "that of the loss")
@@ -174,22 +174,22 @@ def linear_cross_entropy(
         loss=found["loss"].reshape(shape) if o["reduction"] == "none" else found["loss"][()],
         **asked,
         **{name: count for name, count in counts.items() if name in names},
-        d_input=found["d_hidden"].reshape(x.shape) if "input" in wanted else None,
-        d_linear_weight=found.get("d_classifier"),
-        d_linear_bias=found.get("d_bias"),
+        d_hidden=found["d_hidden"].reshape(x.shape) if "hidden" in wanted else None,
+        d_weight=found.get("d_weight"),
+        d_bias=found.get("d_bias"),
     )
 
 
 @takes(TopKOptions, **_MORE)
-def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
-    """The k largest logits of each row of ``input @ linear_weight.T``, without ever holding all of them; arguments and
+def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
+    """The k largest logits of each row of ``hidden @ weight.T``, without ever holding all of them; arguments and
     results as of :func:`logitless.linear_top_k`.
 
     Args:
         temperature, threads, backend: as in :func:`linear_cross_entropy`.
     """
     o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
-    x, c = _operand(input), _operand(linear_weight)
+    x, c = _operand(hidden), _operand(weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
     found = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
     return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
@@ -197,7 +197,7 @@ def linear_top_k(input: ArrayLike, linear_weight: ArrayLike, k: int, **options: 
 
 @takes(IdOptions, **_MORE)
 def linear_log_probs(
-    input: ArrayLike, linear_weight: ArrayLike, ids: ArrayLike, **options: Unpack[IdOptions]
+    hidden: ArrayLike, weight: ArrayLike, ids: ArrayLike, **options: Unpack[IdOptions]
 ) -> NDArray[Any]:
     """Log-probabilities ``[..., K]`` of given ids; arguments and results as of :func:`logitless.linear_log_probs`.
 
@@ -209,7 +209,7 @@ def linear_log_probs(
         temperature, threads, backend: as in :func:`linear_cross_entropy`.
     """
     o = _options.filled("linear_log_probs", names_of(IdOptions), options, _MORE)
-    x, c, y = _operand(input), _operand(linear_weight), _operand(ids)
+    x, c, y = _operand(hidden), _operand(weight), _operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
     call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
@@ -250,8 +250,8 @@ class _Call:
         k: int = 0,
     ) -> None:
         shape, temperature, targets = x.shape[:-1], o["temperature"], _options.FUNCTIONS[function].targets
-        bias = None if o["linear_bias"] is None else _operand(o["linear_bias"])
-        operands = {"input": x, "linear_weight": c, "linear_bias": bias}
+        bias = None if o["bias"] is None else _operand(o["bias"])
+        operands = {"hidden": x, "weight": c, "bias": bias}
         _options.check_matrices(operands)
         _options.check_float64(np.float64, operands)
         _options.check_targets_shape(targets, y.shape, shape, several)
@@ -260,7 +260,7 @@ class _Call:
         given = o | {"temperature": 1.0} if of_rows else o
         self.options = _options.make_options(given, shape[-1] if shape else 1) | {"top_k": k}
         self.function, self.targets, self.place = function, targets, (o["threads"] or default_threads(), o["backend"])
-        self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "classifier": _row_major(c)}
+        self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "weight": _row_major(c)}
         self.read["targets"] = np.require(y, None, ["C", "A"])
         self.stats = stats_of(x)
         if self.options["num_items"] == 0:  # as an option, 0 is none
@@ -269,7 +269,10 @@ class _Call:
             self.read["bias"] = np.require(bias, None, ["C", "A"])
         if of_rows:
             self.add(
-                "temperature", temperature, shape, f"{'one for each row' if several else 'that of target'}, or a number"
+                "temperature",
+                temperature,
+                shape,
+                f"{'one for each row' if several else 'that of targets'}, or a number",
             )
 
     def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
@@ -296,7 +299,7 @@ class _Call:
             buffers.valid_count = found["counts"][1:].ctypes.data
             if "argmax" in flags.stats:
                 buffers.correct_count = found["counts"].ctypes.data
-        for name in ("hidden", "classifier"):
+        for name in ("hidden", "weight"):
             rows = read[name]
             setattr(buffers, f"{name}_stride", rows.strides[0] // rows.itemsize if len(rows) > 1 else 0)
         try:

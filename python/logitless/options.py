@@ -86,13 +86,13 @@ class CallOptions(TypedDict, total=False):
 class HeadOptions(LossOptions, CallOptions, total=False):
     """Options of a call of a loss."""
 
-    linear_bias: Tensor | None
-    weight: Tensor | None
+    bias: Tensor | None
+    class_weight: Tensor | None
     target_weight: Tensor | None
 
 
 class TopKOptions(LogitOptions, total=False):
-    linear_bias: Tensor | None
+    bias: Tensor | None
 
 
 class IdOptions(TopKOptions, total=False):
@@ -101,8 +101,7 @@ class IdOptions(TopKOptions, total=False):
 
 
 DEFAULTS: dict[str, Any] = {  # in the order of signatures
-    "linear_bias": None,
-    "weight": None,
+    "bias": None,
     "class_weight": None,
     "reduction": "mean",
     "ignore_index": -100,
@@ -211,16 +210,14 @@ def float_code(argument: str, dtype: Any) -> int:
     return code
 
 
-def target_code(dtype: Any, argument: str = "target") -> int:
+def target_code(dtype: Any, argument: str = "targets") -> int:
     code = INTEGER_DTYPES.get(name_of(dtype))
     if code is None:
         raise TypeError(f"{argument}: expected {INTEGERS_TEXT}, got {dtype}")
     return code
 
 
-def check_float64(
-    float64: Any, operands: Mapping[str, Any], of: str = "of input, linear_weight and linear_bias"
-) -> None:
+def check_float64(float64: Any, operands: Mapping[str, Any], of: str = "of hidden, weight and bias") -> None:
     """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; None is left out."""
     (first, like), *others = operands.items()
     for name, operand in others:
@@ -281,9 +278,9 @@ class Function(NamedTuple):
 
 
 FUNCTIONS = {
-    "linear_cross_entropy": Function("target"),
+    "linear_cross_entropy": Function("targets"),
     "linear_log_probs": Function("ids", ("target_log_probs",)),
-    "linear_top_k": Function("target", ("top_ids", "top_log_probs")),
+    "linear_top_k": Function("targets", ("top_ids", "top_log_probs")),
 }
 INTEGERS = ("ignore_index", "shift", "sequence_length", "max_workspace_bytes", "top_k")  # options of a pass
 
@@ -355,7 +352,7 @@ def check_matrices(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
     for name, array in arrays.items():
         if array is not None:
             float_code(name, array.dtype)
-    (input_name, weight_name, bias_name), (input, weight, bias) = arrays, arrays.values()
+    (hidden_name, weight_name, bias_name), (hidden, weight, bias) = arrays, arrays.values()
     if len(weight.shape) != 2:
         raise ValueError(f"{weight_name}: expected shape [V, D], got {shape_text(weight.shape)}")
     vocab, columns = weight.shape
@@ -363,9 +360,10 @@ def check_matrices(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
         raise InvalidArgumentError(
             f"{weight_name}: expected shape [V, D] with V >= {least_vocab} and D >= 1, got {shape_text(weight.shape)}"
         )
-    if len(input.shape) < 1 or input.shape[-1] != columns:
+    if len(hidden.shape) < 1 or hidden.shape[-1] != columns:
         raise ValueError(
-            f"{input_name}: expected shape [..., D] with D = {columns} of {weight_name}, got {shape_text(input.shape)}"
+            f"{hidden_name}: expected shape [..., D] with D = {columns} of {weight_name}, "
+            f"got {shape_text(hidden.shape)}"
         )
     if bias is not None:
         check_shape(bias_name, bias.shape, (vocab,), "V")
@@ -509,7 +507,7 @@ def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], s
         more = " with one more dimension of K targets" if several else ""
         hint = "; several targets a row want target_weight" if len(target) == len(rows) + 1 and not several else ""
         raise InvalidArgumentError(
-            f"{name}: expected shape {shape_text(rows)} (that of input without its last dimension){more}, got "
+            f"{name}: expected shape {shape_text(rows)} (that of hidden without its last dimension){more}, got "
             f"{shape_text(target)}{hint}"
         )
     if several and not 1 <= target[-1] <= MOST_TARGETS:
@@ -521,18 +519,18 @@ def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], s
 
 def dense_message(dtype: Any) -> str:
     return (
-        f"target: expected class indices, int64 or int32, got {dtype}; probabilities of the whole vocabulary are not "
-        f"taken: pass the ids of at most {MOST_TARGETS} classes a row as target [..., K], and their probabilities as "
+        f"targets: expected class indices, int64 or int32, got {dtype}; probabilities of the whole vocabulary are not "
+        f"taken: pass the ids of at most {MOST_TARGETS} classes a row as targets [..., K], and their probabilities as "
         "target_weight"
     )
 
 
-def check_several_targets(weight: object, gradient: str) -> None:
+def check_several_targets(class_weight: object, gradient: str) -> None:
     """Refuses what several targets a row exclude."""
-    if weight is not None:
+    if class_weight is not None:
         raise ValueError(
-            "weight: expected None with several targets a row, got class weights; multiply target_weight by "
-            "weight[target]"
+            "class_weight: expected None with several targets a row, got class weights; multiply target_weight by "
+            "class_weight[targets]"
         )
     if gradient != "exact":
         raise ValueError(f'gradient: expected "exact" with several targets a row, got {gradient!r}')
@@ -559,7 +557,7 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool
     return names
 
 
-def named_target(error: InvalidTargetError, shape: Sequence[int], name: str = "target") -> InvalidTargetError:
+def named_target(error: InvalidTargetError, shape: Sequence[int], name: str = "targets") -> InvalidTargetError:
     """The library's refusal of a target out of range, with the caller's name of it and its place in that shape."""
     place: list[int] = []
     rest = error.row or 0

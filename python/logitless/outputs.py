@@ -16,7 +16,7 @@ from .options import check_targets_shape
 class LinearCrossEntropyOutput(NamedTuple):
     """Statistics that ``return_stats`` asked for; the others are None.
 
-    Per-token tensors have the shape ``input.shape[:-1]``.
+    Per-token tensors have the shape ``hidden.shape[:-1]``.
 
     Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
     ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
@@ -56,7 +56,7 @@ class LinearTopK(NamedTuple):
 
 
 def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | LinearCrossEntropyOutput:
-    """The result of linear_cross_entropy. rows: the shape of what is told of each row, where it is not the input's."""
+    """The result of linear_cross_entropy. rows: the shape of per-row outputs, where the hidden states have another."""
     found, a = perform(prepared), prepared.a
     loss = found["loss"]
     if a.return_stats is False and a.reduction != "none":
@@ -82,14 +82,14 @@ def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropy
 
 
 def log_probs_of(prepared: Prepared, rows: Sequence[int]) -> Tensor:
-    return perform(prepared)["target_log_probs"].reshape((*rows, prepared.a.target.shape[-1]))
+    return perform(prepared)["target_log_probs"].reshape((*rows, prepared.a.targets.shape[-1]))
 
 
 def log_probs(a: Arguments) -> Tensor:
     """Log-probabilities of a whole vocabulary; the targets are the ids."""
-    rows = getattr(a.input, "shape", ())[:-1]
+    rows = getattr(a.hidden, "shape", ())[:-1]
     a = with_row_temperature(ids_of(a), rows)
-    check_targets_shape("ids", a.target.shape, rows, True)
+    check_targets_shape("ids", a.targets.shape, rows, True)
     return log_probs_of(prepare(a, CallOf("linear_log_probs")), rows)
 
 
@@ -100,8 +100,8 @@ def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
 
 def top_k(a: Arguments, k: int) -> LinearTopK:
     """The largest logits of a whole vocabulary; there are no targets."""
-    check_tensor("input", a.input)
-    rows = a.input.shape[:-1]
+    check_tensor("hidden", a.hidden)
+    rows = a.hidden.shape[:-1]
     a = with_row_temperature(tokens_of(a, rows), rows)
-    k = _options.checked_k(k, *getattr(a.linear_weight, "shape", ())[:1])
+    k = _options.checked_k(k, *getattr(a.weight, "shape", ())[:1])
     return top_k_of(prepare(a, CallOf("linear_top_k", k)), rows, k)

@@ -10,7 +10,7 @@ from . import native
 from . import options as _options
 from .options import BACKWARD, FORWARD, LSE, Flags, name_of
 
-GRADIENTS = ("d_hidden", "d_classifier", "d_bias", "d_scale", "d_temperature")
+GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
 
 
 class Pass(NamedTuple):
@@ -42,7 +42,7 @@ def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) ->
     The gradient of the weight is among them also where it is added to main_grad, which is not known here.
     """
     pass_, flags, function, _ = asked
-    hidden, weight, bias = read["hidden"], read["classifier"], read.get("bias")
+    hidden, weight, bias = read["hidden"], read["weight"], read.get("bias")
     rows, stats = (hidden.shape[0],), stats_of(hidden)
     found: dict[str, Result] = {}
     if pass_ != BACKWARD:
@@ -76,13 +76,13 @@ def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     """The tensors that the library writes. Gradients of learned numbers are made of d_hidden and d_bias before
-    these are rounded. A d_classifier that is read is added to."""
+    these are rounded. A d_weight that is read is added to."""
     found, hidden, flags = results(asked, read, options), read["hidden"], asked.flags
     if flags.learns_numbers():
         found["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
     if flags.want_d_temperature and "bias" in read:
         found["d_bias"] = Result(tuple(read["bias"].shape), stats_of(hidden))
-    for name in ("counts", "d_scale", "d_temperature", *(["d_classifier"] if "d_classifier" in read else [])):
+    for name in ("counts", "d_scale", "d_temperature", *(["d_weight"] if "d_weight" in read else [])):
         found.pop(name, None)
     return found
 
@@ -90,7 +90,7 @@ def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> 
 def spec_of(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
     """The problem of tensors that are there; they may be fake ones, whose sizes become constants. options: the resolved
     ones; more: others of a plan."""
-    (tokens, hidden), (vocab, _) = read["hidden"].shape, read["classifier"].shape
+    (tokens, hidden), (vocab, _) = read["hidden"].shape, read["weight"].shape
     given = {name: int(value) if name in _options.INTEGERS else value for name, value in options.items()}
     given |= {"num_items": options["num_items"] or 0.0}
     if "target_weight" in read:
@@ -101,5 +101,5 @@ def spec_of(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], **
     if asked.flags.keeps_draws:
         tensors["draws"] = "uint8"
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
-    added = ("d_classifier",) if "d_classifier" in read else ()
+    added = ("d_weight",) if "d_weight" in read else ()
     return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=asked.kind, **given, **more)

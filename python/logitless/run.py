@@ -3,7 +3,7 @@
 What of a run depends on no data (its plan, the strides, the sizes of what it writes) is a Run, found again by the
 layouts of the tensors and the options.
 
-Shapes, everywhere below the public functions: hidden [N, D], classifier [V, D], bias [V], targets of N elements in the
+Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], targets of N elements in the
 caller's shape, or of N x K with a target_weight [N, K]; vectors of rows and classes have stats_dtype.
 """
 
@@ -27,12 +27,7 @@ from .passes import Pass, Result, spec_of, writes
 
 # Names of tensors that are others for the caller.
 _ARGUMENTS = {
-    "hidden": "input",
-    "classifier": "linear_weight",
-    "targets": "target",
-    "bias": "linear_bias",
-    "class_weight": "weight",
-    "d_classifier": "main_grad",
+    "d_weight": "main_grad",
     "learned_scale": "scale",
     "learned_temperature": "temperature",
 }
@@ -45,7 +40,7 @@ def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return DTYPES[_options.float_code("dtype", dtype)] if isinstance(dtype, str) else dtype
 
 
-Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_classifier that is given is added to
+Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_weight that is given is added to
 # A pass has these beside the library's: scalars whose gradients are wanted, with the options' values, and float64
 # numbers on the CPU, which take the place of the options NUMBERS.
 OF_PASS = ("learned_scale", "learned_temperature", "numbers")
@@ -57,7 +52,7 @@ def stats_dtype(hidden: Tensor) -> torch.dtype:
 
 
 # In the order of Arguments.
-_READ = ("hidden", "classifier", "targets", "bias", "class_weight", "token_weight", "temperature", "target_weight")
+_READ = ("hidden", "weight", "targets", "bias", "class_weight", "token_weight", "temperature", "target_weight")
 
 
 def read_as_they_are(arguments: Iterable[Any], tensors: Tensors) -> tuple[str, ...] | None:
@@ -111,7 +106,7 @@ def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
     """The tensors that the library reads, in layouts that it reads. num_items: the resolved option."""
     hidden = given["hidden"]
     found = {
-        name: rows(tensor) if name in ("hidden", "classifier") else tensor.contiguous()  # itself where it is
+        name: rows(tensor) if name in ("hidden", "weight") else tensor.contiguous()  # itself where it is
         for name, tensor in given.items()
         if name not in OF_PASS
     }
@@ -127,7 +122,7 @@ def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
 # ---- options that are numbers
 
 
-# The gradient of scale is <input, d_input> / scale: d_input, in float32, must not underflow.
+# The gradient of scale is <hidden, d_hidden> / scale: d_hidden, in float32, must not underflow.
 LEAST_LEARNED_SCALE = 2.0**-64
 
 
@@ -144,7 +139,7 @@ def joined(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
 def check_learned_scale(scale: float) -> None:
     if not abs(scale) >= LEAST_LEARNED_SCALE:
         raise ValueError(
-            "scale: expected a magnitude of at least 2^-64 where its gradient is wanted (which is the product of input "
+            "scale: expected a magnitude of at least 2^-64 where its gradient is wanted (the product of hidden "
             f"and its gradient over scale), got {scale}"
         )
 
@@ -153,7 +148,7 @@ def check_learned_temperature(softcap: float) -> None:
     if softcap != 0:
         raise ValueError(
             "temperature: expected one that does not require grad with a softcap (its gradient is made of those of "
-            f"input and bias, which is no way past a softcap), got one that does, and softcap {softcap}"
+            f"hidden and bias, which is no way past a softcap), got one that does, and softcap {softcap}"
         )
 
 
@@ -257,7 +252,7 @@ class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
     def __init__(self, asked: Pass, tensors: Tensors, options: dict[str, Any]) -> None:
-        hidden, weight, flags = tensors["hidden"], tensors["classifier"], asked.flags
+        hidden, weight, flags = tensors["hidden"], tensors["weight"], asked.flags
         _check_rows(tensors)
         self.asked, self.device = asked, hidden.device
         self._targets_name = _options.FUNCTIONS[asked.function].targets  # in messages
@@ -284,9 +279,9 @@ class Run:
         self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
         buffers: Any = native.schema().buffers()
-        buffers.hidden_stride, buffers.classifier_stride = row_stride(hidden), row_stride(weight)
-        if "d_classifier" in tensors:
-            buffers.d_classifier_stride = row_stride(tensors["d_classifier"])
+        buffers.hidden_stride, buffers.weight_stride = row_stride(hidden), row_stride(weight)
+        if "d_weight" in tensors:
+            buffers.d_weight_stride = row_stride(tensors["d_weight"])
         self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
 
     def _specified(self, spec: native.Spec) -> native.Spec:
@@ -360,7 +355,7 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
 
 def find(asked: Pass, tensors: Tensors, options: dict[str, Any]) -> Run:
     """The run of tensors of these names and layouts. options: the resolved ones."""
-    hidden, weight = tensors["hidden"], tensors["classifier"]
+    hidden, weight = tensors["hidden"], tensors["weight"]
     key = (asked, hidden.device, place(hidden, weight), *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
@@ -374,14 +369,14 @@ def find_forward(asked: Pass, tensors: Tensors, options: dict[str, Any], main_gr
     """As find(), of a forward pass. Its flags have the gradients that its backward pass will be asked for, for which
     the budget must be enough as well: those of the loss and every statistic that may have one. Other upstream
     gradients, some of these, need no more memory."""
-    flags, hidden, weight = asked.flags, tensors["hidden"], tensors["classifier"]
+    flags, hidden, weight = asked.flags, tensors["hidden"], tensors["weight"]
     wants, now = flags.wants(), asked._replace(flags=flags.with_gradients(Wants()))
     if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
         return find(now, tensors, options)
     stats = flags.stats if asked.function == "linear_cross_entropy" else ()
     given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
     if main_grad is not None and wants.weight:
-        given["d_classifier"] = main_grad
+        given["d_weight"] = main_grad
     later = Pass(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
     spec = spec_of(later, tensors | given, options, unaligned_rows=are_unaligned(hidden, weight))
     found: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
@@ -395,7 +390,7 @@ def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: d
             raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
     read = {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
     found = readable(read, options["num_items"])
-    return found if main_grad is None or not flags.want_d_weight else found | {"d_classifier": main_grad}
+    return found if main_grad is None or not flags.want_d_weight else found | {"d_weight": main_grad}
 
 
 def run_pass(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
@@ -475,14 +470,14 @@ def _meet(a: _Region, b: _Region) -> bool:
     return bool((first.clamp(min=0) <= last.clamp(max=many.pieces - 1)).any())
 
 
-def check_own_memory(main_grad: Tensor, given: Mapping[str, Tensor], weight_name: str = "linear_weight") -> None:
-    """Refuses a main_grad that shares bytes with what the backward pass reads. weight_name: of the weight."""
+def check_own_memory(main_grad: Tensor, given: Mapping[str, Tensor]) -> None:
+    """Refuses a main_grad that shares bytes with what the backward pass reads."""
     own = _region(main_grad)
     if own is None:
         return
     for name, tensor in given.items():
         other = _region(tensor)
         if other is not None and _meet(own, other):
-            argument = weight_name if name == "classifier" else _ARGUMENTS.get(name, name)
+            argument = _ARGUMENTS.get(name, name)
             where = "that shares memory with" if other.exact else "in or between the memory of"
             raise ValueError(f"main_grad: expected a buffer of its own, got one {where} {argument}")

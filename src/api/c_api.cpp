@@ -126,7 +126,7 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
 // For arrays and rows that no plan was made for: of a backend all engines have the same.
 const Backend& backend_of_rows(const Context& c, DType dtype) {
   Problem any;
-  any.dtype.hidden = any.dtype.classifier = dtype;
+  any.dtype.hidden = any.dtype.weight = dtype;
   BackendOptions options = c.options;
   if (!options.on_host()) options.engine.clear();
   return choose_backend(c.backend, any, options);

@@ -72,7 +72,7 @@ struct Problem {
   // Add to what a gradient's buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
   struct Accumulate {
     bool d_hidden = false;
-    bool d_classifier = false;
+    bool d_weight = false;
     bool d_bias = false;
   } accumulate;
 
@@ -86,7 +86,7 @@ struct Problem {
   bool is_open_shard() const { return is_shard() && !in_group(); }
   // How many targets a row has, whatever kind they are.
   int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
-  bool has_gradients() const { return has.d_hidden || has.d_classifier || has.d_bias; }
+  bool has_gradients() const { return has.d_hidden || has.d_weight || has.d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }
   // Whether numbers of an operand's dtype are rounded before they are multiplied.

@@ -151,10 +151,10 @@ void check_group(const Problem& p) {
 void check_dtypes(const Problem& p) {
   const bool fp64 = p.dtype.hidden == DType::kF64;
   check_float("hidden.dtype", p.dtype.hidden, fp64);
-  check_float("classifier.dtype", p.dtype.classifier, fp64);
+  check_float("weight.dtype", p.dtype.weight, fp64);
   if (p.has.bias) check_float("bias.dtype", p.dtype.bias, fp64);
   if (p.has.d_hidden) check_float("d_hidden.dtype", p.dtype.d_hidden, fp64);
-  if (p.has.d_classifier) check_float("d_classifier.dtype", p.dtype.d_classifier, fp64);
+  if (p.has.d_weight) check_float("d_weight.dtype", p.dtype.d_weight, fp64);
   if (p.has.d_bias) check_float("d_bias.dtype", p.dtype.d_bias, fp64);
   require(p.compute_dtype == DType::kF32 ||
               (!fp64 && (p.compute_dtype == DType::kBF16 || p.compute_dtype == DType::kF16)),
@@ -173,8 +173,7 @@ void check_options(const Problem& p) {
           text(p.num_items));
   require(!p.has.d_bias || p.has.bias, "d_bias", "a plan with bias", "none");
   check_accumulate("d_hidden.accumulate", p.accumulate.d_hidden, p.has.d_hidden, p.dtype.d_hidden);
-  check_accumulate("d_classifier.accumulate", p.accumulate.d_classifier, p.has.d_classifier,
-                   p.dtype.d_classifier);
+  check_accumulate("d_weight.accumulate", p.accumulate.d_weight, p.has.d_weight, p.dtype.d_weight);
   check_accumulate("d_bias.accumulate", p.accumulate.d_bias, p.has.d_bias, p.dtype.d_bias);
 }
 
@@ -292,9 +291,9 @@ Buffers validated(const Problem& p, Buffers b) {
   need(b.name, needed, #name, when);
 #include "logitless/tensors.def"
   check_stride("hidden.stride", &b.hidden_stride, p.tokens, p.hidden, b.hidden);
-  check_stride("classifier.stride", &b.classifier_stride, p.vocab, p.hidden, b.classifier);
+  check_stride("weight.stride", &b.weight_stride, p.vocab, p.hidden, b.weight);
   check_stride("d_hidden.stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
-  check_stride("d_classifier.stride", &b.d_classifier_stride, p.vocab, p.hidden, b.d_classifier);
+  check_stride("d_weight.stride", &b.d_weight_stride, p.vocab, p.hidden, b.d_weight);
   if (p.needs_forward() && p.is_open_shard()) check_open_shard(p, b);
   check_allowed(p, b);
   require(p.group_d_hidden == GroupDHidden::kPart || p.tokens == 0 || b.d_hidden_stride == p.hidden,

@@ -26,7 +26,7 @@ std::string why_unavailable(const BackendOptions& options) {
 std::string describe(const BackendOptions& options) {
   Problem bf16;
   bf16.dtype.hidden = DType::kBF16;
-  bf16.dtype.classifier = DType::kBF16;
+  bf16.dtype.weight = DType::kBF16;
   const std::string pairs = select_kernels(bf16, options.engine).name;
   const std::string other = select_kernels(Problem{}, options.engine).name;
   return processor_name() + ", " + std::to_string(options.parallel_for.threads) + " threads; runs " +
@@ -38,7 +38,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   if (problem.dtype.hidden == DType::kF64) return "float64 is computed by the reference backend";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (problem.is_sparsified() && (problem.vocab > kMost || problem.tokens > kMost)) {
-    return "sparsified gradients take at most 2^31 - 1 tokens and classifier rows";
+    return "sparsified gradients take at most 2^31 - 1 tokens and weight rows";
   }
   if (problem.is_sparsified() && problem.in_group() && problem.vocab_total > kMost) {
     return "sparsified gradients take a vocab_total of at most 2^31 - 1 in a group of ranks";

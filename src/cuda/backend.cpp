@@ -100,7 +100,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
       return "gradient must be exact with float64 operands; the reference backend sparsifies them, on the "
              "host";
     }
-    for (const DType dtype : {problem.dtype.hidden, problem.dtype.classifier}) {
+    for (const DType dtype : {problem.dtype.hidden, problem.dtype.weight}) {
       if (!problem.rounds(dtype) || dtype == DType::kF32) continue;
       return std::string("sparsified gradients round float32 operands only: compute_dtype is ") +
              dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);

@@ -41,8 +41,8 @@ double hidden_at(const Problem& p, const Buffers& b, int64_t row, int64_t k) {
   return load_operand(p, b.hidden, p.dtype.hidden, row * b.hidden_stride + k);
 }
 
-double classifier_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) {
-  return load_operand(p, b.classifier, p.dtype.classifier, column * b.classifier_stride + k);
+double weight_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) {
+  return load_operand(p, b.weight, p.dtype.weight, column * b.weight_stride + k);
 }
 
 struct Logit {
@@ -53,7 +53,7 @@ struct Logit {
 Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
   double dot = 0;
   for (int64_t k = 0; k < p.hidden; ++k) {
-    dot += hidden_at(p, b, row, k) * classifier_at(p, b, column, k);
+    dot += hidden_at(p, b, row, k) * weight_at(p, b, column, k);
   }
   Logit out{p.scale * dot};
   if (p.has.bias) out.z += p.bias_scale * load(b.bias, p.dtype.bias, column);
@@ -198,7 +198,7 @@ void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t 
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double d = p.scale * d_logit(p, b, s, i, j).d;
     for (int64_t k = 0; k < p.hidden; ++k) {
-      accumulator[k] += d * classifier_at(p, b, j, k);
+      accumulator[k] += d * weight_at(p, b, j, k);
     }
   }
   const int64_t row = s.rows[static_cast<size_t>(i)];
@@ -209,14 +209,14 @@ void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t 
 }
 
 // One row of dC, scale * sum_i dz_ij E_i, and of dbias, sum_i dz_ij.
-void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t count, int64_t j,
-                      double* accumulator) {
+void d_weight_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t count, int64_t j,
+                  double* accumulator) {
   double d_bias = 0;
   for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double d = d_logit(p, b, s, i, j).d;
     d_bias += d;
-    if (!p.has.d_classifier) continue;
+    if (!p.has.d_weight) continue;
     const int64_t row = s.rows[static_cast<size_t>(i)];
     for (int64_t k = 0; k < p.hidden; ++k) {
       accumulator[k] += p.scale * d * hidden_at(p, b, row, k);
@@ -225,10 +225,10 @@ void d_classifier_row(const Problem& p, const Buffers& b, const Scratch& s, int6
   if (p.has.d_bias) {
     store_gradient(b.d_bias, p.dtype.d_bias, j, p.bias_scale * d_bias, p.accumulate.d_bias);
   }
-  if (!p.has.d_classifier) return;
+  if (!p.has.d_weight) return;
   for (int64_t k = 0; k < p.hidden; ++k) {
-    store_gradient(b.d_classifier, p.dtype.d_classifier, j * b.d_classifier_stride + k, accumulator[k],
-                   p.accumulate.d_classifier);
+    store_gradient(b.d_weight, p.dtype.d_weight, j * b.d_weight_stride + k, accumulator[k],
+                   p.accumulate.d_weight);
   }
 }
 
@@ -281,9 +281,9 @@ void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64
   if (p.has.d_hidden) {
     parallel_for(count, [&](int64_t i, int worker) { d_hidden_row(p, b, s, i, accumulator(worker)); });
   }
-  if (p.has.d_classifier || p.has.d_bias) {
+  if (p.has.d_weight || p.has.d_bias) {
     parallel_for(p.vocab,
-                 [&](int64_t j, int worker) { d_classifier_row(p, b, s, count, j, accumulator(worker)); });
+                 [&](int64_t j, int worker) { d_weight_row(p, b, s, count, j, accumulator(worker)); });
   }
 }
 
@@ -351,7 +351,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   plan.workspace_bytes = counter.used();
   if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
   plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
-                (problem.has.d_classifier || problem.has.d_bias ? 2 : 0);
+                (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
   plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
   plan.engine = "scalar";

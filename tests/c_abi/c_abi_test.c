@@ -10,7 +10,7 @@
 /* Two tokens, three words, hidden size two. The logits are z = {{1, 0, 2}, {0, 1, 3}}. */
 enum { TOKENS = 2, VOCAB = 3, HIDDEN = 2 };
 static const float kHidden[TOKENS * HIDDEN] = {1, 0, 0, 1};
-static const float kClassifier[VOCAB * HIDDEN] = {1, 0, 0, 1, 2, 3};
+static const float kWeight[VOCAB * HIDDEN] = {1, 0, 0, 1, 2, 3};
 static const int64_t kTargets[TOKENS] = {0, 2};
 static const double kLogits[TOKENS][VOCAB] = {{1, 0, 2}, {0, 1, 3}};
 
@@ -23,24 +23,22 @@ static logitless_status make_plan(const logitless_context* context, logitless_op
                                       {LOGITLESS_OPTION_HIDDEN, HIDDEN, 0},
                                       more};
   const logitless_tensor_desc gradients[] = {{LOGITLESS_TENSOR_D_HIDDEN, LOGITLESS_F32, 0},
-                                             {LOGITLESS_TENSOR_D_CLASSIFIER, LOGITLESS_F32, 0}};
+                                             {LOGITLESS_TENSOR_D_WEIGHT, LOGITLESS_F32, 0}};
   return logitless_plan_create(context, options, sizeof options / sizeof options[0], gradients, 2, plan);
 }
 static const logitless_option kNoMore = {LOGITLESS_OPTION_SOFTCAP, 0, 0};
 
 static logitless_status run(const logitless_plan* plan, const float* hidden, const int64_t* targets,
-                            float* loss, float* d_hidden, float* d_classifier, void* workspace,
+                            float* loss, float* d_hidden, float* d_weight, void* workspace,
                             size_t workspace_bytes) {
-  const logitless_tensor tensors[] = {{LOGITLESS_TENSOR_HIDDEN, (void*)hidden, 0},
-                                      {LOGITLESS_TENSOR_CLASSIFIER, (void*)kClassifier, HIDDEN},
-                                      {LOGITLESS_TENSOR_TARGETS, (void*)targets, 0},
-                                      {LOGITLESS_TENSOR_LOSS, loss, 0},
-                                      {LOGITLESS_TENSOR_D_HIDDEN, d_hidden, 0},
-                                      {LOGITLESS_TENSOR_D_CLASSIFIER, d_classifier, 0}};
+  const logitless_tensor tensors[] = {
+      {LOGITLESS_TENSOR_HIDDEN, (void*)hidden, 0},   {LOGITLESS_TENSOR_WEIGHT, (void*)kWeight, HIDDEN},
+      {LOGITLESS_TENSOR_TARGETS, (void*)targets, 0}, {LOGITLESS_TENSOR_LOSS, loss, 0},
+      {LOGITLESS_TENSOR_D_HIDDEN, d_hidden, 0},      {LOGITLESS_TENSOR_D_WEIGHT, d_weight, 0}};
   return logitless_run(plan, tensors, 6, workspace, workspace_bytes, NULL);
 }
 
-static void check_numbers(const float* loss, const float* d_hidden, const float* d_classifier) {
+static void check_numbers(const float* loss, const float* d_hidden, const float* d_weight) {
   double expected_loss = 0;
   double dz[TOKENS][VOCAB];
   for (int i = 0; i < TOKENS; ++i) {
@@ -53,13 +51,13 @@ static void check_numbers(const float* loss, const float* d_hidden, const float*
   for (int k = 0; k < HIDDEN; ++k) {
     for (int i = 0; i < TOKENS; ++i) {
       double expected = 0;
-      for (int j = 0; j < VOCAB; ++j) expected += dz[i][j] * kClassifier[j * HIDDEN + k];
+      for (int j = 0; j < VOCAB; ++j) expected += dz[i][j] * kWeight[j * HIDDEN + k];
       EXPECT(fabs(d_hidden[i * HIDDEN + k] - expected) < 1e-6);
     }
     for (int j = 0; j < VOCAB; ++j) {
       double expected = 0;
       for (int i = 0; i < TOKENS; ++i) expected += dz[i][j] * kHidden[i * HIDDEN + k];
-      EXPECT(fabs(d_classifier[j * HIDDEN + k] - expected) < 1e-6);
+      EXPECT(fabs(d_weight[j * HIDDEN + k] - expected) < 1e-6);
     }
   }
 }
@@ -79,14 +77,14 @@ static void run_on(const char* backend) {
 
   float loss = 0;
   float d_hidden[TOKENS * HIDDEN] = {0};
-  float d_classifier[VOCAB * HIDDEN] = {0};
+  float d_weight[VOCAB * HIDDEN] = {0};
   const size_t bytes = info.workspace_bytes;
-  EXPECT(run(plan, kHidden, kTargets, &loss, d_hidden, d_classifier, workspace, bytes) == LOGITLESS_OK);
-  check_numbers(&loss, d_hidden, d_classifier);
+  EXPECT(run(plan, kHidden, kTargets, &loss, d_hidden, d_weight, workspace, bytes) == LOGITLESS_OK);
+  check_numbers(&loss, d_hidden, d_weight);
 
   const int64_t bad_targets[TOKENS] = {0, 3};
   loss = -1;
-  EXPECT(run(plan, kHidden, bad_targets, &loss, d_hidden, d_classifier, workspace, bytes) ==
+  EXPECT(run(plan, kHidden, bad_targets, &loss, d_hidden, d_weight, workspace, bytes) ==
          LOGITLESS_INVALID_TARGET);
   EXPECT(strstr(logitless_last_error(), "got 3 at targets[1]") != NULL);
   logitless_error_info error;

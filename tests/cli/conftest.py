@@ -87,7 +87,7 @@ def zero_head(tmp_path):
         np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
         np.save(tmp_path / "h.npy", np.zeros((tokens, dim), np.float32))
         np.save(tmp_path / "y.npy", np.zeros(tokens, np.int64))
-        return ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
+        return ["loss", "--hidden", "h.npy", "--weight", "c.npy", "--targets", "y.npy"]
 
     return call
 

@@ -9,7 +9,7 @@ N, V, D, K = 60, 300, 24, 5
 def random_head(random):
     return {
         "hidden": random.standard_normal((N, D), np.float32),
-        "classifier": (random.standard_normal((V, D)) / 3).astype(np.float32),
+        "weight": (random.standard_normal((V, D)) / 3).astype(np.float32),
     }
 
 
@@ -34,7 +34,7 @@ def write_npy(folder, arrays):
 
 def forward(
     hidden,
-    classifier,
+    weight,
     targets,
     target_weight=None,
     *,
@@ -58,16 +58,16 @@ def forward(
     def as_dtype(x):
         return np.asarray(x, dtype)
 
-    classifier = as_dtype(classifier)
-    hidden = as_dtype(hidden).reshape(-1, classifier.shape[1])
-    rows, vocab = len(hidden), len(classifier)
+    weight = as_dtype(weight)
+    hidden = as_dtype(hidden).reshape(-1, weight.shape[1])
+    rows, vocab = len(hidden), len(weight)
     targets = np.asarray(targets, np.int64).reshape(rows, -1 if several else 1)
     there = targets != ignore_index
     safe, valid = np.where(there, targets, 0), there.any(axis=1)
-    weight = there if target_weight is None else np.where(there, target_weight, 0)
+    share = there if target_weight is None else np.where(there, target_weight, 0)
     q = np.zeros((rows, vocab), dtype)
-    np.add.at(q, (np.arange(rows)[:, None], safe), as_dtype(weight))
-    z = dtype(scale) * (hidden @ classifier.T)
+    np.add.at(q, (np.arange(rows)[:, None], safe), as_dtype(share))
+    z = dtype(scale) * (hidden @ weight.T)
     if bias is not None:
         z = z + as_dtype(bias)
     if softcap:
@@ -110,8 +110,8 @@ def forward(
         "argmax": np.where(valid, best, -1),
         "valid": int(valid.sum()),
         "correct": int(is_top1.sum()),
-        "d_hidden": dtype(scale) * (dz @ classifier),
-        "d_classifier": dtype(scale) * (dz.T @ hidden),
+        "d_hidden": dtype(scale) * (dz @ weight),
+        "d_weight": dtype(scale) * (dz.T @ hidden),
         "d_bias": dz.sum(axis=0),
     }
 

@@ -15,11 +15,11 @@ N, V, D = 6, 11, 4
 def loss(refused, tmp_path, random):
     """loss(message, **changed arguments), with good files for the rest."""
     np.save(tmp_path / "hidden.npy", random.standard_normal((N, D)).astype(np.float32))
-    np.save(tmp_path / "classifier.npy", random.standard_normal((V, D)).astype(np.float32))
+    np.save(tmp_path / "weight.npy", random.standard_normal((V, D)).astype(np.float32))
     np.save(tmp_path / "targets.npy", random.integers(0, V, N))
 
     def call(message, **changes):
-        files = {"hidden": "hidden.npy", "classifier": "classifier.npy", "targets": "targets.npy", **changes}
+        files = {"hidden": "hidden.npy", "weight": "weight.npy", "targets": "targets.npy", **changes}
         arguments = [part for name, file in files.items() for part in ("--" + name.replace("_", "-"), file)]
         refused(1, message, "loss", *arguments)
         assert not list(tmp_path.glob("*partial*"))
@@ -32,7 +32,7 @@ def test_missing_folder_pipe_and_unknown_kind(loss, tmp_path):
     loss("absent.safetensors: cannot be opened", hidden="absent.safetensors:x")
     (tmp_path / "folder.npy").mkdir()
     loss("got a directory", hidden="folder.npy")
-    loss("expected a .safetensors or .npy file", classifier="folder.npy/..")
+    loss("expected a .safetensors or .npy file", weight="folder.npy/..")
     os.mkfifo(tmp_path / "pipe.npy")
     loss("expected a regular file", hidden="pipe.npy")
     (tmp_path / "x.bin").write_bytes(b"abc")
@@ -48,9 +48,9 @@ def test_mismatched_shapes_and_dtypes(loss, tmp_path, random):
         np.save(tmp_path / f"{name}.npy", array)
 
     save("wide", np.zeros((V, D + 1), np.float32))
-    loss("wide.npy: expected shape [11, 4]", classifier="wide.npy")
+    loss("wide.npy: expected shape [11, 4]", weight="wide.npy")
     save("flat", np.zeros(V * D, np.float32))
-    loss("expected shape [V, D], got [44]", classifier="flat.npy")
+    loss("expected shape [V, D], got [44]", weight="flat.npy")
     loss("expected shape [..., tokens, D]", hidden="flat.npy")
     save("short", np.zeros(N - 1, np.int64))
     loss("expected shape [6]", targets="short.npy")
@@ -59,14 +59,14 @@ def test_mismatched_shapes_and_dtypes(loss, tmp_path, random):
     save("whole", np.zeros((N, D), np.int64))
     loss("expected dtype F32, BF16, F16 or F64, got I64", hidden="whole.npy")
     save("double", np.zeros((V, D)))
-    loss("F64 exactly when hidden is", classifier="double.npy")
+    loss("F64 exactly when hidden is", weight="double.npy")
     save("bias", np.zeros(V + 1, np.float32))
     loss("expected shape [11]", bias="bias.npy")
     loss("expected 11 elements", class_weight="bias.npy")
     save("nan", np.full(V, np.nan, np.float32))
     loss("finite weights", class_weight="nan.npy")
     save("none", np.zeros((0, D), np.float32))
-    loss("at least one row", classifier="none.npy")
+    loss("at least one row", weight="none.npy")
 
 
 @pytest.mark.parametrize("bad", [V, -1, 2**40, -101])
@@ -103,9 +103,9 @@ def test_every_truncation_is_refused(refused, tmp_path, kind):
     cut = tmp_path / f"cut.{kind}"
     for length in [*range(0, len(content) - data.nbytes, 7), len(content) - data.nbytes, len(content) - 1]:
         cut.write_bytes(content[:length])
-        refused(1, f"cut.{kind}", "loss", "--hidden", cut.name, "--classifier", "c.npy", "--targets", "y.npy")
+        refused(1, f"cut.{kind}", "loss", "--hidden", cut.name, "--weight", "c.npy", "--targets", "y.npy")
     cut.write_bytes(content + b"x")
-    refused(1, "expected 96 bytes", "loss", "--hidden", cut.name, "--classifier", "c.npy", "--targets", "y.npy")
+    refused(1, "expected 96 bytes", "loss", "--hidden", cut.name, "--weight", "c.npy", "--targets", "y.npy")
 
 
 def safetensors(header, data=b"", length=None):
@@ -159,7 +159,7 @@ def test_tensor_names(loss, tmp_path):
 
 
 def test_outputs_never_replace_inputs_nor_stay_half_written(loss, refused, tmp_path):
-    good = ["--hidden", "hidden.npy", "--classifier", "classifier.npy", "--targets", "targets.npy"]
+    good = ["--hidden", "hidden.npy", "--weight", "weight.npy", "--targets", "targets.npy"]
     before = (tmp_path / "hidden.npy").read_bytes()
     refused(2, "is an input of this run", "loss", *good, "--per-token", "./hidden.npy")
     assert (tmp_path / "hidden.npy").read_bytes() == before

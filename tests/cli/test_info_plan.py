@@ -129,7 +129,7 @@ def test_verbose_shows_every_plan_made_and_why(with_environment):
         assert ("because: " in said and "N 64, V 512, D 32" in said) == shown
 
 
-LOSS = ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
+LOSS = ["loss", "--hidden", "h.npy", "--weight", "c.npy", "--targets", "y.npy"]
 
 
 @pytest.mark.parametrize("command", [["plan", "--model", "gpt2"], ["bench"], ["check"], LOSS], ids=lambda x: x[0])

@@ -77,7 +77,7 @@ def test_against_float64(ok, tmp_path, problem, random, name, operands):
     report = ok("--json", "loss", *files, *arguments, "--gradients", "g.safetensors").json
     check_report(report, exact, naive)
     gradients = load_file(tmp_path / "g.safetensors")
-    assert set(gradients) == {"d_hidden", "d_classifier"} | ({"d_bias"} if operands == "bias" else set())
+    assert set(gradients) == {"d_hidden", "d_weight"} | ({"d_bias"} if operands == "bias" else set())
     for key, gradient in gradients.items():
         assert_close(gradient, exact[key], naive[key])
 
@@ -109,7 +109,7 @@ def test_shift_inside_sequences(ok, tmp_path, problem):
     files = write_npy(tmp_path, arrays)
     shifted = np.full((4, 15), -100)
     shifted[:, :-2] = arrays["targets"][:, 2:]
-    exact, naive = both(problem["hidden"], problem["classifier"], shifted)
+    exact, naive = both(problem["hidden"], problem["weight"], shifted)
     report = ok("--json", "loss", *files, "--shift", 2, "--per-token", "t.npy", "--gradients", "g.safetensors").json
     check_report(report, exact, naive)
     assert np.load(tmp_path / "t.npy").shape == (4, 15)
@@ -134,7 +134,7 @@ def test_integer_targets_of_any_width(ok, tmp_path, problem, dtype):
 
 @pytest.mark.parametrize("dtype, offset", [(np.float32, 1e6), (np.float32, 3e7), (np.float64, 1e15)])
 def test_a_common_offset_of_the_logits_changes_nothing(ok, tmp_path, problem, random, dtype, offset):
-    even = {"hidden": random.integers(-2, 3, (N, 5)), "classifier": 2 * random.integers(-1, 2, (V, 5))}
+    even = {"hidden": random.integers(-2, 3, (N, 5)), "weight": 2 * random.integers(-1, 2, (V, 5))}
     arrays = {name: array.astype(dtype) for name, array in even.items()} | {"targets": problem["targets"]}
     exact, naive = both(*arrays.values(), label_smoothing=0.2)
     files = write_npy(tmp_path, arrays | {"bias": np.full(V, offset, dtype)})
@@ -145,7 +145,7 @@ def test_a_common_offset_of_the_logits_changes_nothing(ok, tmp_path, problem, ra
     tokens, gradients = load_file(tmp_path / "t.safetensors"), load_file(tmp_path / "g.safetensors")
     for key, mine in [("nll", "nll"), ("entropy", "entropy"), ("row_loss", "loss")]:
         assert_close(tokens[mine], exact[key], naive[key])
-    for key in ("d_hidden", "d_classifier", "d_bias"):
+    for key in ("d_hidden", "d_weight", "d_bias"):
         assert_close(gradients[key], exact[key], naive[key])
 
 
@@ -171,25 +171,25 @@ def test_bf16_tensors_of_a_file_by_name(ok, refused, tmp_path, problem):
     from safetensors.torch import save_file as save_torch
 
     tensors = {name: torch.from_numpy(x) for name, x in problem.items()}
-    head, hidden = tensors["classifier"].bfloat16(), tensors["hidden"].bfloat16()
+    head, hidden = tensors["weight"].bfloat16(), tensors["hidden"].bfloat16()
     save_torch({"lm_head.weight": head, "model.embed_tokens.weight": hidden}, tmp_path / "model.safetensors")
     save_torch({"hidden": hidden, "input_ids": tensors["targets"].int()}, tmp_path / "acts.safetensors")
     exact, naive = both(hidden.float().numpy(), head.float().numpy(), problem["targets"])
     files = ["--hidden", "acts.safetensors:hidden", "--targets", "acts.safetensors:input_ids"]
-    named = ["--classifier", "model.safetensors:lm_head.weight"]
+    named = ["--weight", "model.safetensors:lm_head.weight"]
     report = ok("--json", "loss", *files, *named, "--gradients", "g.safetensors").json
     check_report(report, exact, naive)
-    assert report["inputs"]["classifier"]["tensor"] == "model.safetensors:lm_head.weight"
+    assert report["inputs"]["weight"]["tensor"] == "model.safetensors:lm_head.weight"
     gradients = load_torch(tmp_path / "g.safetensors")
-    for key in ("d_hidden", "d_classifier"):
+    for key in ("d_hidden", "d_weight"):
         assert gradients[key].dtype == torch.bfloat16
         rounded = torch.from_numpy(naive[key]).bfloat16().float().numpy()
         assert_close(gradients[key].float().numpy(), exact[key], rounded, unit=2.0**-8)
     # A head is never guessed, nor is what its model does to the logits.
     (tmp_path / "config.json").write_text('{"model_type": "gemma2", "final_logit_softcapping": 1.0}')
-    refused(1, "name the classifier as model.safetensors:TENSOR, one of 'lm_head.weight'", "loss", *files,
-            "--classifier", "model.safetensors")  # fmt: skip
-    refused(1, "expected a .safetensors or .npy file", "loss", *files, "--classifier", ".")
+    refused(1, "name the weight as model.safetensors:TENSOR, one of 'lm_head.weight'", "loss", *files,
+            "--weight", "model.safetensors")  # fmt: skip
+    refused(1, "expected a .safetensors or .npy file", "loss", *files, "--weight", ".")
     again = ok("--json", "loss", *files, *named).json
     assert again["softcap"] == 0 and again["nll"] == pytest.approx(report["nll"], rel=1e-6)
 
@@ -223,7 +223,7 @@ def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random, several):
     """More tokens than one run takes."""
     arrays = {
         "hidden": random.standard_normal((6000, 64)).astype(np.float32),
-        "classifier": random.standard_normal((3000, 64)).astype(np.float32) / 8,
+        "weight": random.standard_normal((3000, 64)).astype(np.float32) / 8,
         "targets": random.integers(0, 3000, (6000, 3) if several else 6000),
     }
     if several:
@@ -256,10 +256,10 @@ def test_on_a_device(cuda_device, ok, tmp_path, problem, gradients, dtype):
     report = ok("--json", "loss", "--device", cuda_device, *arguments).json
     assert report["device"] == cuda_device and report["plan"]["backend"] == "cuda"
     exact = forward(**problem)
-    unit, hidden, classifier = np.finfo(dtype).eps / 2, np.abs(problem["hidden"]), np.abs(problem["classifier"])
-    logit = (D + 8) * unit * (hidden @ classifier.T).max()  # error of a logit, and of lse
+    unit, hidden, weight = np.finfo(dtype).eps / 2, np.abs(problem["hidden"]), np.abs(problem["weight"])
+    logit = (D + 8) * unit * (hidden @ weight.T).max()  # error of a logit, and of lse
     rows = load_file(tmp_path / "t.safetensors")
-    z = problem["hidden"].astype(np.float64) @ problem["classifier"].astype(np.float64).T
+    z = problem["hidden"].astype(np.float64) @ problem["weight"].astype(np.float64).T
     for name, factor in (("nll", 2), ("lse", 1), ("entropy", 2 * (1 + np.abs(z).max()))):
         assert np.abs(rows[name] - exact[name]).max() <= factor * logit + 8 * unit, name
     assert abs(report["loss"] - exact["loss"]) <= 2 * logit + 8 * unit
@@ -271,8 +271,8 @@ def test_on_a_device(cuda_device, ok, tmp_path, problem, gradients, dtype):
     parts /= exact["divisor"]
     relative = 2 * logit + 8 * unit + (V + 8) * unit
     got = load_file(tmp_path / "g.safetensors")
-    assert (np.abs(got["d_hidden"] - exact["d_hidden"]) <= relative * (parts @ classifier)).all()
-    assert (np.abs(got["d_classifier"] - exact["d_classifier"]) <= relative * (parts.T @ hidden)).all()
+    assert (np.abs(got["d_hidden"] - exact["d_hidden"]) <= relative * (parts @ weight)).all()
+    assert (np.abs(got["d_weight"] - exact["d_weight"]) <= relative * (parts.T @ hidden)).all()
 
 
 def test_sparsified_gradients(ok, refused, tmp_path, problem):
@@ -285,7 +285,7 @@ def test_sparsified_gradients(ok, refused, tmp_path, problem):
     exact = gradients("exact")
     sparsified = ["--gradient", "sparsified", "--threshold"]
     close = gradients("close", *sparsified, "1e-9")
-    for name in ("d_hidden", "d_classifier"):
+    for name in ("d_hidden", "d_weight"):
         assert np.abs(close[name] - exact[name]).max() <= 1e-5 * np.abs(exact[name]).max()
     first = gradients("first", *sparsified, "2^-4", "--seed", 5)
     assert np.array_equal(first["d_hidden"], gradients("again", *sparsified, "0.0625", "--seed", 5)["d_hidden"])
@@ -321,7 +321,7 @@ def test_top_k(ok, refused, tmp_path, problem, random):
     problem["targets"] = np.where(random.random(N) < 0.2, -100, problem["targets"])
     files = write_npy(tmp_path, problem)
     report = ok("--json", "loss", *files, "--top-k", 7, "--per-token", "t.safetensors").json
-    z = problem["hidden"].astype(np.float64) @ problem["classifier"].astype(np.float64).T
+    z = problem["hidden"].astype(np.float64) @ problem["weight"].astype(np.float64).T
     expected = np.argsort(-z, axis=1, kind="stable")[:, :7]
     tokens, valid = load_file(tmp_path / "t.safetensors"), problem["targets"] != -100
     np.testing.assert_array_equal(tokens["top_ids"], np.where(valid[:, None], expected, -1))

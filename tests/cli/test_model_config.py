@@ -127,7 +127,7 @@ DTYPES = [
 def test_plan_takes_the_configs_dtype(ok, model, said, dtype):
     model({"model_type": "llama", "hidden_size": 64, "vocab_size": 512} | said)
     result = ok("--json", "plan", "--model", "model").json
-    assert result["problem"]["dtype"] == result["problem"]["classifier_dtype"] == dtype
+    assert result["problem"]["dtype"] == result["problem"]["weight_dtype"] == dtype
     keys = [entry["key"] for entry in result["model"]["applied"] if entry["option"] == "dtype"]
     text = ok("plan", "--model", "model").out
     (line,) = (line for line in text.splitlines() if line.startswith("taken: "))

@@ -18,13 +18,13 @@ both = functools.partial(oracle.both, several=True)
 
 
 def test_weights_move_with_the_shift(ok, tmp_path, problem):
-    shaped = {name: x if name == "classifier" else x.reshape(4, 15, -1) for name, x in problem.items()}
+    shaped = {name: x if name == "weight" else x.reshape(4, 15, -1) for name, x in problem.items()}
     files = write_npy(tmp_path, shaped)
     moved = {name: x.copy() for name, x in shaped.items()}
     moved["targets"] = np.full((4, 15, K), -100)
     moved["targets"][:, :-2] = shaped["targets"][:, 2:]
     moved["target_weight"][:, :-2] = shaped["target_weight"][:, 2:]
-    flat = [moved["hidden"].reshape(N, D), moved["classifier"]]
+    flat = [moved["hidden"].reshape(N, D), moved["weight"]]
     flat += [moved[name].reshape(N, K) for name in ("targets", "target_weight")]
     exact, naive = both(*flat)
     for outputs in (["--per-token", "t.safetensors"], ["--gradients", "g.safetensors"]):
@@ -96,7 +96,7 @@ def test_on_a_device(cuda_device, ok, tmp_path, problem, top_k):
     ok("loss", "--device", cuda_device, *files, *outputs, "device.safetensors")
     host, device = (load_file(tmp_path / f"{where}.safetensors") for where in ("host", "device"))
     assert set(host) == set(device)
-    size = (np.abs(problem["hidden"]) @ np.abs(problem["classifier"]).T).max()
+    size = (np.abs(problem["hidden"]) @ np.abs(problem["weight"]).T).max()
     error = 2 * (2 * (D + 8) * 2.0**-24 * size + 2.0**-21)
     for name in ("target_log_probs", *(["top_log_probs"] if top_k > 0 else [])):
         assert np.abs(host[name] - device[name]).max() <= error

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 COMMANDS = ["info", "plan", "loss", "check", "bench"]
-LOSS = ["loss", "--hidden", "h.npy", "--classifier", "c.npy", "--targets", "y.npy"]
+LOSS = ["loss", "--hidden", "h.npy", "--weight", "c.npy", "--targets", "y.npy"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,7 +42,7 @@ def test_version(ok):
         ["plan", "--model", "gpt2", "--dtype", "int8"],
         ["plan", "--model", "gpt2", "--softcap", "-1"],
         ["plan", "--model", "gpt2", "--label-smoothing", "2"],
-        ["plan", "--model", "gpt2", "--freeze-hidden", "--freeze-classifier"],
+        ["plan", "--model", "gpt2", "--freeze-hidden", "--freeze-weight"],
         ["plan", "--model", "gpt2", "--device", "gpu"],
         ["plan", "--model", "gpt2", "--device", "cuda"],
         ["plan", "--model", "gpt2", "--device", "cuda:"],
@@ -50,7 +50,7 @@ def test_version(ok):
         ["plan", "--model", "gpt2", "--device", "cuda:99999999999"],
         ["--backend", "cpu", "plan", "--model", "gpt2", "--device", "cuda:0"],
         ["loss"],
-        ["loss", "--hidden", "h.npy", "--classifier", "c.npy"],
+        ["loss", "--hidden", "h.npy", "--weight", "c.npy"],
         [*LOSS, "--reduction", "max"],
         [*LOSS, "--shift", "-1"],
         [*LOSS, "--per-token", "x.txt"],
@@ -73,7 +73,7 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     "option, arguments",
     [(option, LOSS) for option in
      ["--bias", "--class-weight", "--token-weight", "--per-token", "--gradients", "--gradients-of", "--budget"]]
-    + [("--classifier-dtype", ["plan", "--model", "gpt2"]), ("--model", ["plan", "--vocab", 100, "--hidden", 8]),
+    + [("--weight-dtype", ["plan", "--model", "gpt2"]), ("--model", ["plan", "--vocab", 100, "--hidden", 8]),
        ("--dtype", ["bench"]), ("--backend", ["info"])],
 )  # fmt: skip
 def test_an_empty_value_is_refused_and_not_ignored(refused, option, arguments):
@@ -98,7 +98,7 @@ def test_numbers_that_are_refused(refused, option, value, expected):
 def test_wrong_usage_names_what_is_wrong_and_where_help_is(run):
     assert "no command 'nonsense'" in run("nonsense").err
     assert "no option --nonsense" in run("--nonsense").err
-    assert "--targets is required" in (result := run("loss", "--hidden", "h.npy", "--classifier", "c.npy")).err
+    assert "--targets is required" in (result := run("loss", "--hidden", "h.npy", "--weight", "c.npy")).err
     assert "logitless loss --help" in result.err
 
 

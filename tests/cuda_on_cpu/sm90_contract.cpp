@@ -64,7 +64,7 @@ struct Row {
       float dot = 0;
       for (int64_t k = 0; k < product.depth; ++k) {
         dot += hidden[static_cast<size_t>(k)] *
-               operand(product.classifier, product.dtype, j * product.classifier_stride + k);
+               operand(product.weight, product.dtype, j * product.weight_stride + k);
       }
       z[static_cast<size_t>(j)] =
           product.transform.logit(dot, product.transform.bias_of(j), inverse_temperature);

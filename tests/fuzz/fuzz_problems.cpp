@@ -39,12 +39,12 @@ void plan_anything(FuzzedDataProvider& input) {
 #define LOGITLESS_TENSOR(name, ...) problem.has.name = input.ConsumeBool();
 #include <logitless/tensors.def>
   for (int32_t* field :
-       {&problem.dtype.hidden, &problem.dtype.classifier, &problem.dtype.bias, &problem.dtype.targets,
-        &problem.dtype.d_hidden, &problem.dtype.d_classifier, &problem.dtype.d_bias}) {
+       {&problem.dtype.hidden, &problem.dtype.weight, &problem.dtype.bias, &problem.dtype.targets,
+        &problem.dtype.d_hidden, &problem.dtype.d_weight, &problem.dtype.d_bias}) {
     *field = input.ConsumeIntegralInRange<int32_t>(-1, 6);
   }
   for (bool* field :
-       {&problem.accumulate.d_hidden, &problem.accumulate.d_classifier, &problem.accumulate.d_bias}) {
+       {&problem.accumulate.d_hidden, &problem.accumulate.d_weight, &problem.accumulate.d_bias}) {
     *field = input.ConsumeBool();
   }
   try {
@@ -61,8 +61,8 @@ CheckCase any_case(FuzzedDataProvider& input) {
   const auto dtype = [&] { return static_cast<logitless_dtype>(input.ConsumeIntegralInRange<int>(0, 2)); };
   const auto size = [&](int64_t most) { return input.ConsumeIntegralInRange<int64_t>(1, most); };
   const int64_t tokens = size(70), vocab = size(700), dim = size(70);
-  const logitless_dtype hidden = dtype(), classifier = dtype();
-  CheckCase c = make_case("fuzz", {tokens, vocab, dim}, hidden, classifier);
+  const logitless_dtype hidden = dtype(), weight = dtype();
+  CheckCase c = make_case("fuzz", {tokens, vocab, dim}, hidden, weight);
   Problem& p = c.problem;
   c.logit_std = 10 * input.ConsumeProbability<double>();
   for_each_option(p, [&](const OptionLine& line, auto& value) {
@@ -86,7 +86,7 @@ CheckCase any_case(FuzzedDataProvider& input) {
   p.sequence_length = input.ConsumeIntegralInRange<int64_t>(0, tokens);
   if (p.sequence_length != 0 && tokens % p.sequence_length != 0) p.sequence_length = 1;
   p.has.d_hidden = input.ConsumeBool();
-  p.has.d_classifier = !p.has.d_hidden || input.ConsumeBool();
+  p.has.d_weight = !p.has.d_hidden || input.ConsumeBool();
   p.has.temperature = input.ConsumeBool();
   if (p.has.temperature) p.temperature = 1;
   return c;
@@ -116,8 +116,8 @@ void compute(FuzzedDataProvider& input) {
   const CheckData data(c);
   Runner reference_runner(oracle, LOGITLESS_HOST_MEMORY);
   const CheckOutputs truth = run_case(reference_runner, c, data, true, 0);
-  const bool is_fp16 = c.problem.dtype.hidden == LOGITLESS_F16 || c.problem.dtype.classifier == LOGITLESS_F16;
-  for (const auto* gradient : {&truth.d_hidden, &truth.d_classifier, &truth.d_bias}) {
+  const bool is_fp16 = c.problem.dtype.hidden == LOGITLESS_F16 || c.problem.dtype.weight == LOGITLESS_F16;
+  for (const auto* gradient : {&truth.d_hidden, &truth.d_weight, &truth.d_bias}) {
     for (const double value : *gradient) {
       if (is_fp16 && std::fabs(value) > 0x1p15) return;  // it holds little more
     }

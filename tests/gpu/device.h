@@ -83,21 +83,21 @@ class PlainTensors {
   explicit PlainTensors(const Case& c) {
     inputs_.reserve(4);
     inputs_.emplace_back(encoded(c.hidden, c.problem.dtype.hidden));
-    inputs_.emplace_back(encoded(c.classifier, c.problem.dtype.classifier));
+    inputs_.emplace_back(encoded(c.weight, c.problem.dtype.weight));
     inputs_.emplace_back(encoded(c.bias, c.problem.dtype.bias));
     inputs_.emplace_back(encoded({c.targets.begin(), c.targets.end()}, LOGITLESS_I64));
     const auto n = static_cast<size_t>(c.problem.tokens);
     const auto output = [&](size_t bytes) { return outputs_.emplace_back(bytes).as(); };
     outputs_.reserve(7);
     b_.hidden = inputs_[0].as();
-    b_.classifier = inputs_[1].as();
+    b_.weight = inputs_[1].as();
     b_.bias = inputs_[2].as();
     b_.targets = inputs_[3].as();
     b_.lse = output(4 * n);
     b_.loss = output(4);
     b_.nll = output(4 * n);
     b_.d_hidden = output(inputs_[0].size());
-    b_.d_classifier = output(inputs_[1].size());
+    b_.d_weight = output(inputs_[1].size());
     b_.d_bias = output(inputs_[2].size());
     b_.invalid_targets = static_cast<int64_t*>(output(16));
   }
@@ -105,7 +105,7 @@ class PlainTensors {
   // What a run of this pass is given.
   logitless::Buffers buffers(int32_t pass) const {
     logitless::Buffers b = b_;
-    if (pass == LOGITLESS_FORWARD) b.d_hidden = b.d_classifier = b.d_bias = nullptr;
+    if (pass == LOGITLESS_FORWARD) b.d_hidden = b.d_weight = b.d_bias = nullptr;
     if (pass == LOGITLESS_BACKWARD) b.loss = b.nll = nullptr;
     return b;
   }

@@ -1,4 +1,4 @@
-// Index arithmetic past 32 bits: more than 2^31 logits, a classifier of more than 2^31 elements, rows further
+// Index arithmetic past 32 bits: more than 2^31 logits, a weight of more than 2^31 elements, rows further
 // apart than that. The truth is computed in double, for a few rows only, from the same memory.
 #include <cuda_bf16.h>
 
@@ -103,13 +103,13 @@ class Large : public EngineTest {
     const auto elements = [](int64_t rows, int64_t columns) {
       return static_cast<size_t>(rows * columns) * 2;
     };
-    const DeviceMemory hidden(elements(s.tokens, s.hidden)), classifier(elements(s.vocab, s.hidden));
-    const DeviceMemory d_hidden(hidden.size()), d_classifier(classifier.size());
+    const DeviceMemory hidden(elements(s.tokens, s.hidden)), weight(elements(s.vocab, s.hidden));
+    const DeviceMemory d_hidden(hidden.size()), d_weight(weight.size());
     const DeviceMemory nll(static_cast<size_t>(s.tokens) * 4), lse(nll.size()), loss(4);
     fill_kernel<<<4096, 256>>>(hidden.as<__nv_bfloat16>(), s.tokens * s.hidden, 1, 1);
     // Logits of a deviation of about 2.
     const float scale = std::exp2(std::round(std::log2(6 / std::sqrt(static_cast<float>(s.hidden)))));
-    fill_kernel<<<4096, 256>>>(classifier.as<__nv_bfloat16>(), s.vocab * s.hidden, 2, scale);
+    fill_kernel<<<4096, 256>>>(weight.as<__nv_bfloat16>(), s.vocab * s.hidden, 2, scale);
     std::vector<int64_t> targets(static_cast<size_t>(s.tokens));
     for (size_t i = 0; i < targets.size(); ++i) {
       targets[i] = i % 2 == 0 ? s.vocab - 1 - static_cast<int64_t>(i / 2) % 3
@@ -123,28 +123,28 @@ class Large : public EngineTest {
     problem.tokens = s.tokens;
     problem.vocab = s.vocab;
     problem.hidden = s.hidden;
-    problem.dtype.hidden = problem.dtype.classifier = problem.dtype.d_hidden = problem.dtype.d_classifier =
+    problem.dtype.hidden = problem.dtype.weight = problem.dtype.d_hidden = problem.dtype.d_weight =
         LOGITLESS_BF16;
-    problem.has.d_hidden = problem.has.d_classifier = 1;
+    problem.has.d_hidden = problem.has.d_weight = 1;
     problem.max_workspace_bytes = budget;
     const logitless::Plan plan(context_, problem);
     SCOPED_TRACE(plan.info().config);
     logitless::Buffers b;
     b.hidden = hidden.as();
-    b.classifier = classifier.as();
+    b.weight = weight.as();
     b.targets = y.as();
     b.nll = nll.as();
     b.lse = lse.as();
     b.loss = loss.as();
     b.d_hidden = d_hidden.as();
-    b.d_classifier = d_classifier.as();
+    b.d_weight = d_weight.as();
     run_and_wait(plan, b);
 
     const std::vector<float> got_nll = nll.read<float>(), got_lse = lse.read<float>();
     const std::vector<int64_t> rows{0, s.tokens / 2, s.tokens - 2, s.tokens - 1};
     // Losses and d_hidden of some rows.
     expect_gradient(
-        "d_hidden", d_hidden, hidden, rows, classifier, s.vocab, s.hidden, 1, [&](size_t r, double* row) {
+        "d_hidden", d_hidden, hidden, rows, weight, s.vocab, s.hidden, 1, [&](size_t r, double* row) {
           const auto i = static_cast<size_t>(rows[r]);
           const double max = *std::max_element(row, row + s.vocab);
           double sum = 0;
@@ -156,10 +156,10 @@ class Large : public EngineTest {
           EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
           for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
         });
-    // d_classifier of some ids, from the lse of all rows. Kept exps and the rows they multiply are rounded;
+    // d_weight of some ids, from the lse of all rows. Kept exps and the rows they multiply are rounded;
     // so may be the sum between two chunks.
     const std::vector<int64_t> ids{0, s.vocab / 2 + 1, s.vocab - 2, s.vocab - 1};
-    expect_gradient("d_classifier", d_classifier, classifier, ids, hidden, s.tokens, s.hidden, 3,
+    expect_gradient("d_weight", d_weight, weight, ids, hidden, s.tokens, s.hidden, 3,
                     [&](size_t r, double* column) {
                       for (size_t i = 0; i < targets.size(); ++i) {
                         column[i] = std::exp(column[i] - double{got_lse[i]}) - (targets[i] == ids[r] ? 1 : 0);
@@ -198,7 +198,7 @@ TEST_P(Large, MoreThanTwoToThe31Logits) {
   for (size_t budget : {size_t{0}, size_t{2} << 30, size_t{256} << 20}) check(kSizes, budget);
 }
 
-TEST_P(Large, ClassifierOfMoreThanTwoToThe31Elements) {
+TEST_P(Large, WeightOfMoreThanTwoToThe31Elements) {
   constexpr PlainSize kSizes{96, 262150, 8200};
   static_assert(kSizes.vocab * kSizes.hidden > int64_t{1} << 31);
   skip_unless_free(int64_t{24} << 30);
@@ -226,19 +226,19 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
                             cudaMemcpyDeviceToDevice));
   };
   const DeviceMemory hidden = far(kTokens), d_hidden = far(kTokens);
-  const DeviceMemory classifier = far(kVocab), d_classifier = far(kVocab);
+  const DeviceMemory weight = far(kVocab), d_weight = far(kVocab);
   copy(hidden.as(), kStride, b.hidden, kHidden, kTokens);
-  copy(classifier.as(), kStride, b.classifier, kHidden, kVocab);
+  copy(weight.as(), kStride, b.weight, kHidden, kVocab);
   tensors.clear();
   logitless::Buffers apart = b;
   apart.hidden = hidden.as();
-  apart.classifier = classifier.as();
+  apart.weight = weight.as();
   apart.d_hidden = d_hidden.as();
-  apart.d_classifier = d_classifier.as();
-  apart.hidden_stride = apart.classifier_stride = apart.d_hidden_stride = apart.d_classifier_stride = kStride;
+  apart.d_weight = d_weight.as();
+  apart.hidden_stride = apart.weight_stride = apart.d_hidden_stride = apart.d_weight_stride = kStride;
   run_and_wait(plan, apart);
   copy(b.d_hidden, kHidden, d_hidden.as(), kStride, kTokens);
-  copy(b.d_classifier, kHidden, d_classifier.as(), kStride, kVocab);
+  copy(b.d_weight, kHidden, d_weight.as(), kStride, kVocab);
   EXPECT_EQ(tensors.results() == packed, true);
 }
 
@@ -251,13 +251,13 @@ TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
   c.problem.scale = 0;
   const logitless::Plan plan(context_, pass_problem(c, logitless::Pass::forward_backward));
   const PlainTensors tensors(c);
-  const DeviceMemory d_hidden(static_cast<size_t>(kStride + kHidden) * 2), d_classifier(d_hidden.size());
+  const DeviceMemory d_hidden(static_cast<size_t>(kStride + kHidden) * 2), d_weight(d_hidden.size());
   logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
   b.d_hidden = d_hidden.as();
-  b.d_classifier = d_classifier.as();
-  b.d_hidden_stride = b.d_classifier_stride = kStride;
+  b.d_weight = d_weight.as();
+  b.d_hidden_stride = b.d_weight_stride = kStride;
   run_and_wait(plan, b);
-  for (const DeviceMemory* gradient : {&d_hidden, &d_classifier}) {
+  for (const DeviceMemory* gradient : {&d_hidden, &d_weight}) {
     const auto elements = [&](int64_t first) {
       std::vector<uint16_t> out(kHidden);
       cuda_check(

@@ -29,7 +29,7 @@ struct Problem {
       : shape(given),
         stride((given.depth + 7) / 8 * 8 + 8),
         hidden(make(given.rows, 1)),
-        classifier(make(given.columns, 2)) {}
+        weight(make(given.columns, 2)) {}
 
   std::vector<uint16_t> make(int64_t rows, unsigned seed) const {
     std::mt19937 random(seed);
@@ -43,7 +43,7 @@ struct Problem {
   double dot(int64_t row, int64_t column) const {
     double sum = 0;
     for (int64_t k = 0; k < shape.depth; ++k) {
-      sum += double{bf16_to_float(hidden[row * stride + k])} * bf16_to_float(classifier[column * stride + k]);
+      sum += double{bf16_to_float(hidden[row * stride + k])} * bf16_to_float(weight[column * stride + k]);
     }
     return sum;
   }
@@ -52,15 +52,14 @@ struct Problem {
 
   Shape shape;
   int64_t stride;
-  std::vector<uint16_t> hidden, classifier;
+  std::vector<uint16_t> hidden, weight;
 };
 
-LogitsArgs args_of(const Problem& problem, const Guarded<uint16_t>& hidden,
-                   const Guarded<uint16_t>& classifier) {
+LogitsArgs args_of(const Problem& problem, const Guarded<uint16_t>& hidden, const Guarded<uint16_t>& weight) {
   LogitsArgs args;
   args.hidden = hidden.get();
-  args.classifier = classifier.get();
-  args.hidden_stride = args.classifier_stride = problem.stride;
+  args.weight = weight.get();
+  args.hidden_stride = args.weight_stride = problem.stride;
   args.rows = problem.shape.rows;
   args.columns = problem.shape.columns;
   args.depth = problem.shape.depth;
@@ -95,12 +94,12 @@ const std::vector<Shape> kShapes{{1, 1, 8},       {300, 500, 20},  {257, 193, 96
 TEST_P(Logits, StatisticsOfEveryRow) {
   for (const Shape& shape : kShapes) {
     const Problem problem(shape);
-    const Guarded<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
+    const Guarded<uint16_t> hidden(problem.hidden), weight(problem.weight);
     std::vector<int32_t> targets(static_cast<size_t>(shape.rows));
     for (int64_t i = 0; i < shape.rows; ++i) targets[i] = static_cast<int32_t>(i * 7 % shape.columns);
     const Guarded<int32_t> target(targets);
     const Guarded<float> target_logit(std::vector<float>(static_cast<size_t>(shape.rows), NAN));
-    LogitsArgs args = args_of(problem, hidden, classifier);
+    LogitsArgs args = args_of(problem, hidden, weight);
     args.target = target.get();
     args.of_epilogue = StatsArgs{};
     const int slots = plan_logits(args, device, false).slots;
@@ -133,7 +132,7 @@ TEST_P(Logits, StatisticsOfEveryRow) {
 TEST_P(Logits, StoresEveryElementInItsPlace) {
   for (const Shape& shape : kShapes) {
     const Problem problem(shape);
-    const Guarded<uint16_t> hidden(problem.hidden), classifier(problem.classifier);
+    const Guarded<uint16_t> hidden(problem.hidden), weight(problem.weight);
     const int64_t stride = (shape.columns + 7) / 8 * 8 + 8;
     const uint16_t untouched = 0x1234;
     const Guarded<uint16_t> dz(std::vector<uint16_t>(static_cast<size_t>(shape.rows * stride), untouched));
@@ -145,7 +144,7 @@ TEST_P(Logits, StoresEveryElementInItsPlace) {
     std::vector<uint8_t> some_active(static_cast<size_t>((shape.rows + 127) / 128), 1);
     if (some_active.size() > 2) some_active[1] = 0;
     const Guarded<uint8_t> active(some_active);
-    LogitsArgs args = args_of(problem, hidden, classifier);
+    LogitsArgs args = args_of(problem, hidden, weight);
     args.row_count = row_count.get();
     args.row_block_active = active.get();
     GradientArgs gradient;

@@ -113,9 +113,9 @@ class Launches {
  public:
   Launches(int64_t rows, int64_t columns, int64_t depth) : rows_(rows), columns_(columns) {
     product_.hidden = matrix_of(normal_numbers(1), rows, depth);
-    const std::vector<uint16_t> classifier = normal_numbers(2);
-    product_.classifier = matrix_of(classifier, columns, depth);
-    product_.hidden_stride = product_.classifier_stride = product_.depth = depth;
+    const std::vector<uint16_t> weight = normal_numbers(2);
+    product_.weight = matrix_of(weight, columns, depth);
+    product_.hidden_stride = product_.weight_stride = product_.depth = depth;
     product_.rows = rows;
     product_.columns = columns;
     product_.transform.scale = kSpread / std::sqrt(static_cast<float>(depth));
@@ -124,7 +124,7 @@ class Launches {
     product_.target = on_device(targets);
     target_logit_ = on_device(std::vector<float>(static_cast<size_t>(rows)));
     peaked_ = product_;
-    peaked_.hidden = peaked_rows(classifier);
+    peaked_.hidden = peaked_rows(weight);
   }
 
   std::function<void()> loss(const Device& device) {
@@ -179,11 +179,11 @@ class Launches {
     return std::log(candidates + static_cast<float>(columns_) * std::exp(variance / 2));
   }
 
-  // Each the sum of its candidates' rows of the classifier, so that their logits are what they are to be.
-  uint16_t* peaked_rows(const std::vector<uint16_t>& classifier) const {
+  // Each the sum of its candidates' rows of the weight, so that their logits are what they are to be.
+  uint16_t* peaked_rows(const std::vector<uint16_t>& weight) const {
     const auto depth = static_cast<size_t>(product_.depth);
-    std::vector<float> numbers(classifier.size());
-    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = bf16_to_float(classifier[i]);
+    std::vector<float> numbers(weight.size());
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = bf16_to_float(weight[i]);
     std::vector<uint16_t> values(static_cast<size_t>(rows_) * depth);
     std::vector<float> row(depth);
     for (size_t i = 0; i < static_cast<size_t>(rows_); ++i) {

@@ -272,7 +272,7 @@ TEST_P(Run, ADeviceThatIsNotThere) {
   EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
 }
 
-// A gradient of d_classifier in a dtype that no product writes goes through a window of the workspace, here
+// A gradient of d_weight in a dtype that no product writes goes through a window of the workspace, here
 // of fewer columns than the exps that are kept. It is that in float32, rounded.
 TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
   Case c = plain(1, {4096, 49150, 128});
@@ -280,20 +280,20 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
   const auto n = static_cast<size_t>(c.problem.tokens), v = static_cast<size_t>(c.problem.vocab),
              d = static_cast<size_t>(c.problem.hidden);
   PlainTensors tensors(c);
-  std::vector<std::byte> d_classifier[2], d_bias[2];
+  std::vector<std::byte> d_weight[2], d_bias[2];
   const logitless_dtype third = engine().plain_dtype() == LOGITLESS_BF16 ? LOGITLESS_F16 : LOGITLESS_BF16;
   const logitless_dtype dtypes[2] = {LOGITLESS_F32, third};
   for (int i = 0; i < 2; ++i) {
     logitless::Problem problem = pass_problem(c, logitless::Pass::forward_backward);
-    problem.dtype.d_classifier = dtypes[i];
+    problem.dtype.d_weight = dtypes[i];
     const logitless::Plan plan(context_, problem);
     EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_WHOLE) << plan.info().config;
     const DeviceMemory gradient(v * d * size_of(dtypes[i]));
     tensors.clear();
     logitless::Buffers b = tensors.buffers(LOGITLESS_FORWARD_BACKWARD);
-    b.d_classifier = gradient.as();
+    b.d_weight = gradient.as();
     run_and_wait(plan, b);
-    d_classifier[i] = gradient.read();
+    d_weight[i] = gradient.read();
     d_bias[i].resize(v * size_of(engine().plain_dtype()));
     cuda_check(cudaMemcpy(d_bias[i].data(), b.d_bias, d_bias[i].size(), cudaMemcpyDeviceToHost));
   }
@@ -309,10 +309,10 @@ TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
     const double bias = load(d_bias[0].data(), engine().plain_dtype(), static_cast<int64_t>(j));
     const double sums = static_cast<double>(n) * 0x1p-23 * (1.01 * std::fabs(bias) + 2 * counts[j]) * largest;
     for (size_t k = j * d; k < (j + 1) * d; ++k) {
-      const double expected = load(d_classifier[0].data(), LOGITLESS_F32, static_cast<int64_t>(k));
-      const double got = load(d_classifier[1].data(), third, static_cast<int64_t>(k));
+      const double expected = load(d_weight[0].data(), LOGITLESS_F32, static_cast<int64_t>(k));
+      const double got = load(d_weight[1].data(), third, static_cast<int64_t>(k));
       ASSERT_TRUE(is_close(got, expected, sums * (1 + rounding_unit(third)), third))
-          << "d_classifier[" << j << "][" << k % d << "] = " << got << " instead of " << expected;
+          << "d_weight[" << j << "][" << k % d << "] = " << got << " instead of " << expected;
     }
   }
 }

@@ -57,7 +57,7 @@ class Sparsification {
   }
 
   void launch(bool with_sums) {
-    const Guarded<uint16_t> hidden(problem_.hidden_bits), classifier(problem_.classifier_bits);
+    const Guarded<uint16_t> hidden(problem_.hidden_bits), weight(problem_.weight_bits);
     const Guarded<float> bias(transform_.bias), anchor(anchor_), threshold(threshold_);
     const Guarded<int32_t> target(targets_), role(role_), list_of(list_of_);
     const Guarded<int32_t> row_count(std::vector<int32_t>{static_cast<int32_t>(wishes_.rows)});
@@ -66,7 +66,7 @@ class Sparsification {
     Guarded<int32_t> count(std::vector<int32_t>(shape_.rows, 0));
     Guarded<Draw> elements(shape_.rows * wishes_.capacity);
     Guarded<float> target_logit(std::vector<float>(shape_.rows, kUntouched));
-    LogitsProduct product = make_product(problem_, hidden, classifier, transform_);
+    LogitsProduct product = make_product(problem_, hidden, weight, transform_);
     if (!transform_.bias.empty()) product.transform.bias = bias.get();
     if (wishes_.rows < shape_.rows) product.row_count = row_count.get();
     if (wishes_.inactive_blocks) product.row_block_active = active.get();

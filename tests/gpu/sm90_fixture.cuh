@@ -33,12 +33,12 @@ inline std::vector<float> random_floats(size_t count, float spread, uint64_t see
 }
 
 // dot[i, j] = E_i . C_j and size[i, j] = sum_k |E_ik C_jk|, which bounds the rounding of any summation order.
-static __global__ void dot_kernel(const float* hidden, const float* classifier, int64_t rows, int64_t columns,
+static __global__ void dot_kernel(const float* hidden, const float* weight, int64_t rows, int64_t columns,
                                   int64_t depth, double* dot, double* size) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index >= rows * columns) return;
   const float* e = hidden + index / columns * depth;
-  const float* c = classifier + index % columns * depth;
+  const float* c = weight + index % columns * depth;
   double sum = 0, magnitude = 0;
   for (int64_t k = 0; k < depth; ++k) {
     const double product = static_cast<double>(e[k]) * c[k];
@@ -53,15 +53,15 @@ struct Shape {
   int64_t rows, columns, depth;
 };
 
-// hidden and classifier of a shape, padded rows, and the exact products.
+// hidden and weight of a shape, padded rows, and the exact products.
 class Problem {
  public:
   Problem(Shape shape, DType dtype, float logit_spread = 3.f, uint64_t seed = 1)
       : shape(shape), dtype(dtype), stride((shape.depth + 7) / 8 * 8 + 8) {
     const float spread = std::sqrt(logit_spread / std::sqrt(static_cast<float>(shape.depth)));
     hidden_bits = make(shape.rows, spread, seed, &hidden_values);
-    classifier_bits = make(shape.columns, spread, seed + 1000, &classifier_values);
-    const Guarded<float> e(hidden_values), c(classifier_values);
+    weight_bits = make(shape.columns, spread, seed + 1000, &weight_values);
+    const Guarded<float> e(hidden_values), c(weight_values);
     const size_t count = static_cast<size_t>(shape.rows) * shape.columns;
     const Guarded<double> device_dot(count), device_size(count);
     dot_kernel<<<static_cast<unsigned>((count + 255) / 256), 256>>>(
@@ -74,8 +74,8 @@ class Problem {
   Shape shape;
   DType dtype;
   int64_t stride;
-  std::vector<uint16_t> hidden_bits, classifier_bits;
-  std::vector<float> hidden_values, classifier_values;
+  std::vector<uint16_t> hidden_bits, weight_bits;
+  std::vector<float> hidden_values, weight_values;
   std::vector<double> dot, size;
 
  private:
@@ -152,12 +152,12 @@ inline Transform make_transform(Shape shape, bool general) {
 }
 
 inline LogitsProduct make_product(const Problem& problem, const Guarded<uint16_t>& hidden,
-                                  const Guarded<uint16_t>& classifier, const Transform& transform) {
+                                  const Guarded<uint16_t>& weight, const Transform& transform) {
   LogitsProduct product;
   product.dtype = problem.dtype;
   product.hidden = hidden.get();
-  product.classifier = classifier.get();
-  product.hidden_stride = product.classifier_stride = problem.stride;
+  product.weight = weight.get();
+  product.hidden_stride = product.weight_stride = problem.stride;
   product.rows = problem.shape.rows;
   product.columns = problem.shape.columns;
   product.depth = problem.shape.depth;

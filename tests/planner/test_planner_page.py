@@ -228,7 +228,7 @@ def test_steps_cover_the_problem_and_end_with_it(page, native):
               }
               if (stride === 1 && area < problem.tokens) wrong.push(['tokens without logits', area]);
               const last = steps.at(steps.count - 1);
-              const gradients = last.hiddenDone === problem.tokens && last.classifierDone === problem.vocab;
+              const gradients = last.hiddenDone === problem.tokens && last.weightDone === problem.vocab;
               const done = problem.gradients ? gradients && !last.partial : last.made[1] === problem.tokens;
               if (!done) wrong.push(['end', last]);
             }

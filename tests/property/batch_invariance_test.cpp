@@ -199,14 +199,14 @@ TEST_P(BatchInvariance, RolloutEqualsTrainer) {
 
 // Mixed operands are converted a window at a time, of a width that the budget sets.
 TEST_P(BatchInvariance, MixedOperands) {
-  for (const auto& [hidden, classifier, compute] : {std::tuple{LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F32},
-                                                    {LOGITLESS_F32, LOGITLESS_F32, LOGITLESS_BF16},
-                                                    {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16}}) {
+  for (const auto& [hidden, weight, compute] : {std::tuple{LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F32},
+                                                {LOGITLESS_F32, LOGITLESS_F32, LOGITLESS_BF16},
+                                                {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16}}) {
     PlainSize some = size(64);
     some.tokens = 150;
     Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // whose values all of them hold
     c.problem.dtype.hidden = c.problem.dtype.d_hidden = hidden;
-    c.problem.dtype.classifier = c.problem.dtype.d_classifier = classifier;
+    c.problem.dtype.weight = c.problem.dtype.d_weight = weight;
     c.problem.compute_dtype = compute;
     if (!engine().can_run(c.problem)) continue;
     SCOPED_TRACE(describe(c));

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kTokens = 12, kVocab = 600, kFeatures = 3, kHidden = kFeatures + 2;
 
-// The last two features are 1 in every row of hidden, and what adds up to the offset in the classifier's.
-enum class By { kBias, kClassifier, kScale };
+// The last two features are 1 in every row of hidden, and what adds up to the offset in the weight's.
+enum class By { kBias, kWeight, kScale };
 
 struct Variant {
   By by;
@@ -28,7 +28,7 @@ class CommonOffset : public EngineTest {
   static Case base(double step, logitless_dtype dtype) {
     Case c = plain_case(3, {kTokens, kVocab, kHidden}, dtype);
     logitless::Problem& p = c.problem;
-    p.dtype.bias = p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = stats_dtype(p);
+    p.dtype.bias = p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = stats_dtype(p);
     p.has.entropy = 1;
     Random random(7);
     for (size_t i = 0; i < kTokens; ++i) {
@@ -38,7 +38,7 @@ class CommonOffset : public EngineTest {
     }
     for (size_t j = 0; j < kVocab; ++j) {
       for (size_t k = 0; k < kHidden; ++k) {
-        c.classifier[j * kHidden + k] = k < kFeatures ? step * static_cast<double>(random.integer(-8, 8)) : 0;
+        c.weight[j * kHidden + k] = k < kFeatures ? step * static_cast<double>(random.integer(-8, 8)) : 0;
       }
     }
     std::fill(c.bias.begin(), c.bias.end(), 0);
@@ -51,19 +51,19 @@ class CommonOffset : public EngineTest {
     const double scale = v.by == By::kScale ? v.offset : 1;
     if (v.by == By::kScale) c->problem.scale = scale;
     for (size_t j = 0; j < kVocab && v.by != By::kBias; ++j) {
-      double* row = c->classifier.data() + j * kHidden;
+      double* row = c->weight.data() + j * kHidden;
       for (size_t k = 0; k < kFeatures; ++k) row[k] /= scale;
       row[kFeatures] = v.by == By::kScale ? 1 : high;
       row[kFeatures + 1] = v.by == By::kScale ? 0 : v.offset - high;
     }
   }
 
-  // Gradients without the columns that the offset is in; that of the classifier times factor.
+  // Gradients without the columns that the offset is in; that of the weight times factor.
   template <class Gradients>
   static Outputs features(const Gradients& of, double factor = 1) {
     Outputs out;
     out.d_hidden = features(of.d_hidden, 1);
-    out.d_classifier = features(of.d_classifier, factor);
+    out.d_weight = features(of.d_weight, factor);
     out.d_bias = of.d_bias;
     return out;
   }
@@ -135,9 +135,9 @@ TEST_P(CommonOffset, ChangesNoGradient) {
                              {By::kBias, 1e4},
                              {By::kBias, 1e5},
                              {By::kBias, -1e6},
-                             {By::kClassifier, 1e3},
-                             {By::kClassifier, -1e5},
-                             {By::kClassifier, 1e6},
+                             {By::kWeight, 1e3},
+                             {By::kWeight, -1e5},
+                             {By::kWeight, 1e6},
                              {By::kScale, 0x1p10},
                              {By::kScale, 0x1p20}}) {
       SCOPED_TRACE(testing::Message() << "by " << static_cast<int>(v.by) << ", offset " << v.offset
@@ -184,12 +184,12 @@ TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
   };
   constexpr double far = 0x1p50, further = -0x1p70;
   for (const Logits& logits : std::vector<Logits>{
-           {LOGITLESS_F32, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
-           {LOGITLESS_BF16, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kClassifier, 0x1p19}}},
-           {LOGITLESS_F64, 0x1p-3, {{By::kBias, 1e6}, {By::kBias, -0x1p45}, {By::kClassifier, 0x1p40}}},
-           {LOGITLESS_F32, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
-           {LOGITLESS_BF16, 0, {{By::kBias, far}, {By::kBias, further}, {By::kClassifier, far}}},
-           {LOGITLESS_F64, 0, {{By::kBias, 1e15}, {By::kBias, further}, {By::kClassifier, 1e15}}}}) {
+           {LOGITLESS_F32, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kWeight, 0x1p19}}},
+           {LOGITLESS_BF16, 0x1p-3, {{By::kBias, 1e3}, {By::kBias, -1e5}, {By::kWeight, 0x1p19}}},
+           {LOGITLESS_F64, 0x1p-3, {{By::kBias, 1e6}, {By::kBias, -0x1p45}, {By::kWeight, 0x1p40}}},
+           {LOGITLESS_F32, 0, {{By::kBias, far}, {By::kBias, further}, {By::kWeight, far}}},
+           {LOGITLESS_BF16, 0, {{By::kBias, far}, {By::kBias, further}, {By::kWeight, far}}},
+           {LOGITLESS_F64, 0, {{By::kBias, 1e15}, {By::kBias, further}, {By::kWeight, 1e15}}}}) {
     const Case plain = base(logits.step, logits.dtype);
     if (!engine().can_run(plain.problem)) continue;
     const logitless_dtype stats = stats_dtype(plain.problem);

@@ -59,7 +59,7 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
       [&](Case* c) { c->bias.assign(c->bias.size(), -infinity); },
       [&](Case* c) { c->hidden[7] = NAN; },
       [&](Case* c) { c->hidden[7] = infinity; },
-      [&](Case* c) { c->classifier[11] = infinity; },
+      [&](Case* c) { c->weight[11] = infinity; },
       [&](Case* c) { c->targets.assign(c->targets.size(), c->problem.ignore_index); },
   };
   for (size_t change = 0; change < std::size(changes); ++change) {
@@ -77,9 +77,9 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
         const Outputs got = solve(c), expected = logitless_test::solve(reference, c);
         EXPECT_EQ(got.argmax, expected.argmax);
         EXPECT_EQ(got.correct_count, expected.correct_count);
-        for (const auto member : {&Outputs::max, &Outputs::sum_exp, &Outputs::target_logit, &Outputs::loss,
-                                  &Outputs::nll, &Outputs::lse, &Outputs::entropy, &Outputs::d_hidden,
-                                  &Outputs::d_classifier, &Outputs::d_bias}) {
+        for (const auto member :
+             {&Outputs::max, &Outputs::sum_exp, &Outputs::target_logit, &Outputs::loss, &Outputs::nll,
+              &Outputs::lse, &Outputs::entropy, &Outputs::d_hidden, &Outputs::d_weight, &Outputs::d_bias}) {
           const std::vector<double>&x = got.*member, &y = expected.*member;
           ASSERT_EQ(x.size(), y.size());
           for (size_t i = 0; i < x.size(); ++i) {
@@ -103,7 +103,7 @@ TEST_P(Float64, CommonOffset) {
   c.problem.has.entropy = c.problem.has.grad_entropy = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   c.grad_entropy.assign(12, 1.5);
-  for (auto* values : {&c.bias, &c.hidden, &c.classifier}) {
+  for (auto* values : {&c.bias, &c.hidden, &c.weight}) {
     for (double& x : *values) x = std::round(x * 1024) / 1024;  // so that the offset is added exactly
   }
   const Outputs plain = solve(c);
@@ -112,8 +112,7 @@ TEST_P(Float64, CommonOffset) {
   // A rounding there is of 2^-33: one of lse, and 1.5 times a few of the entropy, in each of 12 rows whose
   // numbers are at most 4.
   const double error = 0x1p-33 * 8 * 12 * 4;
-  expect_gradients(shifted, plain, {.d_hidden = error, .d_classifier = error, .d_bias = error},
-                   LOGITLESS_F64);
+  expect_gradients(shifted, plain, {.d_hidden = error, .d_weight = error, .d_bias = error}, LOGITLESS_F64);
 }
 
 TEST_P(Float64, SparsifiedGradientsAreRefusedByNameOnADevice) {

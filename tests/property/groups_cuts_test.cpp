@@ -38,7 +38,7 @@ class GroupCuts : public GroupTest {
       try {
         const Outputs found = run_pass(context_, p, c, nullptr, &communicator);
         int64_t all = 0, nans = 0;
-        for (const auto* values : {&found.d_hidden, &found.d_classifier, &found.lse, &found.loss}) {
+        for (const auto* values : {&found.d_hidden, &found.d_weight, &found.lse, &found.loss}) {
           all += std::ssize(*values);
           nans += std::ranges::count_if(*values, [](double x) { return std::isnan(x); });
         }
@@ -130,7 +130,7 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
       p.reduction = LOGITLESS_REDUCTION_SUM;  // a number of no row, too
       if (seed % 2 == 0) continue;
       p.pass = static_cast<int32_t>(logitless::Pass::forward);
-      p.has.d_hidden = p.has.d_classifier = p.has.d_bias = false;
+      p.has.d_hidden = p.has.d_weight = p.has.d_bias = false;
       p.group_d_hidden = LOGITLESS_D_HIDDEN_PART;
     }
     set_least_budget();

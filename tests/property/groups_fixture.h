@@ -62,7 +62,7 @@ class GroupTest : public EngineTest {
         (out.*gradient).insert((out.*gradient).end(), (each.*gradient).begin(), (each.*gradient).end());
       }
     };
-    join(&Outputs::d_classifier);
+    join(&Outputs::d_weight);
     join(&Outputs::d_bias);
     draws_.clear();
     const size_t own = out.d_hidden.size() / sizes.size();
@@ -75,7 +75,7 @@ class GroupTest : public EngineTest {
     for (Outputs& each : found) {
       EXPECT_TRUE(same_bits(each.loss, out.loss) && same_bits(each.lse, out.lse)) << "between ranks";
       if (!is_exact) continue;
-      each.d_classifier = out.d_classifier;
+      each.d_weight = out.d_weight;
       each.d_bias = out.d_bias;
       if (scatters) each.d_hidden = out.d_hidden;
       EXPECT_STREQ(first_difference(out, each), "") << "between ranks";

@@ -15,10 +15,10 @@ class AnySparsifiedGroups : public GroupTest {
     logitless::Problem& p = c.problem;
     p.top_k = 0;
     p.accumulate = {};
-    for (auto* start : {&c.d_hidden_start, &c.d_classifier_start, &c.d_bias_start}) start->clear();
+    for (auto* start : {&c.d_hidden_start, &c.d_weight_start, &c.d_bias_start}) start->clear();
     c.d_hidden_layout = {};
     if (p.dtype.hidden != LOGITLESS_F64) {
-      p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
+      p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = LOGITLESS_F32;
     }
     return c;
   }
@@ -207,19 +207,19 @@ TEST_P(SparsifiedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   for (size_t i = 0; i < all.targets.size(); ++i) all.targets[i] = static_cast<int64_t>(i * 5 % kLikely);
   Case c = all;
   c.problem.vocab = kUnmasked;
-  c.classifier.resize(kUnmasked * kDepth);
+  c.weight.resize(kUnmasked * kDepth);
   c.bias.resize(kUnmasked);
   for (const Sizes& sizes : {Sizes{150, 100, 150}, Sizes{250, 150}, Sizes{149, 251}, Sizes{140, 60, 200}}) {
     Outputs got = solve_in_group(all, sizes);
-    for (size_t k = kUnmasked * kDepth; k < got.d_classifier.size(); ++k) ASSERT_EQ(got.d_classifier[k], 0);
+    for (size_t k = kUnmasked * kDepth; k < got.d_weight.size(); ++k) ASSERT_EQ(got.d_weight[k], 0);
     for (size_t j = kUnmasked; j < got.d_bias.size(); ++j) ASSERT_EQ(got.d_bias[j], 0);
-    got.d_classifier.resize(c.classifier.size());
+    got.d_weight.resize(c.weight.size());
     got.d_bias.resize(c.bias.size());
     expect_all_kept(c, sizes, got);
   }
 }
 
-// Those of one row stay in its row, on all ranks; those of the classifier, on whichever rank, reach all rows.
+// Those of one row stay in its row, on all ranks; those of the weight, on whichever rank, reach all rows.
 TEST_P(SparsifiedDeviceGroups, NaNAndInfinity) {
   const Case c = sparsified(plain(10, {37, 300, 11}), kKeepsAll);
   const Sizes sizes{140, 0, 160};
@@ -240,7 +240,7 @@ TEST_P(SparsifiedDeviceGroups, NaNAndInfinity) {
   }
   for (const size_t column : {size_t{3}, size_t{299}}) {
     Case of_column = c;
-    of_column.classifier[column * kHidden + 1] = NAN;
+    of_column.weight[column * kHidden + 1] = NAN;
     const Outputs got = solve_in_group(of_column, sizes);
     EXPECT_TRUE(std::isnan(got.loss[0]));
     EXPECT_TRUE(all_are(NAN, got.d_hidden));
@@ -330,7 +330,7 @@ TEST_P(SparsifiedDeviceGroups, GuessOfNothing) {
   const Sizes sizes{1500, 500};
   Case unmasked = c;  // whose lse is the same
   unmasked.problem.vocab = 2;
-  unmasked.classifier.assign(c.classifier.begin() + 900 * 8, c.classifier.begin() + 902 * 8);
+  unmasked.weight.assign(c.weight.begin() + 900 * 8, c.weight.begin() + 902 * 8);
   unmasked.bias.assign(2, 0.0);
   std::ranges::fill(unmasked.targets, 0);
   const Outputs got = solve_in_group(c, sizes);
@@ -355,14 +355,14 @@ TEST_P(SparsifiedDeviceGroups, RoundedTargets) {
   const double value = static_cast<float>(1.00375);  // becomes 1
   std::ranges::fill(c.hidden, value);
   for (const bool has_other : {false, true}) {
-    std::ranges::fill(c.classifier, 0.0);
+    std::ranges::fill(c.weight, 0.0);
     for (int64_t i = 0; i < kTokens; ++i) {
       const int64_t target = c.targets[static_cast<size_t>(i)] = 2 + 30 * i;  // of rank 0
-      std::fill_n(c.classifier.begin() + target * kDepth, kDepth, value);
+      std::fill_n(c.weight.begin() + target * kDepth, kDepth, value);
     }
     if (has_other) {
-      std::fill_n(c.classifier.begin() + 2990 * kDepth, kDepth, 1.0);
-      c.classifier[2990 * kDepth] = 1 + 0x1p-7;
+      std::fill_n(c.weight.begin() + 2990 * kDepth, kDepth, 1.0);
+      c.weight[2990 * kDepth] = 1 + 0x1p-7;
     }
     for (const double nats : {40.0, 95.0, 150.0}) {
       SCOPED_TRACE(testing::Message() << nats << ", a larger one " << has_other);
@@ -378,11 +378,11 @@ TEST_P(SparsifiedDeviceGroups, TargetsThatCancel) {
   Case c = sparsified(plain(7, {kTokens, kVocab, kDepth}), 1.0 / 16);
   remove_bias(&c);
   std::ranges::fill(c.hidden, 1.0);
-  std::ranges::fill(c.classifier, 0.0);
-  for (size_t j = 0; j < c.classifier.size(); j += kDepth) {
-    c.classifier[j] = 0x1p33;
-    c.classifier[j + 8] = -0x1p33;
-    c.classifier[j + 9] = -150;
+  std::ranges::fill(c.weight, 0.0);
+  for (size_t j = 0; j < c.weight.size(); j += kDepth) {
+    c.weight[j] = 0x1p33;
+    c.weight[j + 8] = -0x1p33;
+    c.weight[j + 9] = -150;
   }
   for (int64_t i = 0; i < kTokens; ++i) c.targets[static_cast<size_t>(i)] = 2 + 30 * i;
   expect_lse_of_one_device(c, {1400, 1600}, 0.01);
@@ -405,7 +405,7 @@ TEST_P(SparsifiedDeviceGroups, PlansOfAnyShard) {
     Case c = sparsified(plain(1, {1, 8, 8}), std::exp2(-static_cast<double>(random.integer(6, 12))));
     c.problem.has.bias = random.chance(0.5);
     c.problem.has.d_bias = c.problem.has.bias && random.chance(0.5);
-    c.problem.has.d_classifier = random.chance(0.5);
+    c.problem.has.d_weight = random.chance(0.5);
     const auto pass =
         random.pick({logitless::Pass::forward_backward, logitless::Pass::forward, logitless::Pass::backward});
     c.problem.has.draws = pass != logitless::Pass::forward_backward;

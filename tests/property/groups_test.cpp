@@ -151,8 +151,8 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
     expect_group_agrees(c, Expected(c), sizes);
     // Sums of these products are exact, so that equal columns have equal logits in every kernel of a library.
     for (double& x : c.hidden) x = std::nearbyint(64 * x) / 64;
-    for (double& x : c.classifier) x = std::nearbyint(64 * x) / 64;
-    for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
+    for (double& x : c.weight) x = std::nearbyint(64 * x) / 64;
+    for (size_t j = 10 * 16; j < c.weight.size(); ++j) c.weight[j] = c.weight[j - 10 * 16];
     const Outputs got = run_ranks(c, logitless::Pass::forward, sizes);
     for (size_t row = 0; row < 33; ++row) {
       if (row == 5) continue;
@@ -264,7 +264,7 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
     c.mode = Mode::kForward;
     c.problem.has.entropy = c.problem.has.bias = c.problem.has.class_weight = 1;
     c.problem.label_smoothing = 0.4;
-    std::fill(c.classifier.begin(), c.classifier.end(), 0);
+    std::fill(c.weight.begin(), c.weight.end(), 0);
     c.bias.resize(90);
     for (int64_t j = 0; j < 90; ++j) {
       c.bias[static_cast<size_t>(j)] = logits.step * static_cast<double>(j * j % 67);

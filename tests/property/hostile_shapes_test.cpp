@@ -31,7 +31,7 @@ class EdgeShapes : public EngineTest {
           c->problem.reduction = LOGITLESS_REDUCTION_NONE;
           c->grad_loss.assign(static_cast<size_t>(c->problem.tokens), 0.5);
           c->hidden_layout = c->d_hidden_layout = {.padding = 5, .skew = 3};
-          c->classifier_layout = c->d_classifier_layout = {.padding = 1, .skew = 1};
+          c->weight_layout = c->d_weight_layout = {.padding = 1, .skew = 1};
           c->skew = 3;
         }};
     for (const PlainSize& size : sizes) {
@@ -94,15 +94,15 @@ TEST_P(EdgeShapes, RowsThatBeginAnywhereSlow) {
     for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
       Case c = plain_case(static_cast<uint64_t>(hidden), {11, 19, hidden}, dtype);
       for (size_t row : {0, 4, 5}) c.targets[row] = c.problem.ignore_index;
-      c.problem.dtype.d_classifier = LOGITLESS_F32;
-      c.problem.accumulate.d_classifier = 1;
-      c.d_classifier_start.assign(static_cast<size_t>(19 * hidden), 0.5);
+      c.problem.dtype.d_weight = LOGITLESS_F32;
+      c.problem.accumulate.d_weight = 1;
+      c.d_weight_start.assign(static_cast<size_t>(19 * hidden), 0.5);
       if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
       for (int64_t skew = 0; skew < 8; ++skew) {
         for (int64_t gap : {0, 1, 3, 8}) {
-          c.hidden_layout = c.d_classifier_layout = {gap, skew};
-          c.classifier_layout = c.d_hidden_layout = {gap + skew % 2, 7 - skew};
+          c.hidden_layout = c.d_weight_layout = {gap, skew};
+          c.weight_layout = c.d_hidden_layout = {gap + skew % 2, 7 - skew};
           SCOPED_TRACE(describe(c));
           expected.check(engine(), solve(c));
         }
@@ -120,16 +120,16 @@ TEST_P(EdgeShapes, NoTokens) {
         c.mode = mode;
         c.problem.reduction = reduction;
         if (reduction == LOGITLESS_REDUCTION_MEAN) c.problem.num_items = num_items;
-        c.problem.dtype.d_classifier = LOGITLESS_F32;
-        c.problem.accumulate.d_classifier = num_items == 2;
-        if (num_items == 2) c.d_classifier_start.assign(45, 7);
+        c.problem.dtype.d_weight = LOGITLESS_F32;
+        c.problem.accumulate.d_weight = num_items == 2;
+        if (num_items == 2) c.d_weight_start.assign(45, 7);
         const Outputs got = solve(c);
         Expected(c).check(engine(), got);
         EXPECT_EQ(got.valid_count, std::vector<double>{0});
         if (reduction == LOGITLESS_REDUCTION_MEAN && num_items == 0) {
           EXPECT_TRUE(std::isnan(got.loss[0]));
         }
-        for (double d : got.d_classifier) EXPECT_EQ(d, num_items == 2 ? 7 : 0);
+        for (double d : got.d_weight) EXPECT_EQ(d, num_items == 2 ? 7 : 0);
       }
     }
   }
@@ -150,9 +150,9 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
   constexpr int64_t kTokens = 4, kVocab = 5, kHidden = 6;
   const Case c = plain_case(3, {kTokens, kVocab, kHidden});
-  const auto hidden = sparse_matrix(kTokens, kStride), classifier = sparse_matrix(kVocab, kStride),
-             d_hidden = sparse_matrix(kTokens, kStride), d_classifier = sparse_matrix(kVocab, kStride);
-  if (!hidden || !classifier || !d_hidden || !d_classifier) {
+  const auto hidden = sparse_matrix(kTokens, kStride), weight = sparse_matrix(kVocab, kStride),
+             d_hidden = sparse_matrix(kTokens, kStride), d_weight = sparse_matrix(kVocab, kStride);
+  if (!hidden || !weight || !d_hidden || !d_weight) {
     GTEST_SKIP() << "no address space for it";
   }
   const auto spread = [](const std::vector<double>& values, float* to) {
@@ -162,16 +162,16 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
     }
   };
   spread(c.hidden, hidden.get());
-  spread(c.classifier, classifier.get());
+  spread(c.weight, weight.get());
   const std::vector<float> bias(c.bias.begin(), c.bias.end());
   std::vector<float> d_bias(kVocab);
   float loss = 0;
   logitless::Buffers b;
   b.hidden = hidden.get();
-  b.classifier = classifier.get();
+  b.weight = weight.get();
   b.d_hidden = d_hidden.get();
-  b.d_classifier = d_classifier.get();
-  b.hidden_stride = b.classifier_stride = b.d_hidden_stride = b.d_classifier_stride = kStride;
+  b.d_weight = d_weight.get();
+  b.hidden_stride = b.weight_stride = b.d_hidden_stride = b.d_weight_stride = kStride;
   b.bias = bias.data();
   b.targets = c.targets.data();
   b.d_bias = d_bias.data();
@@ -185,7 +185,7 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
     return out;
   };
   EXPECT_EQ(gathered(d_hidden.get(), kTokens), tight.d_hidden);
-  EXPECT_EQ(gathered(d_classifier.get(), kVocab), tight.d_classifier);
+  EXPECT_EQ(gathered(d_weight.get(), kVocab), tight.d_weight);
 }
 
 // More than 2^31 logits. Rows repeat after seven, so seven rows say what all must give.

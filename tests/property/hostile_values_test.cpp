@@ -58,9 +58,9 @@ TEST_P(HostileValues, HugeCommonLogit) {
 TEST_P(HostileValues, Saturated) {
   Case c = plain(7, {2, 300, 1});
   std::fill(c.hidden.begin(), c.hidden.end(), 1);
-  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.weight.begin(), c.weight.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
-  c.classifier[123] = 9984;  // which bfloat16 has
+  c.weight[123] = 9984;  // which bfloat16 has
   c.targets = {123, 7};
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   const Outputs got = solve(c);
@@ -82,8 +82,8 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
     c.hidden[2 * i + 1] = 17.25;
   }
   for (size_t j = 0; j < 4; ++j) {
-    c.classifier[2 * j] = j == 1 ? 0 : -1;
-    c.classifier[2 * j + 1] = 1;
+    c.weight[2 * j] = j == 1 ? 0 : -1;
+    c.weight[2 * j + 1] = 1;
   }
   c.targets.assign(below.size(), 1);
   const Expected expected(c);
@@ -107,11 +107,11 @@ TEST_P(HostileValues, CertainTargets) {
   Case c = plain(15, {kTokens, kVocab, kHidden});
   std::fill(c.bias.begin(), c.bias.end(), 0);
   double square = 0;
-  for (double x : c.classifier) square += x * x / kVocab;
+  for (double x : c.weight) square += x * x / kVocab;
   c.targets = {0, 3, 180, 255, 699};
   for (size_t i = 0; i < c.targets.size(); ++i) {
     for (size_t k = 0; k < kHidden; ++k) {
-      const double of_target = c.classifier[static_cast<size_t>(c.targets[i]) * kHidden + k];
+      const double of_target = c.weight[static_cast<size_t>(c.targets[i]) * kHidden + k];
       c.hidden[i * kHidden + k] = rounded(85 / square * of_target, dtype);
     }
   }
@@ -169,19 +169,19 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
           }
           EXPECT_EQ(finite, i != kBadRow);
         }
-        EXPECT_FALSE(all_finite(after.d_classifier));  // never hidden: a trainer must see it
+        EXPECT_FALSE(all_finite(after.d_weight));  // never hidden: a trainer must see it
       }
     }
   }
 }
 
-// A NaN in the classifier is in every logit's row, so in every loss.
-TEST_P(HostileValues, NaNInTheClassifier) {
+// A NaN in the weight is in every logit's row, so in every loss.
+TEST_P(HostileValues, NaNInTheWeight) {
   Case c = plain(11, {5, 300, 4});
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
     Case bad = c;
-    bad.classifier[column * 4 + 1] = NAN;
+    bad.weight[column * 4 + 1] = NAN;
     const Outputs got = solve(bad);
     EXPECT_TRUE(all_are(kNaN, got.loss) && all_are(kNaN, got.d_hidden)) << "column " << column;
   }
@@ -195,8 +195,8 @@ TEST_P(HostileValues, EndsOfTheFormats) {
     const double largest = dtype == LOGITLESS_F16 ? 65504 : 0x1.fep15;
     for (size_t i = 0; i < c.hidden.size(); ++i)
       c.hidden[i] = i % 3 == 0 ? largest : static_cast<double>(i % 5) * smallest;
-    for (double& value : c.classifier) value = rounded(value * 1e-5, dtype);
-    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = LOGITLESS_F32;
+    for (double& value : c.weight) value = rounded(value * 1e-5, dtype);
+    c.problem.dtype.d_hidden = c.problem.dtype.d_weight = LOGITLESS_F32;
     Expected(c).check(engine(), solve(c));
   }
 }
@@ -206,7 +206,7 @@ TEST_P(HostileValues, ArgmaxOfEqualLogits) {
   for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
     Case c = plain(13, {3, 600, 4});
     c.problem.has.argmax = 1;
-    std::fill(c.classifier.begin(), c.classifier.end(), 0);
+    std::fill(c.weight.begin(), c.weight.end(), 0);
     std::fill(c.bias.begin(), c.bias.end(), 0);
     for (size_t j = static_cast<size_t>(first); j < 600; ++j) c.bias[j] = 1;
     c.targets = {first, first, 598};
@@ -256,7 +256,7 @@ TEST_P(HostileValues, TargetOutOfRange) {
           }
         }
         EXPECT_EQ(got.d_hidden, expected.d_hidden);
-        EXPECT_EQ(got.d_classifier, expected.d_classifier);
+        EXPECT_EQ(got.d_weight, expected.d_weight);
         EXPECT_EQ(got.d_bias, expected.d_bias);
       }
     }
@@ -269,7 +269,7 @@ class Infinities : public EngineTest {
  protected:
   Case plain(uint64_t seed, PlainSize size) const {
     Case c = EngineTest::plain(seed, size);
-    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
+    c.problem.dtype.d_hidden = c.problem.dtype.d_weight = c.problem.dtype.d_bias = LOGITLESS_F32;
     return c;
   }
 };
@@ -357,7 +357,7 @@ TEST_P(Infinities, MaskedColumns) {
     for (size_t j = 0; j < 1500; ++j) {
       if (!is_masked(j)) continue;
       EXPECT_EQ(got.d_bias[j], 0);
-      for (size_t k = 4 * j; k < 4 * j + 4; ++k) EXPECT_EQ(got.d_classifier[k], 0);
+      for (size_t k = 4 * j; k < 4 * j + 4; ++k) EXPECT_EQ(got.d_weight[k], 0);
     }
   }
 }
@@ -393,8 +393,7 @@ TEST_P(Infinities, WeightsOfUnusedClasses) {
     for (const Case& way : ways(c, 0.5)) {
       SCOPED_TRACE(describe(way));
       const Outputs got = solve(way), expected = solve(finite[at++]);
-      for (const auto member :
-           {&Outputs::loss, &Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias}) {
+      for (const auto member : {&Outputs::loss, &Outputs::d_hidden, &Outputs::d_weight, &Outputs::d_bias}) {
         EXPECT_EQ(got.*member, expected.*member);
       }
     }
@@ -410,7 +409,7 @@ TEST_P(Infinities, SaturatedSoftcap) {
     for (const Case& way : ways(c, 0.5)) {
       SCOPED_TRACE(describe(way));
       const Outputs got = solve(way);
-      for (const auto* zero : {&got.d_hidden, &got.d_classifier, &got.d_bias}) {
+      for (const auto* zero : {&got.d_hidden, &got.d_weight, &got.d_bias}) {
         EXPECT_TRUE(all_are(0, *zero));
       }
     }

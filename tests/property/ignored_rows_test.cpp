@@ -89,12 +89,12 @@ TEST_P(IgnoredRows, MayBeAbsent) {
       expected.check(engine(), without);
       EXPECT_TRUE(
           close("loss", with.loss, expected.truth().loss, expected.bounds_of(engine()).loss, LOGITLESS_F32));
-      EXPECT_TRUE(close("d_classifier", with.d_classifier, expected.truth().d_classifier,
-                        expected.bounds_of(engine()).d_classifier, engine().plain_dtype()));
+      EXPECT_TRUE(close("d_weight", with.d_weight, expected.truth().d_weight,
+                        expected.bounds_of(engine()).d_weight, engine().plain_dtype()));
       continue;
     }
     EXPECT_EQ(with.loss, without.loss);
-    EXPECT_EQ(with.d_classifier, without.d_classifier);
+    EXPECT_EQ(with.d_weight, without.d_weight);
     EXPECT_EQ(with.d_bias, without.d_bias);
   }
 }

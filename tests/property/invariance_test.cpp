@@ -58,8 +58,8 @@ TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
 TEST_P(Invariance, LinearInTheUpstreamGradient) {
   const auto float_gradients = [](Case* c) {
     logitless::Problem& p = c->problem;
-    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
-    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
+    p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = LOGITLESS_F32;
+    p.accumulate.d_hidden = p.accumulate.d_weight = p.accumulate.d_bias = 0;
     const bool per_row = p.reduction == LOGITLESS_REDUCTION_NONE;
     if (c->grad_loss.empty()) c->grad_loss.assign(per_row ? static_cast<size_t>(p.tokens) : 1, 0.75);
   };
@@ -71,7 +71,7 @@ TEST_P(Invariance, LinearInTheUpstreamGradient) {
       for (double& value : *upstream) value *= 4;
     }
     Outputs once = solve(c);
-    for (auto* gradient : {&once.d_hidden, &once.d_classifier, &once.d_bias}) {
+    for (auto* gradient : {&once.d_hidden, &once.d_weight, &once.d_bias}) {
       for (double& value : *gradient) value *= 4;
     }
     EXPECT_STREQ(first_difference(solve(larger), once), "");
@@ -100,14 +100,14 @@ TEST_P(Invariance, WhereTheDataLies) {
   for (const Case& c : cases(7000)) {
     SCOPED_TRACE(describe(c));
     Case tight = c;
-    tight.hidden_layout = tight.classifier_layout = tight.d_hidden_layout = tight.d_classifier_layout = {};
+    tight.hidden_layout = tight.weight_layout = tight.d_hidden_layout = tight.d_weight_layout = {};
     tight.skew = 0;
     tight.problem.dtype.targets = LOGITLESS_I64;
     Case loose = c;
     loose.hidden_layout = {7, 1};
-    loose.classifier_layout = {3, 5};
+    loose.weight_layout = {3, 5};
     loose.d_hidden_layout = {1, 7};
-    loose.d_classifier_layout = {9, 3};
+    loose.d_weight_layout = {9, 3};
     loose.skew = 5;
     loose.problem.dtype.targets = LOGITLESS_I32;
     if (is_device()) {  // other loads, copies and products

@@ -23,7 +23,7 @@ Case steep_case(uint64_t seed, PlainSize size) {
     double largest = 0;
     for (size_t j = 0; j < columns; ++j) {
       double z = 0;
-      for (size_t k = 0; k < depth; ++k) z += row[k] * c.classifier[j * depth + k];
+      for (size_t k = 0; k < depth; ++k) z += row[k] * c.weight[j * depth + k];
       largest = std::max(largest, std::fabs(z));
     }
     for (size_t k = 0; k < depth; ++k)
@@ -116,7 +116,7 @@ TEST_P(LongSums, OfLogits) {
       for (size_t i = 0; i < tokens; ++i) {
         BlockedSum sum;
         for (size_t k = 0; k < static_cast<size_t>(hidden); ++k)
-          sum.add(c.hidden[i * static_cast<size_t>(hidden) + k], c.classifier[k]);
+          sum.add(c.hidden[i * static_cast<size_t>(hidden) + k], c.weight[k]);
         errors.add(got.max[i], sum);  // of one column: its logit
       }
       EXPECT_LE(errors.got, errors.fair)
@@ -125,7 +125,7 @@ TEST_P(LongSums, OfLogits) {
   }
 }
 
-// Sums over tokens, for the gradients of the classifier and of the bias.
+// Sums over tokens, for the gradients of the weight and of the bias.
 TEST_P(LongSums, OverTokens) {
   constexpr int64_t kTokens = 16384, kVocab = 64;
   Case c = plain_case(2, {kTokens, kVocab, 2});
@@ -134,19 +134,19 @@ TEST_P(LongSums, OverTokens) {
   const Answer truth = materialise<double>(c);
   for (size_t first_chunk : {size_t{0}, size_t{1}}) {
     const Outputs got = solve(c, first_chunk == 0 ? 0 : size_t{4} << 20);
-    Errors bias, classifier;
+    Errors bias, weight;
     for (size_t j = 1; j < kVocab; ++j) {
-      BlockedSum of_bias, of_classifier;
+      BlockedSum of_bias, of_weight;
       for (size_t i = 0; i < kTokens; ++i) {
         const double p = static_cast<float>(std::exp(truth.logits[i * kVocab + j] - truth.lse[i]));
         of_bias.add(p, 1);
-        of_classifier.add(p, c.hidden[2 * i]);
+        of_weight.add(p, c.hidden[2 * i]);
       }
       bias.add(got.d_bias[j], of_bias);
-      classifier.add(got.d_classifier[2 * j], of_classifier);
+      weight.add(got.d_weight[2 * j], of_weight);
     }
     EXPECT_LE(bias.got, bias.fair) << std::sqrt(bias.got / bias.fair);
-    EXPECT_LE(classifier.got, classifier.fair) << std::sqrt(classifier.got / classifier.fair);
+    EXPECT_LE(weight.got, weight.fair) << std::sqrt(weight.got / weight.fair);
   }
 }
 

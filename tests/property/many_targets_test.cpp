@@ -79,7 +79,7 @@ TEST_P(ManyTargets, WeightsThatCancel) {
       const Expected expected(c);
       Bounds bounds = expected.tightest_bounds_of(engine());
       if (is_device()) {
-        for (double Bounds::*each : {&Bounds::d_hidden, &Bounds::d_classifier, &Bounds::d_bias})
+        for (double Bounds::*each : {&Bounds::d_hidden, &Bounds::d_weight, &Bounds::d_bias})
           bounds.*each += 0x1p-28;
       }
       for (const Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -98,13 +98,12 @@ TEST_P(ManyTargets, OfNearlyCertainRows) {
     c.target_weight[2 * row] = 1;
     if (c.targets[2 * row] == c.problem.ignore_index) continue;
     const auto y = static_cast<size_t>(c.targets[2 * row]);
-    for (size_t k = 0; k < 8; ++k) c.hidden[8 * row + k] = 64 * c.classifier[8 * y + k];
+    for (size_t k = 0; k < 8; ++k) c.hidden[8 * row + k] = 64 * c.weight[8 * y + k];
   }
   const Expected expected(c);
   Bounds bounds = expected.tightest_bounds_of(engine());
   if (is_device()) {  // a target's logit is a sum of its own there, with an error beside that of lse
-    for (double Bounds::*each : {&Bounds::d_hidden, &Bounds::d_classifier, &Bounds::d_bias})
-      bounds.*each *= 2;
+    for (double Bounds::*each : {&Bounds::d_hidden, &Bounds::d_weight, &Bounds::d_bias}) bounds.*each *= 2;
   }
   expected.check(solve(c), bounds);
 }
@@ -121,7 +120,7 @@ TEST_P(ManyTargets, AMaskedColumnOfTheWeightZeroTakesNoPart) {
   }
   const Outputs got = solve(c);
   EXPECT_TRUE(std::isfinite(got.loss[0]));
-  for (const auto* values : {&got.nll, &got.d_hidden, &got.d_classifier, &got.d_bias}) {
+  for (const auto* values : {&got.nll, &got.d_hidden, &got.d_weight, &got.d_bias}) {
     ASSERT_TRUE(all_finite(*values));
   }
   for (size_t row = 0; row < 10; ++row) EXPECT_EQ(got.target_log_probs[3 * row + 1], -INFINITY);

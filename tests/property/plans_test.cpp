@@ -62,18 +62,18 @@ std::vector<Case> special_cases(const Engine& engine) {
   // vocabulary is wider than any such window.
   for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     Case c = plain_case(2, {24, is_slowed_down() ? 3000 : 30000, 8}, plain);
-    c.problem.dtype.d_classifier = dtype;
+    c.problem.dtype.d_weight = dtype;
     add(c);
   }
-  // The smallest plans go over the classifier once more instead of keeping an fp32 sum beside a 16-bit
-  // d_classifier.
+  // The smallest plans go over the weight once more instead of keeping an fp32 sum beside a 16-bit
+  // d_weight.
   Case many = plain_case(4, fast ? PlainSize{1300, 1000, 40} : PlainSize{600, 60, 8}, LOGITLESS_BF16);
   many.problem.has.d_hidden = 0;
   add(many);
   many.problem.has.d_hidden = 1;
   many.problem.softcap = 5;
   many.problem.label_smoothing = 0.1;
-  many.problem.dtype.d_classifier = LOGITLESS_F16;
+  many.problem.dtype.d_weight = LOGITLESS_F16;
   add(many);
   // Chunks of tokens of which few or none have a row to compute, with and without gradients to add to. The
   // valid rows are the last ones, so that they move where ignored rows are left out.
@@ -90,10 +90,10 @@ std::vector<Case> special_cases(const Engine& engine) {
     c.mode = Mode::kForwardBackward;
     Random random(4);
     logitless::Problem& p = c.problem;
-    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 1;
-    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F32;
+    p.accumulate.d_hidden = p.accumulate.d_weight = p.accumulate.d_bias = 1;
+    p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = LOGITLESS_F32;
     c.d_hidden_start = normal_values(random, size.tokens * size.hidden, 1, LOGITLESS_F32);
-    c.d_classifier_start = normal_values(random, size.vocab * size.hidden, 1, LOGITLESS_F32);
+    c.d_weight_start = normal_values(random, size.vocab * size.hidden, 1, LOGITLESS_F32);
     c.d_bias_start = normal_values(random, size.vocab, 1, LOGITLESS_F32);
     add(c);
   }
@@ -128,7 +128,7 @@ std::vector<Case> special_cases(const Engine& engine) {
   top.problem.top_k = 16;
   for (size_t row = 0; row < 600; row += 5) top.targets[row] = top.problem.ignore_index;
   add(top);
-  top.problem.dtype.hidden = top.problem.dtype.classifier = LOGITLESS_F32;
+  top.problem.dtype.hidden = top.problem.dtype.weight = LOGITLESS_F32;
   top.problem.compute_dtype = LOGITLESS_BF16;
   add(top);
   return out;
@@ -172,9 +172,9 @@ TEST_P(Plans, EveryBudgetAgreesSlow) {
   }
 }
 
-// With rows of the classifier as wide as there are tokens, exps are kept where d_classifier will be, if rows
+// With rows of the weight as wide as there are tokens, exps are kept where d_weight will be, if rows
 // lie without gaps between them; and elsewhere they are computed again, bit for bit.
-TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLiesSlow) {
+TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
   if (is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
   const int64_t vocab = is_slowed_down() ? 500 : 1000;
   for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
@@ -186,7 +186,7 @@ TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLiesSlow) {
       const Outputs dense = solve(c);
       expected.check(engine(), dense);
       for (const Layout& layout : {Layout{7, 0}, Layout{0, 1}, Layout{0, 2}}) {
-        c.d_classifier_layout = layout;
+        c.d_weight_layout = layout;
         EXPECT_STREQ(first_difference(solve(c), dense), "") << layout.padding << ", " << layout.skew;
       }
     }
@@ -194,14 +194,14 @@ TEST_P(Plans, SameBitsWhereverTheClassifiersGradientLiesSlow) {
 }
 
 // Nothing is left of an [N, V] matrix in the workspace then.
-TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
+TEST_P(Plans, ExpsAreKeptWhereTheWeightsGradientWillBe) {
   if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = 1000;
   problem.vocab = 448 * 224;  // whole blocks
   problem.hidden = 1024;
-  problem.has.d_hidden = problem.has.d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_weight = 1;
   problem.max_workspace_bytes = LOGITLESS_FASTEST;
   const size_t exps = size_t{1000} * 448 * 224 * sizeof(float);
   const logitless::Context context = make_context(engine(), 2);
@@ -209,9 +209,9 @@ TEST_P(Plans, ExpsAreKeptWhereTheClassifiersGradientWillBe) {
   EXPECT_LT(wide.cost_f, 3.1);
   EXPECT_LT(wide.workspace_bytes, exps / 4);
   // A gradient that is added to is not free to write, and one of fewer columns has no room.
-  problem.accumulate.d_classifier = 1;
+  problem.accumulate.d_weight = 1;
   EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
-  problem.accumulate.d_classifier = 0;
+  problem.accumulate.d_weight = 0;
   problem.hidden = 900;
   EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
 }
@@ -224,16 +224,15 @@ TEST_P(Plans, ALargeHeadFitsInLittle) {
   problem.tokens = 8192;
   problem.vocab = 151936;
   problem.hidden = 4096;
-  problem.has.d_hidden = problem.has.d_classifier = 1;
+  problem.has.d_hidden = problem.has.d_weight = 1;
   problem.max_workspace_bytes = size_t{64} << 20;
   for (int32_t dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
-    problem.dtype.hidden = problem.dtype.classifier = problem.dtype.d_hidden = problem.dtype.d_classifier =
-        dtype;
+    problem.dtype.hidden = problem.dtype.weight = problem.dtype.d_hidden = problem.dtype.d_weight = dtype;
     EXPECT_NO_THROW(logitless::Plan(make_context(engine(), 2), problem)) << dtype;
   }
 }
 
-// What another plan may be faster by: a rounding of d_classifier, one a chunk of tokens, must gain 4%.
+// What another plan may be faster by: a rounding of d_weight, one a chunk of tokens, must gain 4%.
 double handicap_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
   if (std::string_view(plan.config).find("dC rounded") == std::string_view::npos) return 1;
   const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);

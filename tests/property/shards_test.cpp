@@ -107,7 +107,7 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
     const Outputs one = run_pass(context, shard, c, &out);
     if (out.d_hidden.empty()) out.d_hidden.assign(one.d_hidden.size(), 0);
     for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
-    out.d_classifier.insert(out.d_classifier.end(), one.d_classifier.begin(), one.d_classifier.end());
+    out.d_weight.insert(out.d_weight.end(), one.d_weight.begin(), one.d_weight.end());
     out.d_bias.insert(out.d_bias.end(), one.d_bias.begin(), one.d_bias.end());
   }
   return out;

@@ -63,7 +63,7 @@ class SparsifiedBias : public SparsifiedTest {
       double bound;
       Sums sums = {}, early = {};
     } gradients[] = {{"d_hidden", &Outputs::d_hidden, truth.d_hidden, bounds.d_hidden},
-                     {"d_classifier", &Outputs::d_classifier, truth.d_classifier, bounds.d_classifier},
+                     {"d_weight", &Outputs::d_weight, truth.d_weight, bounds.d_weight},
                      {"d_bias", &Outputs::d_bias, truth.d_bias, bounds.d_bias}};
     for (int64_t seed = 0; seed < kSeeds; ++seed) {
       const Outputs got = draw(seed);
@@ -184,7 +184,7 @@ TEST_P(SparsifiedBias, Shards) {
         const Outputs one = run_pass(context_, cut(logitless::Pass::backward), c, &known);
         if (shard == 0) out.d_hidden.assign(one.d_hidden.size(), 0);
         for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];
-        out.d_classifier.insert(out.d_classifier.end(), one.d_classifier.begin(), one.d_classifier.end());
+        out.d_weight.insert(out.d_weight.end(), one.d_weight.begin(), one.d_weight.end());
         out.d_bias.insert(out.d_bias.end(), one.d_bias.begin(), one.d_bias.end());
       }
       return out;

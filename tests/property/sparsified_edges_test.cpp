@@ -37,7 +37,7 @@ TEST_P(SparsifiedEdges, SmallestShapes) {
         // dz of at most 1, or 2 columns, and d_hidden are rounded to the operands' format.
         double near = 1e-5;
         if (engine().shortens_gradients(c.problem)) {
-          for (double v : c.classifier) near = std::max(near, 3 * 0x1p-9 * std::abs(v));
+          for (double v : c.weight) near = std::max(near, 3 * 0x1p-9 * std::abs(v));
         }
         // Probabilities are at least 2^-10 here.
         if (threshold <= 0x1p-10 && size.vocab <= 2) {
@@ -54,7 +54,7 @@ TEST_P(SparsifiedEdges, AllIgnored) {
   std::fill(c.targets.begin(), c.targets.end(), c.problem.ignore_index);
   for (const Outputs& got : all_ways(c)) {
     for (const auto* zero :
-         {&got.d_hidden, &got.d_classifier, &got.d_bias, &got.kept_count, &got.draw_variance}) {
+         {&got.d_hidden, &got.d_weight, &got.d_bias, &got.kept_count, &got.draw_variance}) {
       EXPECT_TRUE(all_are(0, *zero));
     }
   }
@@ -64,7 +64,7 @@ TEST_P(SparsifiedEdges, AllIgnored) {
 TEST_P(SparsifiedEdges, Uniform) {
   Case c = sparsified(reduced({16, 20'000, 4}), engine().is_reference() ? 0x1p-5 : 0x1p-9);
   std::fill(c.bias.begin(), c.bias.end(), 0);
-  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.weight.begin(), c.weight.end(), 0);
   const double expected = 1 / c.problem.threshold;
   for (const Outputs& got : all_ways(c)) {
     const double kept = sum_of(got.kept_count) / 16;
@@ -78,7 +78,7 @@ TEST_P(SparsifiedEdges, Uniform) {
 
 TEST_P(SparsifiedEdges, OneHot) {
   Case c = sparsified(reduced({9, 3000, 2}), 0x1p-8);
-  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.weight.begin(), c.weight.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
   c.bias[211] = 1000;
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
@@ -96,7 +96,7 @@ TEST_P(SparsifiedEdges, OneHot) {
 // What is seen first says nothing of what comes: all mass is in the last columns, far above the target and
 // the columns before, so lists fill up many times over. step: from one column's logit to the next.
 Case late_mass(Case c, double step) {
-  std::fill(c.classifier.begin(), c.classifier.end(), 0);
+  std::fill(c.weight.begin(), c.weight.end(), 0);
   const size_t vocab = c.bias.size();
   for (size_t j = 0; j < vocab; ++j) {
     c.bias[j] = j < vocab / 3 ? -60 : rounded(step * static_cast<double>(j), as_dtype(c.problem.dtype.bias));
@@ -147,7 +147,7 @@ TEST_P(SparsifiedEdges, MaskedColumns) {
   }
 }
 
-// A NaN or an infinite logit takes its row's gradient with it, the target's row of d_classifier too, and
+// A NaN or an infinite logit takes its row's gradient with it, the target's row of d_weight too, and
 // nothing of other rows that has no part in them.
 TEST_P(SparsifiedEdges, NotFinite) {
   for (double value : {kNaN, kInfinity}) {
@@ -207,7 +207,7 @@ TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
     if (engine().is_reference() && std::fabs(value) == 1e9) continue;
     Case c = sparsified({2, vocab, 8}, 0x1p-6);
     std::fill(c.hidden.begin(), c.hidden.end(), rounded(std::fabs(value), engine().plain_dtype()));
-    std::fill(c.classifier.begin(), c.classifier.end(), rounded(value, engine().plain_dtype()));
+    std::fill(c.weight.begin(), c.weight.end(), rounded(value, engine().plain_dtype()));
     std::fill(c.bias.begin(), c.bias.end(), 0);
     c.targets = {1, vocab - 1};
     c.problem.reduction = LOGITLESS_REDUCTION_SUM;
@@ -224,7 +224,7 @@ TEST_P(SparsifiedEdges, AnyLogitsEnd) {
     for (double odd : {kMost, -kMost, 1e20, kNaN, kInfinity, -kInfinity}) {
       Case c = sparsified({2, 1500, 2}, 0x1p-5);
       c.problem.dtype.bias = LOGITLESS_F32;
-      std::fill(c.classifier.begin(), c.classifier.end(), 0);
+      std::fill(c.weight.begin(), c.weight.end(), 0);
       std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
       c.targets = {1, 700};
       for (size_t at : {size_t{0}, size_t{700}, size_t{1499}}) {

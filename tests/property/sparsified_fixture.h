@@ -56,7 +56,7 @@ class SparsifiedTest : public EngineTest {
   // Gradients in float32, so that a rounding to their dtype is no bias of a mean.
   Case sparsified(PlainSize size, double threshold, uint64_t seed = 41) const {
     Case c = as_sparsified(plain(seed, size), threshold);
-    c.problem.dtype.d_hidden = c.problem.dtype.d_classifier = c.problem.dtype.d_bias = LOGITLESS_F32;
+    c.problem.dtype.d_hidden = c.problem.dtype.d_weight = c.problem.dtype.d_bias = LOGITLESS_F32;
     return c;
   }
 

@@ -68,9 +68,9 @@ TEST_P(Sparsified, IsExactWhereAllIsKeptOfSomeColumns) {
   }
   for (size_t j = 0; j < c.bias.size(); ++j) {
     const bool everywhere = j < 240 && j % 20 == 7;
-    c.classifier[3 * j] = everywhere ? 0 : j % 2 == 0 ? 150 : -150;
-    c.classifier[3 * j + 1] = everywhere ? 0 : -150;
-    c.classifier[3 * j + 2] = std::round(random.uniform(-64, 64)) / 64;
+    c.weight[3 * j] = everywhere ? 0 : j % 2 == 0 ? 150 : -150;
+    c.weight[3 * j + 1] = everywhere ? 0 : -150;
+    c.weight[3 * j + 2] = std::round(random.uniform(-64, 64)) / 64;
     c.bias[j] = 0;
   }
   for (size_t i = 0; i < 200; ++i) {
@@ -100,7 +100,7 @@ TEST_P(Sparsified, LossIsThatOfExact) {
     const Outputs exact = solve(c);
     Outputs got = solve(as_sparsified(c, 0.01, 7));
     got.d_hidden = exact.d_hidden;
-    got.d_classifier = exact.d_classifier;
+    got.d_weight = exact.d_weight;
     got.d_bias = exact.d_bias;
     got.kept_count.clear();
     got.draw_variance.clear();
@@ -186,13 +186,13 @@ TEST_P(Sparsified, KeptCounts) {
 }
 
 // The estimated variance is that of the draws: over many seeds the squared error of dz, which is d_hidden
-// where the classifier is the identity.
+// where the weight is the identity.
 TEST_P(Sparsified, EstimatesItsVariance) {
   constexpr int64_t kVocab = 64;
   constexpr int64_t kTokens = 8;
   Case c = plain_case(21, {kTokens, kVocab, kVocab}, engine().plain_dtype());
-  std::fill(c.classifier.begin(), c.classifier.end(), 0);
-  for (size_t j = 0; j < kVocab; ++j) c.classifier[j * kVocab + j] = 1;
+  std::fill(c.weight.begin(), c.weight.end(), 0);
+  for (size_t j = 0; j < kVocab; ++j) c.weight[j * kVocab + j] = 1;
   c.problem.dtype.d_hidden = LOGITLESS_F32;
   const Answer truth = materialise<double>(c);
   constexpr int64_t kSeeds = 400;

@@ -114,10 +114,10 @@ TEST_P(TopK, OfSortedLogits) {
 }
 
 // Also more of them than a list of candidates has room for.
-TEST_P(TopK, OfRowsOfTheClassifierThatComeAgain) {
+TEST_P(TopK, OfRowsOfTheWeightThatComeAgain) {
   for (const PlainSize& size : {PlainSize{33, 3000, 16}, PlainSize{5, 30'000, 16}}) {
     Case c = plain(8, size, 64);
-    for (size_t j = 10 * 16; j < c.classifier.size(); ++j) c.classifier[j] = c.classifier[j - 10 * 16];
+    for (size_t j = 10 * 16; j < c.weight.size(); ++j) c.weight[j] = c.weight[j - 10 * 16];
     const Outputs got = solve(c);
     for (int64_t row = 0; row < size.tokens; ++row) {
       const std::vector<double> ids = row_of(got.top_ids, row, 64);

@@ -25,7 +25,7 @@ class Tensors:
 
         self.leaves = [normal(tokens, HIDDEN), normal(VOCAB, HIDDEN), normal(VOCAB)]
         self.numbers = [torch.tensor(number, dtype=stats, device=device) for number in (0.5, 1.25)]
-        self.teacher_input, self.teacher_weight = normal(tokens, HIDDEN + 3), normal(VOCAB, HIDDEN + 3)
+        self.teacher_hidden, self.teacher_weight = normal(tokens, HIDDEN + 3), normal(VOCAB, HIDDEN + 3)
         self.target = torch.randint(0, VOCAB, (tokens,), generator=generator)
         self.target[0] = -100
         self.ids = torch.randint(0, VOCAB, (tokens, 3), generator=generator)
@@ -55,14 +55,14 @@ def options_of(tensors, options):
 def loss(target="target", learned=(), **options):
     def call(tensors, input, weight, bias, *numbers):
         given = options_of(tensors, options) | dict(zip(learned, numbers))
-        return lce(input, weight, getattr(tensors, target), linear_bias=bias, **given)
+        return lce(input, weight, getattr(tensors, target), bias=bias, **given)
 
     return Call(call, learned)
 
 
 def statistic(name):
     def call(tensors, input, weight, bias):
-        options = {"linear_bias": bias, "softcap": 3.0, "temperature": 0.7, "return_stats": [name]}
+        options = {"bias": bias, "softcap": 3.0, "temperature": 0.7, "return_stats": [name]}
         return getattr(lce(input, weight, tensors.target, **options), name)
 
     return Call(call)
@@ -71,7 +71,7 @@ def statistic(name):
 def log_probs(learned=(), **options):
     def call(tensors, input, weight, bias, *numbers):
         given = options | dict(zip(learned, numbers))
-        return logitless.linear_log_probs(input, weight, tensors.ids, linear_bias=bias, **given)
+        return logitless.linear_log_probs(input, weight, tensors.ids, bias=bias, **given)
 
     return Call(call, learned)
 
@@ -79,7 +79,7 @@ def log_probs(learned=(), **options):
 def divergence(**options):
     def call(tensors, input, weight, bias):
         given = {"student_bias": bias, "mask": tensors.is_counted, "student_softcap": 3.0, "temperature": 1.2} | options
-        return logitless.linear_divergence(input, weight, tensors.teacher_input, tensors.teacher_weight, **given)
+        return logitless.linear_divergence(input, weight, tensors.teacher_hidden, tensors.teacher_weight, **given)
 
     return Call(call)
 
@@ -97,7 +97,7 @@ LOSSES = {
     "sum": loss(reduction="sum", softcap=3.0),
     "none": loss(reduction="none", label_smoothing=0.2),
     "z_loss": loss(z_loss=0.1, scale=0.5),
-    "shift": loss(shift=2, weight="@classes"),
+    "shift": loss(shift=2, class_weight="@classes"),
     "num_items": loss(token_weight="@rows", num_items=4),
     "nll": statistic("nll"),
     "lse": statistic("lse"),
@@ -107,7 +107,7 @@ CALLS = LOSSES | {
     "target_logit": statistic("target_logit"),
     "temperatures": loss(temperature="@rows", reduction="none", softcap=2.0),
     "learned scale": loss(learned=("scale",), softcap=2.0, num_items=7),
-    "learned scale of none": loss(learned=("scale",), reduction="none", shift=1, weight="@classes"),
+    "learned scale of none": loss(learned=("scale",), reduction="none", shift=1, class_weight="@classes"),
     "learned temperature": loss(learned=("temperature",), z_loss=0.1),
     "both learned": loss(learned=("scale", "temperature"), reduction="none", label_smoothing=0.2),
     "several targets": loss("ids", target_weight="@of_ids", label_smoothing=0.1),

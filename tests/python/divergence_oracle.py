@@ -10,8 +10,8 @@ import math
 import logitless
 import torch
 
-STUDENT = ("student_input", "student_weight", "student_bias")
-NAMES = (*STUDENT, "teacher_input", "teacher_weight", "teacher_bias")
+STUDENT = ("student_hidden", "student_weight", "student_bias")
+NAMES = (*STUDENT, "teacher_hidden", "teacher_weight", "teacher_bias")
 
 
 @dataclasses.dataclass
@@ -38,7 +38,7 @@ def make(
 
     tensors = {}
     for name, width in (("student", student), ("teacher", teacher)):
-        tensors[f"{name}_input"] = normal(*rows, width)
+        tensors[f"{name}_hidden"] = normal(*rows, width)
         tensors[f"{name}_weight"] = normal(vocab, width, factor=spread * width**-0.5)
         tensors[f"{name}_bias"] = normal(vocab) if bias else None
     return Case(tensors, options)
@@ -47,7 +47,7 @@ def make(
 def raw_logits(case, leaves, head, dtype):
     """Before softcap and temperature."""
     o = case.options
-    input, weight, bias = (leaves[f"{head}_{part}"] for part in ("input", "weight", "bias"))
+    input, weight, bias = (leaves[f"{head}_{part}"] for part in ("hidden", "weight", "bias"))
     x = o.get(f"{head}_scale", 1.0) * (input.to(dtype).reshape(-1, input.shape[-1]) @ weight.to(dtype).T)
     if bias is not None:
         x = x + bias.to(dtype)
@@ -128,13 +128,13 @@ def units(case, upstream, eps):
     logits = grad[:, None] * unit * (2 * (p + q) + p * (8 + 2 * ratios[0] + 2 * ratios[0].amax(-1, keepdim=True)))
     logits = logits / o.get("temperature", 1.0)
     products = abs(o.get("student_scale", 1.0)) * logits
-    input, head_weight = (case.tensors[f"student_{part}"].double().abs().nan_to_num() for part in ("input", "weight"))
+    input, head_weight = (case.tensors[f"student_{part}"].double().abs().nan_to_num() for part in ("hidden", "weight"))
     value = unit * rows
     return {
         "divergence": value,
         "entropy": unit * (1 + size) * torch.ones_like(value),
         "loss": value * weight if o.get("reduction", "mean") == "none" else (value * weight).sum().reshape(1),
-        "d_student_input": (products @ head_weight).reshape(-1),
+        "d_student_hidden": (products @ head_weight).reshape(-1),
         "d_student_weight": (products.T @ input.reshape(-1, input.shape[-1])).reshape(-1),
         "d_student_bias": logits.sum(0),
     }
@@ -142,7 +142,7 @@ def units(case, upstream, eps):
 
 def compare(case, got, upstream=None):
     """Every result is as near to float64's as twice the naive computation's, and a unit of rounding."""
-    truth, wide = evaluate(case, torch.float64, upstream), case.tensors["student_input"].dtype == torch.float64
+    truth, wide = evaluate(case, torch.float64, upstream), case.tensors["student_hidden"].dtype == torch.float64
     naive = evaluate(case, torch.float64 if wide else torch.float32, upstream)
     unit = units(case, upstream, torch.finfo(torch.float64 if wide else torch.float32).eps)
     for name, exact in truth.items():

@@ -10,7 +10,7 @@ import logitless
 import torch
 
 DIFFERENTIABLE = ("loss", "nll", "lse", "entropy")
-GRADIENTS = ("d_input", "d_linear_weight", "d_linear_bias")
+GRADIENTS = ("d_hidden", "d_weight", "d_bias")
 
 
 @dataclasses.dataclass
@@ -18,19 +18,19 @@ class Problem:
     """Arguments of linear_cross_entropy, names of learned numbers, and upstream gradients by name of output."""
 
     input: torch.Tensor  # [..., D]
-    linear_weight: torch.Tensor  # [V, D]
+    weight: torch.Tensor  # [V, D]
     target: torch.Tensor  # [...]
-    linear_bias: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     options: dict = dataclasses.field(default_factory=dict)
     learned: tuple = ()
     upstream: dict = dataclasses.field(default_factory=dict)
 
     @property
     def arguments(self):
-        return self.input, self.linear_weight, self.target
+        return self.input, self.weight, self.target
 
     def leaves(self):
-        tensors = (self.input, self.linear_weight, self.linear_bias)
+        tensors = (self.input, self.weight, self.bias)
         return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
 
     def numbers(self, dtype, device="cpu"):
@@ -52,9 +52,9 @@ def make(shape, vocab, hidden, dtype=torch.float32, bias=False, ignored=0.2, spr
         target[torch.rand(tokens, generator=g) < ignored] = options.get("ignore_index", -100)
     return Problem(
         input=randn(*shape, hidden).to(dtypes[0]),
-        linear_weight=(randn(vocab, hidden) * spread / hidden**0.5).to(dtypes[1]),
+        weight=(randn(vocab, hidden) * spread / hidden**0.5).to(dtypes[1]),
         target=target.reshape(shape),
-        linear_bias=randn(vocab).to(dtypes[2]) if bias else None,
+        bias=randn(vocab).to(dtypes[2]) if bias else None,
         options=options,
         learned=learned,
     )
@@ -66,7 +66,7 @@ def solve(problem, names=("loss",), device="cpu", numbers_on=None, layout=lambda
     numbers = problem.numbers(torch.promote_types(problem.input.dtype, torch.float32), numbers_on or device)
     given = {n: v.to(device) if torch.is_tensor(v) else v for n, v in problem.options.items()} | numbers | options
     target = problem.target.to(device)
-    out = logitless.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], return_stats=True, **given)
+    out = logitless.linear_cross_entropy(*leaves[:2], target, bias=leaves[2], return_stats=True, **given)
     g = torch.Generator().manual_seed(1)
     problem.upstream = {n: torch.randn(getattr(out, n).shape, generator=g).double() for n in names}
     outputs = [getattr(out, name) for name in names]
@@ -116,7 +116,7 @@ def forward(problem, leaves, dtype):
     temperature = temperature_of(problem).to(dtype)
     z = ((o["softcap"] * torch.tanh(raw / o["softcap"]) if o.get("softcap") else raw) / temperature).to(stats)
     raw = raw.detach() / temperature.detach()
-    w = _ones_or(o.get("weight"), z.shape[1], stats)
+    w = _ones_or(o.get("class_weight"), z.shape[1], stats)
     t = _ones_or(o.get("token_weight"), len(y), stats)
     lse = torch.logsumexp(z, -1)
     nll = lse - z.gather(1, y[:, None])[:, 0]
@@ -143,7 +143,7 @@ def forward(problem, leaves, dtype):
         "valid_count": valid.sum(),
         "inner": inner,
         "logits": z.detach(),
-        "target": torch.where(valid, target, -1).reshape(shape),
+        "targets": torch.where(valid, target, -1).reshape(shape),
         # How much of an error of lse reaches the loss.
         "loss_reach": (reach.reshape(shape) if reduction == "none" else reach.sum()).detach(),
         "size": raw[valid].abs().max().item() if valid.any() else 0.0,
@@ -189,9 +189,9 @@ def units(problem, truth, dtype, kept_unit=0.0):
     reach_of_bias = truth["row_upstream"][:, None] * reach / temperature_of(problem).double()
     reach = abs(o.get("scale", 1.0)) * reach_of_bias
     magnitude = {
-        "d_input": (problem.input, reach @ problem.linear_weight.double().abs()),
-        "d_linear_weight": (problem.linear_weight, reach.T @ hidden),
-        "d_linear_bias": (problem.linear_bias, reach_of_bias.sum(0)),
+        "d_hidden": (problem.input, reach @ problem.weight.double().abs()),
+        "d_weight": (problem.weight, reach.T @ hidden),
+        "d_bias": (problem.bias, reach_of_bias.sum(0)),
     }
     result = {f"d_{name}": bound for name, bound in units_of_numbers(problem, truth, eps).items()}
     for name in (*DIFFERENTIABLE, *GRADIENTS):
@@ -212,10 +212,10 @@ def units(problem, truth, dtype, kept_unit=0.0):
 
 def units_of_numbers(problem, truth, eps):
     """The gradient of a learned number is a sum over all logits of dz times what the number is multiplied by."""
-    hidden, weight = problem.input.double().reshape(-1, problem.input.shape[-1]), problem.linear_weight.double()
+    hidden, weight = problem.input.double().reshape(-1, problem.input.shape[-1]), problem.weight.double()
     raw = abs(problem.options.get("scale", 1.0)) * (hidden.abs() @ weight.abs().T)
-    if problem.linear_bias is not None:
-        raw = raw + problem.linear_bias.double().abs()
+    if problem.bias is not None:
+        raw = raw + problem.bias.double().abs()
     of_a_logit = {"scale": (hidden @ weight.T).abs(), "temperature": raw / temperature_of(problem) ** 2}
     found = {}
     for name in problem.learned:
@@ -228,7 +228,7 @@ def units_of_numbers(problem, truth, eps):
 
 def naive_dtype(problem):
     """Precision of the plain computation on these inputs."""
-    return torch.promote_types(problem.input.dtype, problem.linear_weight.dtype)
+    return torch.promote_types(problem.input.dtype, problem.weight.dtype)
 
 
 def compare(problem, got, keeps_16_bits=False):
@@ -258,7 +258,7 @@ def compare(problem, got, keeps_16_bits=False):
 
 def check_argmax(got, truth, eps):
     """The logit at argmax is the largest but for rounding; correct_count counts what argmax says."""
-    argmax, target = got["argmax"].reshape(-1), truth["target"].reshape(-1)
+    argmax, target = got["argmax"].reshape(-1), truth["targets"].reshape(-1)
     valid = target >= 0
     assert (argmax[~valid] == -1).all()
     logits = truth["logits"][valid]

@@ -57,7 +57,7 @@ def test_forward_mode_is_refused():
     input, weight, _, target = head()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(input.detach(), torch.ones_like(input))
-        with pytest.raises(NotImplementedError, match="input: .* forward-mode"):
+        with pytest.raises(NotImplementedError, match="hidden: .* forward-mode"):
             lce(dual, weight.detach(), target)
 
 
@@ -73,7 +73,7 @@ def test_function_transforms_are_refused(transform):
         "grad": lambda: torch.func.grad(loss)(input),
         "jvp": lambda: torch.func.jvp(loss, (input,), (input,)),
     }
-    with pytest.raises(NotImplementedError, match="input: .*torch.func"):
+    with pytest.raises(NotImplementedError, match="hidden: .*torch.func"):
         calls[transform]()
 
 
@@ -110,7 +110,7 @@ def test_threads_of_python_and_numbers_of_threads():
     input, weight, bias, target = head(tokens=300, vocab=500, hidden=40)
 
     def run():
-        loss = lce(input, weight, target, linear_bias=bias)
+        loss = lce(input, weight, target, bias=bias)
         return (loss.detach(), *torch.autograd.grad(loss, (input, weight, bias)))
 
     expected, found = run(), []
@@ -126,7 +126,7 @@ def test_threads_of_python_and_numbers_of_threads():
 def test_gradients_are_those_that_were_written(reduction):
     """No copy of them is made on the way to .grad."""
     input, weight, bias, target = head(tokens=200)
-    loss = lce(input, weight, target, linear_bias=bias, reduction=reduction)
+    loss = lce(input, weight, target, bias=bias, reduction=reduction)
     upstream = torch.ones_like(loss)
     with profile() as found:
         loss.backward(upstream)
@@ -289,7 +289,7 @@ def test_flops_of_other_products():
     scale = torch.tensor(0.5, requires_grad=True)
     plain = input.detach(), weight.detach()
     assert flops(lambda: lce(*plain, target, scale=scale).backward()) == 2 * PRODUCT
-    assert flops(lambda: lce(*plain, target, linear_bias=bias).backward()) == PRODUCT
+    assert flops(lambda: lce(*plain, target, bias=bias).backward()) == PRODUCT
     for reduction in ("mean", "none"):
         options = {"gradient": "sparsified", "reduction": reduction}
         assert flops(lambda: lce(input, weight, target, **options).sum().backward()) == PRODUCT

@@ -130,7 +130,7 @@ def test_of_a_loss(reduction, shape, dtype, kind):
     other = torch.float32 if kind == "fp32 weight" and dtype != torch.float64 else None
     x, w, y = tensors(shape, dtype, other)
     options = {"reduction": reduction} | {
-        "bias": {"linear_bias": torch.randn(shape[1]).to(dtype).requires_grad_()},
+        "bias": {"bias": torch.randn(shape[1]).to(dtype).requires_grad_()},
         "smoothing": {"label_smoothing": 0.1},
         "stats": {"return_stats": True, "differentiable_stats": True},
         "main_grad": {"main_grad": torch.zeros(w.shape, dtype=torch.promote_types(dtype, torch.float32))},
@@ -205,7 +205,7 @@ def test_of_arrays(reduction, shape, dtype, gradient):
 
     def call(budget):
         logitless.numpy.linear_cross_entropy(
-            x, w, y, gradients=("input", "linear_weight"), max_workspace_bytes=budget, **options
+            x, w, y, gradients=("hidden", "weight"), max_workspace_bytes=budget, **options
         )
 
     check(call)

@@ -36,21 +36,21 @@ def by_numpy(arrays, target, upstream, **options):
     input, weight, bias = arrays
     loss_shape = upstream if options["reduction"] == "none" else None
     got = logitless.numpy.linear_cross_entropy(
-        input, weight, target, linear_bias=bias, gradients=True, grad_loss=loss_shape, **options
+        input, weight, target, bias=bias, gradients=True, grad_loss=loss_shape, **options
     )
-    return got.loss, got.d_input, got.d_linear_weight, got.d_linear_bias
+    return got.loss, got.d_hidden, got.d_weight, got.d_bias
 
 
 def by_torch(function, arrays, target, upstream, **options):
     leaves = [torch.tensor(a).requires_grad_() for a in arrays]
-    loss = function(leaves[0], leaves[1], torch.tensor(target), linear_bias=leaves[2], **options)
+    loss = function(leaves[0], leaves[1], torch.tensor(target), bias=leaves[2], **options)
     loss.backward(torch.tensor(upstream) if options["reduction"] == "none" else None)
     return [loss.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
 
 
 def by_log_probs(arrays, target, upstream, **_):
     leaves = [torch.tensor(a).requires_grad_() for a in arrays]
-    log_probs = logitless.linear_log_probs(leaves[0], leaves[1], torch.tensor(target)[:, None], linear_bias=leaves[2])
+    log_probs = logitless.linear_log_probs(leaves[0], leaves[1], torch.tensor(target)[:, None], bias=leaves[2])
     (-log_probs[:, 0]).backward(torch.tensor(upstream))
     return [-log_probs[:, 0].detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
 
@@ -103,5 +103,5 @@ def test_changes_nothing(interface, dtype, reduction, options, offset, place):
         truth[0], bounds[0] = truth[0].sum(), ROWS * bounds[0]
     features = slice(None, -1)  # in the last column of the weight all differences are of numbers like the offset
     truth[1], got[1] = truth[1][:, features], got[1][:, features]
-    for name, a, b, bound in zip(("loss", "d_input", "d_linear_weight", "d_linear_bias"), got, truth, bounds):
+    for name, a, b, bound in zip(("loss", "d_hidden", "d_weight", "d_bias"), got, truth, bounds):
         assert np.abs(a - b).max() <= bound, name

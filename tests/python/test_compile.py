@@ -144,5 +144,5 @@ def test_no_text_of_a_call_breaks_a_line():
         return make_boxed_func(graph.forward)
 
     input, weight, bias, target = head()
-    torch.compile(lce, backend=aot_autograd(fw_compiler=compiler))(input, weight, target, linear_bias=bias)
+    torch.compile(lce, backend=aot_autograd(fw_compiler=compiler))(input, weight, target, bias=bias)
     assert texts and not any("\n" in text for text in texts)

@@ -113,10 +113,10 @@ def large_head():
 
 
 @pytest.mark.parametrize("budget", [64 << 20, 160 << 20, 400 << 20], ids=lambda b: f"{b >> 20}MiB")
-@pytest.mark.parametrize("trained", ["both", "input", "weight"])
+@pytest.mark.parametrize("trained", ["both", "hidden", "weight"])
 def test_memory_stays_within_gradients_and_budget(budget, trained):
     input, weight, target = large_head()
-    leaves = {"both": [input, weight], "input": [input], "weight": [weight]}[trained]
+    leaves = {"both": [input, weight], "hidden": [input], "weight": [weight]}[trained]
     gradients = sum(leaf.requires_grad_().nbytes for leaf in leaves)
     grown = peak_of(lambda: torch.autograd.grad(lce(input, weight, target, max_workspace_bytes=budget), leaves))
     assert grown <= gradients + budget + (1 << 20)
@@ -131,11 +131,11 @@ def test_loss_alone_needs_little_memory():
 
 def test_tensors_of_several_devices_are_refused():
     input, weight, target = head()
-    with pytest.raises(ValueError, match="linear_weight: expected a tensor on cuda:0.*got device cpu"):
+    with pytest.raises(ValueError, match="weight: expected a tensor on cuda:0.*got device cpu"):
         lce(input, weight.detach().cpu(), target)
-    with pytest.raises(ValueError, match="target: expected a tensor on cuda:0.*got device cpu"):
+    with pytest.raises(ValueError, match="targets: expected a tensor on cuda:0.*got device cpu"):
         lce(input, weight, target.cpu())
-    with pytest.raises(ValueError, match="linear_weight: expected a tensor on cpu.*got device cuda:0"):
+    with pytest.raises(ValueError, match="weight: expected a tensor on cpu.*got device cuda:0"):
         lce(input.detach().cpu(), weight, target)
 
 
@@ -154,8 +154,8 @@ def test_target_out_of_range(bad):
     target[7] = bad
     loss = lce(input, weight, target)
     assert loss.isnan()
-    d_input, d_weight = torch.autograd.grad(loss, (input, weight))
-    assert (d_input[7] == 0).all() and d_input.isfinite().all() and d_weight.isfinite().all()
+    d_hidden, d_weight = torch.autograd.grad(loss, (input, weight))
+    assert (d_hidden[7] == 0).all() and d_hidden.isfinite().all() and d_weight.isfinite().all()
     rows = lce(input, weight, target, reduction="none")
     assert rows.isnan().nonzero().flatten().tolist() == [7]
 

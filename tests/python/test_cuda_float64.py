@@ -33,7 +33,7 @@ def test_samples_of_pytorch(monkeypatch):
     count = 0
     for sample in samples_of_pytorch():
         count += 1
-        bias = sample.kwargs.get("linear_bias")
+        bias = sample.kwargs.get("bias")
         leaves = [t for t in (sample.input, sample.args[0], bias) if t is not None]
         got, expected = (f(sample.input, *sample.args, **sample.kwargs) for f in (lce, F.linear_cross_entropy))
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
@@ -41,10 +41,10 @@ def test_samples_of_pytorch(monkeypatch):
         pairs = zip(torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(expected, leaves, upstream))
         for gradient, truth in pairs:
             torch.testing.assert_close(gradient, truth, rtol=1e-11, atol=1e-12)
-        others = {name: value for name, value in sample.kwargs.items() if name != "linear_bias"}
+        others = {name: value for name, value in sample.kwargs.items() if name != "bias"}
 
         def loss(input, weight, bias=None, target=sample.args[1], others=others):
-            return lce(input, weight, target, linear_bias=bias, **others)
+            return lce(input, weight, target, bias=bias, **others)
 
         assert torch.autograd.gradcheck(loss, leaves)
     assert count > 0
@@ -54,7 +54,7 @@ def test_bits_repeat_and_budgets_agree():
     input, weight, bias, target = head(300, 1000, 40, torch.float64, "cuda")
     results = []
     for budget in (None, 2 << 20, 1 << 20, 1 << 20):
-        loss = lce(input, weight, target, linear_bias=bias, max_workspace_bytes=budget)
+        loss = lce(input, weight, target, bias=bias, max_workspace_bytes=budget)
         results.append([loss.detach(), *torch.autograd.grad(loss, (input, weight, bias))])
     assert all(torch.equal(x, y) for x, y in zip(*results[-2:], strict=True))
     for other in results[1:]:

@@ -48,8 +48,8 @@ def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
     with torch.no_grad():
         exact, naive = gradients_of_rounded_dz(input, weight, target)
     ratios = [relative(leaf.grad, e) / relative(n, e) for leaf, e, n in zip((input, weight), exact, naive)]
-    # d_classifier has a rounding more: of the hidden rows times their rows' factors, sqrt(2) where dz is exact.
-    assert ratios[0] <= 1.1 and ratios[1] <= 1.5, f"d_hidden, d_classifier over the naive errors: {ratios}"
+    # d_weight has a rounding more: of the hidden rows times their rows' factors, sqrt(2) where dz is exact.
+    assert ratios[0] <= 1.1 and ratios[1] <= 1.5, f"d_hidden, d_weight over the naive errors: {ratios}"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -77,7 +77,7 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
     ours = gradients(torch.bfloat16, lambda a, b: logitless.linear_cross_entropy(a, b, target, reduction=reduction))
     # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
     # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
-    roundings = {"d_hidden": 0, "d_classifier": 2 * 2**-8}
+    roundings = {"d_hidden": 0, "d_weight": 2 * 2**-8}
     for name, e, n, o in zip(roundings, exact, naive, ours):
         allowed = 2 * (n - e).abs().max() + 1e-4 + roundings[name] * e.abs().max()
         assert (o - e).abs().max() < allowed, f"{name}: {(o - e).abs().max():.3g}, allowed {allowed:.3g}"

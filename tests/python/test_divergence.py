@@ -68,7 +68,7 @@ def test_flat_and_peaked_distributions(beta, spread):
 def test_of_equal_heads_nothing_is_left(beta):
     """Where the plain sums leave the rounding of lse, which is 1e-6 here."""
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, beta=beta, reduction="none")
-    for part in ("input", "weight", "bias"):
+    for part in ("hidden", "weight", "bias"):
         case.tensors[f"teacher_{part}"] = case.tensors[f"student_{part}"]
     got = oracle.run(case)
     assert got["divergence"].abs().max() == 0 and all(not got[f"d_{name}"].any() for name in oracle.STUDENT)
@@ -78,7 +78,7 @@ def test_of_equal_heads_nothing_is_left(beta):
 def test_nearly_equal_heads(beta):
     """A small divergence is insensitive to errors of logits: its own is far below a unit of the last place of 1."""
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, bias=False, beta=beta, reduction="none")
-    case.tensors["teacher_input"] = case.tensors["student_input"] * (1 + 1e-3)
+    case.tensors["teacher_hidden"] = case.tensors["student_hidden"] * (1 + 1e-3)
     case.tensors["teacher_weight"] = case.tensors["student_weight"]
     got, truth = oracle.run(case), oracle.evaluate(case, torch.float64)
     naive = oracle.evaluate(case, torch.float32)
@@ -119,11 +119,11 @@ def test_rows_that_do_not_count(reduction, dtype, budget):
     mask = torch.rand(4, 8) < 0.6
     case.options["mask"], case.options["token_weight"] = mask, torch.rand(4, 8)
     oracle.check(case, max_workspace_bytes=budget)
-    for name in ("student_input", "teacher_input"):
+    for name in ("student_hidden", "teacher_hidden"):
         case.tensors[name][~mask] = math.nan
     got = oracle.run(case, max_workspace_bytes=budget)
     assert all(value.isfinite().all() for value in got.values())
-    assert not got["d_student_input"][~mask].any() and not got["divergence"][~mask].any()
+    assert not got["d_student_hidden"][~mask].any() and not got["divergence"][~mask].any()
 
 
 def test_no_row_counts():
@@ -133,7 +133,7 @@ def test_no_row_counts():
     case.options["reduction"] = "mean"
     assert oracle.run(case)["loss"].isnan()
     case.options["num_items"] = 0
-    assert not oracle.run(case)["d_student_input"].any()
+    assert not oracle.run(case)["d_student_hidden"].any()
     none = logitless.linear_divergence(torch.zeros(0, 4), torch.ones(5, 4), torch.zeros(0, 3), torch.ones(5, 3))
     assert none.isnan()
 
@@ -160,24 +160,24 @@ def test_masked_columns(beta):
     got, less = (oracle.run(c) for c in (case, expected))
     torch.testing.assert_close(got["divergence"], less["divergence"])
     torch.testing.assert_close(got["entropy"], less["entropy"])
-    torch.testing.assert_close(got["d_student_input"], less["d_student_input"])
+    torch.testing.assert_close(got["d_student_hidden"], less["d_student_hidden"])
     assert not got["d_student_weight"][30:].any() and not got["d_student_bias"][30:].any()
     masked = case.tensors["student_bias"]
     for student, teacher, infinite_at in ((masked, torch.zeros(40), 0), (torch.zeros(40), masked, 1)):
         case.tensors |= {"student_bias": student, "teacher_bias": teacher}
         got = oracle.run(case)
         assert got["divergence"].isinf().all() if beta == infinite_at else got["divergence"].isfinite().all()
-        assert got["d_student_input"].isfinite().all() or beta == infinite_at == 1
+        assert got["d_student_hidden"].isfinite().all() or beta == infinite_at == 1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", ["student_input", "teacher_input"])
+@pytest.mark.parametrize("name", ["student_hidden", "teacher_hidden"])
 def test_a_nan_is_told_of_its_row(beta, name):
     case = oracle.make(vocab=600, beta=beta, reduction="none")
     case.tensors[name][2, 1] = math.nan
     got = oracle.run(case)
     assert got["divergence"].isnan().tolist() == [row == 2 for row in range(7)]
-    assert got["d_student_input"].isnan().any(-1).tolist() == [row == 2 for row in range(7)]
+    assert got["d_student_hidden"].isnan().any(-1).tolist() == [row == 2 for row in range(7)]
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -192,7 +192,7 @@ def test_huge_logits(beta):
 def test_mixed_dtypes(dtypes):
     case = oracle.make(beta=0.5)
     for name, t in case.tensors.items():
-        case.tensors[name] = t.to(dtypes[name.endswith("input")])
+        case.tensors[name] = t.to(dtypes[name.endswith("hidden")])
     oracle.check(case)
 
 

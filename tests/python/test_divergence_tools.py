@@ -37,7 +37,7 @@ def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
                 if not at_once:
                     patch.setattr(problem.Problem, "rounds_weight_once", False)
                 found.append(oracle.run(case, max_workspace_bytes=budget))
-        for name in ("d_student_input", "d_student_weight"):
+        for name in ("d_student_hidden", "d_student_weight"):
             assert torch.equal(found[0][name], found[1][name])
             error = (found[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
             assert error < 2.0**-7  # dz and the gradient are rounded once each, relative to themselves
@@ -72,7 +72,7 @@ def test_an_infinite_upstream_gradient_leaves_rows_that_do_not_count(reduction):
     case = oracle.make(reduction=reduction, mask=torch.arange(7) != 3)
     upstream = torch.full((7,) if reduction == "none" else (), torch.inf)
     got = oracle.run(case, upstream)
-    assert not got["d_student_input"][3].any() and not got["d_student_input"][2].isfinite().any()
+    assert not got["d_student_hidden"][3].any() and not got["d_student_hidden"][2].isfinite().any()
 
 
 def test_without_gradients():
@@ -137,7 +137,7 @@ def test_autocast_of_16_bit_and_float32_operands(reduction):
     expected = oracle.run(rounded)
     for name in ("loss", "divergence", "entropy"):
         torch.testing.assert_close(got[name], expected[name])
-    for name in ("d_student_input", "d_student_weight"):
+    for name in ("d_student_hidden", "d_student_weight"):
         assert got[name].dtype == case.tensors[name[2:]].dtype
         tolerance = 2.0**-8 if got[name].dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(got[name].float(), expected[name], rtol=tolerance, atol=1e-7)

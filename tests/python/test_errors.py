@@ -37,25 +37,25 @@ RANGE = "expected 0 <= target < 7 or ignore_index -100, got"
 
 
 def of_several(target, **more):
-    return {"target": target, "target_weight": torch.ones(target.shape)} | more
+    return {"targets": target, "target_weight": torch.ones(target.shape)} | more
 
 
 # Refusals that PyTorch's tensors and numpy's arrays share.
 BAD = [
-    ({"input": INPUT.long()}, TypeError, "input: expected float32"),
-    ({"input": INPUT[:, :4]}, ValueError, r"input: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),
-    ({"input": torch.tensor(1.0)}, ValueError, "input: expected shape"),
-    ({"linear_weight": WEIGHT[0]}, ValueError, r"linear_weight: expected shape \[V, D\], got \[5\]"),
-    ({"linear_weight": WEIGHT[:0]}, ValueError, r"linear_weight: .* V >= 1 and D >= 1, got \[0, 5\]"),
-    ({"linear_weight": WEIGHT[:, :0], "input": INPUT[:, :0]}, ValueError, r"linear_weight: .* D >= 1, got \[7, 0\]"),
-    ({"linear_weight": WEIGHT.double()}, TypeError, "linear_weight: expected float64 for all"),
-    ({"target": TARGET.float()}, TypeError, "target: expected int64 or int32 class indices, got .*float32"),
-    ({"target": TARGET[:3]}, ValueError, r"target: expected shape \[4\] .* got \[3\]"),
-    ({"linear_bias": torch.zeros(6)}, ValueError, r"linear_bias: expected shape \[7\] \(V\), got \[6\]"),
-    ({"linear_bias": torch.zeros(7).double()}, TypeError, "linear_bias: expected float64 for all"),
-    ({"linear_bias": torch.zeros(7, dtype=torch.complex64)}, TypeError, "linear_bias: expected float32, .*complex64"),
-    ({"weight": torch.ones(5)}, ValueError, r"weight: expected shape \[7\]"),
-    ({"weight": torch.ones(7, dtype=torch.complex64)}, TypeError, "weight: expected real numbers"),
+    ({"hidden": INPUT.long()}, TypeError, "hidden: expected float32"),
+    ({"hidden": INPUT[:, :4]}, ValueError, r"hidden: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),
+    ({"hidden": torch.tensor(1.0)}, ValueError, "hidden: expected shape"),
+    ({"weight": WEIGHT[0]}, ValueError, r"weight: expected shape \[V, D\], got \[5\]"),
+    ({"weight": WEIGHT[:0]}, ValueError, r"weight: .* V >= 1 and D >= 1, got \[0, 5\]"),
+    ({"weight": WEIGHT[:, :0], "hidden": INPUT[:, :0]}, ValueError, r"weight: .* D >= 1, got \[7, 0\]"),
+    ({"weight": WEIGHT.double()}, TypeError, "weight: expected float64 for all"),
+    ({"targets": TARGET.float()}, TypeError, "targets: expected int64 or int32 class indices, got .*float32"),
+    ({"targets": TARGET[:3]}, ValueError, r"targets: expected shape \[4\] .* got \[3\]"),
+    ({"bias": torch.zeros(6)}, ValueError, r"bias: expected shape \[7\] \(V\), got \[6\]"),
+    ({"bias": torch.zeros(7).double()}, TypeError, "bias: expected float64 for all"),
+    ({"bias": torch.zeros(7, dtype=torch.complex64)}, TypeError, "bias: expected float32, .*complex64"),
+    ({"class_weight": torch.ones(5)}, ValueError, r"class_weight: expected shape \[7\]"),
+    ({"class_weight": torch.ones(7, dtype=torch.complex64)}, TypeError, "class_weight: expected real numbers"),
     ({"token_weight": torch.ones(3)}, ValueError, r"token_weight: expected shape \[4\]"),
     ({"token_weight": torch.ones(4, dtype=torch.complex64)}, TypeError, "token_weight: expected real numbers"),
     ({"reduction": "avg"}, ValueError, "reduction: expected one of"),
@@ -71,7 +71,7 @@ BAD = [
     ({"temperature": NAN}, ValueError, "temperature: expected a finite number > 0, got nan"),
     ({"temperature": 1e-39}, ValueError, "temperature: expected .* got 1e-39"),
     ({"temperature": "hot"}, TypeError, "temperature: expected a number, got str"),
-    ({"temperature": torch.ones(3)}, ValueError, r"temperature: expected shape \[4\] \(that of target, or .*\[3\]"),
+    ({"temperature": torch.ones(3)}, ValueError, r"temperature: expected shape \[4\] \(that of targets, or .*\[3\]"),
     ({"temperature": torch.ones(4, dtype=torch.complex64)}, TypeError, "temperature: expected real numbers"),
     ({"num_items": -1, "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0, got -1"),
     ({"num_items": INF, "reduction": "mean"}, ValueError, "num_items: expected a finite number >= 0, got inf"),
@@ -96,24 +96,28 @@ BAD = [
     (SPARSIFIED | {"seed": 1 << 63}, ValueError, "seed: expected an integer of 64 bits"),
     (SPARSIFIED | {"softcap": 5.0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0"),
     (of_several(torch.rand(4, 7)), TypeError, "probabilities of the whole vocabulary are not taken"),
-    ({"target": torch.rand(4)}, TypeError, "target: expected int64 or int32"),
-    (of_several(torch.zeros(4, 65).long()), ValueError, "target: expected at most 64 targets"),
-    (of_several(TWO[:, :0]), ValueError, "target: expected at most 64 targets"),
-    (of_several(TWO[:3]), ValueError, r"target: expected shape \[4\]"),
-    ({"target": TWO}, ValueError, "got .*; several targets a row want target_weight"),
+    ({"targets": torch.rand(4)}, TypeError, "targets: expected int64 or int32"),
+    (of_several(torch.zeros(4, 65).long()), ValueError, "targets: expected at most 64 targets"),
+    (of_several(TWO[:, :0]), ValueError, "targets: expected at most 64 targets"),
+    (of_several(TWO[:3]), ValueError, r"targets: expected shape \[4\]"),
+    ({"targets": TWO}, ValueError, "got .*; several targets a row want target_weight"),
     (of_several(TWO, target_weight=torch.ones(4, 3)), ValueError, r"target_weight: expected shape \[4, 2\]"),
     ({"target_weight": torch.ones(4)}, ValueError, "target_weight: expected None with one"),
-    (of_several(TWO, weight=torch.ones(7)), ValueError, "weight: expected None with several targets"),
+    (of_several(TWO, class_weight=torch.ones(7)), ValueError, "class_weight: expected None with several targets"),
     (of_several(TWO, gradient="sparsified"), ValueError, 'gradient: expected "exact" with several targets'),
-    (of_several(TWO + 7 * torch.eye(4, 2).flip(0).long()), ValueError, rf"target: {RANGE} 7 at target\[2, 1\]"),
-    (of_several(TWO - 1), ValueError, rf"target: {RANGE} -1 at target\[0, 0\]"),
+    (of_several(TWO + 7 * torch.eye(4, 2).flip(0).long()), ValueError, rf"targets: {RANGE} 7 at targets\[2, 1\]"),
+    (of_several(TWO - 1), ValueError, rf"targets: {RANGE} -1 at targets\[0, 0\]"),
 ]  # fmt: skip
 OF_TENSORS = [
-    ({"input": [[1.0]]}, TypeError, "input: expected a torch.Tensor, got list"),
-    ({"input": INPUT.to("meta")}, ValueError, "input: expected a tensor on the CPU or a CUDA device, got device meta"),
-    ({"linear_weight": WEIGHT.to("meta")}, ValueError, "linear_weight: .* meta: it holds no values, .* offloaded"),
-    ({"linear_bias": torch.zeros(7, device="meta")}, ValueError, "linear_bias: .* device meta: it holds no values"),
-    ({"linear_weight": WEIGHT.to_sparse()}, TypeError, "linear_weight: expected a dense tensor"),
+    ({"hidden": [[1.0]]}, TypeError, "hidden: expected a torch.Tensor, got list"),
+    (
+        {"hidden": INPUT.to("meta")},
+        ValueError,
+        "hidden: expected a tensor on the CPU or a CUDA device, got device meta",
+    ),
+    ({"weight": WEIGHT.to("meta")}, ValueError, "weight: .* meta: it holds no values, .* offloaded"),
+    ({"bias": torch.zeros(7, device="meta")}, ValueError, "bias: .* device meta: it holds no values"),
+    ({"weight": WEIGHT.to_sparse()}, TypeError, "weight: expected a dense tensor"),
     ({"token_weight": torch.ones(4, requires_grad=True)}, ValueError, f"token_weight: {NEEDS_GRAD}"),
     (of_several(TWO, target_weight=torch.ones(4, 2, requires_grad=True)), ValueError, f"target_weight: {NEEDS_GRAD}"),
     (of_several(TWO, target_weight=[1.0]), TypeError, "target_weight: expected a torch.Tensor"),
@@ -146,7 +150,7 @@ for _name in ("label_smoothing", "z_loss", "scale", "softcap", "num_items", "shi
 OF_ARRAYS = [
     ({"grad_loss": 1j, "gradients": True}, TypeError, "grad_loss: expected real numbers, got complex128"),
     ({"num_items": torch.ones((), dtype=torch.complex64)}, TypeError, "num_items: expected a number, got array"),
-    ({"gradients": ["linear_bias"]}, ValueError, "gradients: expected names out of input, linear_weight, got"),
+    ({"gradients": ["bias"]}, ValueError, "gradients: expected names out of hidden, weight, got"),
     ({"backend": "quantum"}, logitless.BackendUnavailableError, "quantum"),
 ]
 
@@ -155,9 +159,9 @@ OF_ARRAYS = [
 @pytest.mark.parametrize("changes, error, message", BAD + OF_TENSORS, ids=ids(BAD + OF_TENSORS))
 def test_losses(changes, error, message, reduction):
     """After calls that are right, too, whose preparation is kept, and when they come again."""
-    plain = {"linear_weight": WEIGHT, "target": TARGET, "reduction": reduction}
+    plain = {"weight": WEIGHT, "targets": TARGET, "reduction": reduction}
     for requires_grad in (True, False):
-        arguments = plain | {"input": INPUT.clone().requires_grad_(requires_grad)}
+        arguments = plain | {"hidden": INPUT.clone().requires_grad_(requires_grad)}
         for _ in range(2):
             lce(**arguments)
             with pytest.raises(error, match=message):
@@ -166,7 +170,7 @@ def test_losses(changes, error, message, reduction):
 
 @pytest.mark.parametrize("changes, error, message", BAD + OF_ARRAYS, ids=ids(BAD + OF_ARRAYS))
 def test_losses_of_arrays(changes, error, message):
-    arguments = {"input": INPUT, "linear_weight": WEIGHT, "target": TARGET} | changes
+    arguments = {"hidden": INPUT, "weight": WEIGHT, "targets": TARGET} | changes
     with pytest.raises(error, match=message):
         logitless.numpy.linear_cross_entropy(**as_arrays(arguments))
 
@@ -180,11 +184,11 @@ BAD_IDS = [
 ]
 BAD_TOP_K = [
     ({"k": 0}, ValueError, r"k: expected a number in \[1, 7\]"),
-    ({"k": 65, "linear_weight": torch.zeros(70, 5)}, ValueError, r"k: expected a number in \[1, 64\]"),
+    ({"k": 65, "weight": torch.zeros(70, 5)}, ValueError, r"k: expected a number in \[1, 64\]"),
     ({"k": 2.0}, TypeError, "k: expected an integer"),
-    ({"k": 4, "linear_weight": WEIGHT[:3]}, ValueError, r"k: expected a number in \[1, 3\]"),
+    ({"k": 4, "weight": WEIGHT[:3]}, ValueError, r"k: expected a number in \[1, 3\]"),
 ]
-OF_HEADS = [row for row in BAD[:12] if "target" not in row[0] and row[2] != "input: expected shape"] + [
+OF_HEADS = [row for row in BAD[:12] if "targets" not in row[0] and row[2] != "hidden: expected shape"] + [
     ({"temperature": torch.ones(3)}, ValueError, r"temperature: expected shape \[4\]"),
     ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
     ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes"),
@@ -192,7 +196,7 @@ OF_HEADS = [row for row in BAD[:12] if "target" not in row[0] and row[2] != "inp
 
 
 def check_heads(name, arguments, error, message):
-    arguments = {"input": INPUT, "linear_weight": WEIGHT} | arguments
+    arguments = {"hidden": INPUT, "weight": WEIGHT} | arguments
     with pytest.raises(error, match=message):
         getattr(logitless, name)(**arguments)
     with pytest.raises(error, match=message):
@@ -255,7 +259,7 @@ BAD_PLANS = [
     ({"hidden": 16.0}, TypeError, "hidden: expected an integer, got float"),
     ({"vocab": 0}, logitless.InvalidArgumentError, "vocab"),
     ({"dtype": "int8"}, TypeError, "dtype"),
-    ({"gradients": ["weight"]}, ValueError, "gradients"),
+    ({"gradients": ["weights"]}, ValueError, "gradients"),
     ({"top_k": 8}, logitless.InvalidArgumentError, "top_k: expected 0 in a pass with gradients"),
     ({"gradients": (), "top_k": 65}, logitless.InvalidArgumentError, "top_k: expected a number in .0, 64."),
     ({"gradients": (), "top_k": 1.5}, TypeError, "top_k: expected an integer"),
@@ -279,7 +283,7 @@ HEAD, MODULE = logitless.nn.FusedHead, logitless.LinearCrossEntropyLoss
 BAD_MODULES = [
     (HEAD, {"class_weight": torch.ones(3)}, ValueError, r"class_weight: expected shape \[7\]"),
     (HEAD, {"dtype": "bf17"}, TypeError, "dtype: expected float32, bfloat16, float16 or float64, got bf17"),
-    (MODULE, {"weight": torch.ones(3)}, ValueError, r"weight: expected shape \[7\]"),
+    (MODULE, {"class_weight": torch.ones(3)}, ValueError, r"class_weight: expected shape \[7\]"),
     (MODULE, {"out_features": (2,)}, NotImplementedError, "out_features: expected"),
 ]
 for _made in (HEAD, MODULE):
@@ -298,16 +302,16 @@ def weights(vocab=50, width=12, **more):
 
 
 BAD_DIVERGENCES = [
-    ({"student_weight": weights(width=9)}, ValueError, r"student_input: expected shape \[..., D\] with D = 9"),
-    ({"teacher_weight": weights(width=9)}, ValueError, r"teacher_input: expected shape \[..., D\] with D = 9"),
+    ({"student_weight": weights(width=9)}, ValueError, r"student_hidden: expected shape \[..., D\] with D = 9"),
+    ({"teacher_weight": weights(width=9)}, ValueError, r"teacher_hidden: expected shape \[..., D\] with D = 9"),
     ({"teacher_weight": weights(49, 20), "teacher_bias": None}, ValueError, "teacher_weight: expected V = 50 .*49"),
-    ({"teacher_input": torch.zeros(6, 20)}, ValueError, r"teacher_input: expected shape \[7\]"),
+    ({"teacher_hidden": torch.zeros(6, 20)}, ValueError, r"teacher_hidden: expected shape \[7\]"),
     ({"student_bias": torch.zeros(3)}, ValueError, r"student_bias: expected shape \[50\]"),
     ({"teacher_bias": [1.0]}, TypeError, "teacher_bias: expected a torch.Tensor, got list"),
-    ({"teacher_input": torch.zeros(7, 20).double()}, TypeError, "teacher_input: expected float64 for all tensors"),
-    ({"student_input": torch.zeros(7, 12).long()}, TypeError, "student_input: expected float32"),
+    ({"teacher_hidden": torch.zeros(7, 20).double()}, TypeError, "teacher_hidden: expected float64 for all tensors"),
+    ({"student_hidden": torch.zeros(7, 12).long()}, TypeError, "student_hidden: expected float32"),
     ({"teacher_weight": weights(width=20).requires_grad_()}, ValueError, r"teacher_weight.*pass teacher_weight.detach"),
-    ({"teacher_input": torch.zeros(7, 20, requires_grad=True)}, ValueError, "teacher_input: expected a tensor that"),
+    ({"teacher_hidden": torch.zeros(7, 20, requires_grad=True)}, ValueError, "teacher_hidden: expected a tensor that"),
     ({"student_weight": weights(0)}, ValueError, r"student_weight: expected shape \[V, D\] with V >= 1"),
     ({"student_weight": weights(device="meta")}, ValueError, "student_weight: .*device meta"),
     ({"beta": -0.1}, ValueError, r"beta: expected 0, or a number in \[2\^-100, 1\], got -0.1"),
@@ -337,13 +341,11 @@ def test_divergences(changes, error, message):
 
 
 @pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize(
-    "name", ["input", "linear_weight", "target", "linear_bias", "weight", "token_weight", "main_grad"]
-)
+@pytest.mark.parametrize("name", ["hidden", "weight", "targets", "bias", "class_weight", "token_weight", "main_grad"])
 def test_freed_storage_is_named(name, known):
     def arguments():
-        found = {"input": INPUT.clone(), "linear_weight": WEIGHT.clone(), "target": TARGET.clone()}
-        for tensor in (found["input"], found["linear_weight"]):
+        found = {"hidden": INPUT.clone(), "weight": WEIGHT.clone(), "targets": TARGET.clone()}
+        for tensor in (found["hidden"], found["weight"]):
             tensor.requires_grad_(name == "main_grad")
         if name not in found:
             found[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
@@ -382,15 +384,15 @@ def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
 
     input = INPUT.clone().requires_grad_()
     for placement in (Shard(0), Replicate()):
-        with pytest.raises(TypeError, match="linear_weight: expected a plain tensor or an FSDP parameter") as error:
+        with pytest.raises(TypeError, match="weight: expected a plain tensor or an FSDP parameter") as error:
             lce(input, distributed(WEIGHT, placement), TARGET)
-        ways = ("DTensor.from_local(input, mesh, [Replicate()])", "group=mesh.get_group()", "unshard")
+        ways = ("DTensor.from_local(hidden, mesh, [Replicate()])", "group=mesh.get_group()", "unshard")
         for part in (repr(placement), *ways):
             assert part in str(error.value), str(error.value)
-    with pytest.raises(TypeError, match="linear_weight: expected a DTensor on the mesh of input, got a plain tensor"):
+    with pytest.raises(TypeError, match="weight: expected a DTensor on the mesh of hidden, got a plain tensor"):
         lce(distributed(INPUT, Shard(0)), WEIGHT, TARGET)
-    with pytest.raises(TypeError, match=r"linear_bias: .*Shard\(dim=0\).* pass linear_bias.full_tensor\(\)"):
-        lce(INPUT, WEIGHT, TARGET, linear_bias=distributed(torch.zeros(7), Shard(0)))
+    with pytest.raises(TypeError, match=r"bias: .*Shard\(dim=0\).* pass bias.full_tensor\(\)"):
+        lce(INPUT, WEIGHT, TARGET, bias=distributed(torch.zeros(7), Shard(0)))
     with pytest.raises(TypeError, match=r"scale: .* pass scale.to_local\(\)"):
         lce(INPUT, WEIGHT, TARGET, scale=distributed(torch.tensor(1.0), Replicate()))
 
@@ -398,10 +400,10 @@ def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
 def test_other_subclasses_and_nested_tensors_are_refused():
     from torch.testing._internal.two_tensor import TwoTensor
 
-    with pytest.raises(TypeError, match="linear_weight: .* got TwoTensor .unwrap or dequantise"):
+    with pytest.raises(TypeError, match="weight: .* got TwoTensor .unwrap or dequantise"):
         lce(INPUT, TwoTensor(WEIGHT, WEIGHT), TARGET)
     nested = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(1, 5)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="input: expected a dense tensor"):
+    with pytest.raises(TypeError, match="hidden: expected a dense tensor"):
         lce(nested, WEIGHT, TARGET)
 
 
@@ -426,15 +428,15 @@ def test_a_bad_target_is_named_by_its_own_place(shape, place, shift, interface):
         arguments[2][place] = bad
         with pytest.raises(logitless.InvalidTargetError) as error:
             call(*arguments, shift=shift)
-        expected = f"target: expected 0 <= target < 7 or ignore_index -100, got {bad} at target{list(place)}"
+        expected = f"targets: expected 0 <= target < 7 or ignore_index -100, got {bad} at targets{list(place)}"
         assert str(error.value) == expected
 
 
 def test_check_targets_names_place_and_value():
     logitless.check_targets(torch.tensor([[0, 4], [-100, 3]]), 5)
-    with pytest.raises(logitless.InvalidTargetError, match=r"target: .* got 5 at target\[1, 0\]"):
+    with pytest.raises(logitless.InvalidTargetError, match=r"targets: .* got 5 at targets\[1, 0\]"):
         logitless.check_targets(torch.tensor([[0, -100], [5, 9]]), 5)
-    with pytest.raises(logitless.InvalidTargetError, match=r"got -100 at target\[0\]"):
+    with pytest.raises(logitless.InvalidTargetError, match=r"got -100 at targets\[0\]"):
         logitless.check_targets(torch.tensor([-100]), 5, ignore_index=-1)
 
 
@@ -452,10 +454,10 @@ def test_one_dimension_of_targets_too_many_is_a_mistake(rows, count, reduction):
         "numpy": lambda: logitless.numpy.linear_cross_entropy(*arrays, reduction=reduction),
     }
     for call in calls.values():
-        with pytest.raises(ValueError, match="(target|labels): expected .*target_weight"):
+        with pytest.raises(ValueError, match="(targets|labels): expected .*target_weight"):
             call()
     if (reduction, count) == ("mean", 2):
-        with pytest.raises(Exception, match="target: expected .*target_weight"):
+        with pytest.raises(Exception, match="targets: expected .*target_weight"):
             torch.compile(lce, backend="eager")(input, WEIGHT, target)
 
 

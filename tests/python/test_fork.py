@@ -47,7 +47,7 @@ weight = rng.standard_normal((700, 32)).astype("f")
 target = rng.integers(0, 700, 300)
 def compute(**options):
     found = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
-    return [found.loss, found.d_input, found.d_linear_weight]
+    return [found.loss, found.d_hidden, found.d_weight]
 """
 
 SAME = """

@@ -85,9 +85,7 @@ def test_every_option_and_call_argument():
     assert list(head.state_dict()) == ["weight", "bias"]
     hidden, labels = torch.randn(2, 7, 5), torch.randint(0, 11, (2, 7))
     for given in ({"token_weight": torch.rand(2, 7)}, {"temperature": torch.rand(2, 7) + 0.5}):
-        options = (
-            OPTIONS | {"linear_bias": head.bias, "weight": class_weight, "return_stats": ["nll", "argmax"]} | given
-        )
+        options = OPTIONS | {"bias": head.bias, "class_weight": class_weight, "return_stats": ["nll", "argmax"]} | given
         expected = logitless.linear_cross_entropy(hidden, head.weight, labels, **options)
         for ours, theirs in zip(head(hidden, labels, **given, return_stats=["nll", "argmax"]), expected):
             assert ours is theirs is None or torch.equal(ours, theirs)

@@ -18,32 +18,32 @@ def variants():
     def made(change, *tensors):
         return [change(t.detach()).requires_grad_() for t in tensors]
 
-    plain = dict(input=input, linear_weight=weight, target=target)
+    plain = dict(hidden=input, weight=weight, targets=target)
     changes = {
         "plain": {},
-        "row stride": {"input": made(lambda t: torch.cat([t, 2 * t], 1)[:, :8], input)[0]},
-        "transposed": {"linear_weight": made(lambda t: (2 * t).t().contiguous().t(), weight)[0]},
-        "backwards": {"input": made(lambda t: t.flip(0).repeat_interleave(2, 0)[::2], input)[0]},
-        "bfloat16": dict(zip(("input", "linear_weight"), made(torch.Tensor.bfloat16, input, weight))),
-        "bfloat16 weight": {"linear_weight": made(torch.Tensor.bfloat16, weight)[0]},
-        "float16": dict(zip(("input", "linear_weight"), made(torch.Tensor.half, input, weight))),
-        "float64": dict(zip(("input", "linear_weight"), made(torch.Tensor.double, input, weight))),
-        "frozen input": {"input": frozen[0]},
-        "frozen weight": {"linear_weight": frozen[1]},
-        "frozen": dict(zip(("input", "linear_weight"), frozen)),
-        "fewer rows": {"input": made(lambda t: t[:7], input)[0], "target": target[:7]},
-        "less vocabulary": {"linear_weight": made(lambda t: t[:15], weight)[0], "target": target.clamp(max=14)},
-        "three dimensions": {"input": made(lambda t: t.view(3, 4, 8), input)[0], "target": target.view(3, 4)},
-        "int32": {"target": target.int()},
-        "strided target": {"target": target.repeat_interleave(2)[::2]},
-        "bias": {"linear_bias": bias},
-        "frozen bias": {"linear_bias": bias.detach()},
-        "bfloat16 bias": {"linear_bias": bias.detach().bfloat16().requires_grad_()},
-        "class weight": {"weight": torch.linspace(0.5, 2, 16)},
+        "row stride": {"hidden": made(lambda t: torch.cat([t, 2 * t], 1)[:, :8], input)[0]},
+        "transposed": {"weight": made(lambda t: (2 * t).t().contiguous().t(), weight)[0]},
+        "backwards": {"hidden": made(lambda t: t.flip(0).repeat_interleave(2, 0)[::2], input)[0]},
+        "bfloat16": dict(zip(("hidden", "weight"), made(torch.Tensor.bfloat16, input, weight))),
+        "bfloat16 weight": {"weight": made(torch.Tensor.bfloat16, weight)[0]},
+        "float16": dict(zip(("hidden", "weight"), made(torch.Tensor.half, input, weight))),
+        "float64": dict(zip(("hidden", "weight"), made(torch.Tensor.double, input, weight))),
+        "frozen input": {"hidden": frozen[0]},
+        "frozen weight": {"weight": frozen[1]},
+        "frozen": dict(zip(("hidden", "weight"), frozen)),
+        "fewer rows": {"hidden": made(lambda t: t[:7], input)[0], "targets": target[:7]},
+        "less vocabulary": {"weight": made(lambda t: t[:15], weight)[0], "targets": target.clamp(max=14)},
+        "three dimensions": {"hidden": made(lambda t: t.view(3, 4, 8), input)[0], "targets": target.view(3, 4)},
+        "int32": {"targets": target.int()},
+        "strided target": {"targets": target.repeat_interleave(2)[::2]},
+        "bias": {"bias": bias},
+        "frozen bias": {"bias": bias.detach()},
+        "bfloat16 bias": {"bias": bias.detach().bfloat16().requires_grad_()},
+        "class weight": {"class_weight": torch.linspace(0.5, 2, 16)},
         "token weight": {"token_weight": torch.linspace(0.5, 2, 12)},
         "sum": {"reduction": "sum"},
         "none": {"reduction": "none"},
-        "ignore_index": {"ignore_index": int(target[1]), "target": target.clamp(min=0)},
+        "ignore_index": {"ignore_index": int(target[1]), "targets": target.clamp(min=0)},
         "smoothing": {"label_smoothing": 0.25},
         "scale": {"scale": 0.5},
         "scale tensor": {"scale": torch.tensor(0.75)},
@@ -77,7 +77,7 @@ def everything(call):
     main_grad = call.get("main_grad")
     if main_grad is not None:
         main_grad.zero_()
-    names = ("input", "linear_weight", "linear_bias", "scale")
+    names = ("hidden", "weight", "bias", "scale")
     leaves = [call[n] for n in names if torch.is_tensor(call.get(n)) and call[n].requires_grad]
     out = lce(**call)
     parts = list(out) if isinstance(out, tuple) else [out]

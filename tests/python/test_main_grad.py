@@ -43,11 +43,11 @@ def test_shared_bytes_are_found(own_start, own_stride, start, row_stride, stride
 
 def arguments(*trained):
     given = {
-        "input": torch.randn(N, D),
-        "linear_weight": torch.randn(V, D),
-        "target": torch.randint(0, V, (N,)),
-        "linear_bias": torch.randn(V),
-        "weight": torch.rand(V),
+        "hidden": torch.randn(N, D),
+        "weight": torch.randn(V, D),
+        "targets": torch.randint(0, V, (N,)),
+        "bias": torch.randn(V),
+        "class_weight": torch.rand(V),
         "token_weight": torch.rand(N),
         "temperature": torch.rand(N) + 0.5,
         "main_grad": torch.zeros(V, D),
@@ -75,7 +75,7 @@ def overlapping(name):
     return given
 
 
-NAMES = ("input", "linear_weight", "target", "linear_bias", "weight", "token_weight", "temperature")
+NAMES = ("hidden", "weight", "targets", "bias", "class_weight", "token_weight", "temperature")
 
 
 @COMPILED
@@ -83,28 +83,28 @@ NAMES = ("input", "linear_weight", "target", "linear_bias", "weight", "token_wei
 def test_shared_memory_is_refused_by_name(name, compiled):
     given = overlapping(name)
     before = {key: tensor.clone() for key, tensor in given.items()}
-    leaf = given["linear_weight"].detach().requires_grad_()
+    leaf = given["weight"].detach().requires_grad_()
     with pytest.raises(ValueError, match=f"main_grad: expected a buffer of its own, got one .* {name}$"):
-        steps(compiled)(given | {"linear_weight": leaf}).backward()
+        steps(compiled)(given | {"weight": leaf}).backward()
     for key, tensor in before.items():
         assert torch.equal(given[key], tensor), key
 
 
 def test_a_negated_view_is_refused():
-    given = arguments("linear_weight")
+    given = arguments("weight")
     with pytest.raises(ValueError, match="main_grad: expected a buffer that holds its values"):
         lce(**given | {"main_grad": torch._neg_view(given["main_grad"])})
 
 
 def test_an_upstream_gradient_in_main_grad_is_refused():
-    given = arguments("linear_weight")
+    given = arguments("weight")
     loss = lce(**given, reduction="none")
     with pytest.raises(ValueError, match="shares memory with grad_loss"):
         loss.backward(given["main_grad"].view(-1)[3 : 3 + N])
 
 
 @COMPILED
-@pytest.mark.parametrize("of", ["input", "linear_weight"])
+@pytest.mark.parametrize("of", ["hidden", "weight"])
 @pytest.mark.parametrize("rows", ["interleaved", "twice as far apart"])
 def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
     given = arguments()
@@ -113,18 +113,18 @@ def test_rows_between_rows_are_memory_of_its_own(rows, of, compiled):
     place = flat[:count, :D] if rows == "interleaved" else flat[: 2 * count : 2, :D]
     given[of] = place.copy_(given[of])
     given["main_grad"] = flat[:V, D:]
-    leaf = given["linear_weight"].detach().requires_grad_()
-    steps(compiled)(given | {"linear_weight": leaf}).backward()
+    leaf = given["weight"].detach().requires_grad_()
+    steps(compiled)(given | {"weight": leaf}).backward()
     own = leaf.detach().clone().requires_grad_()
-    lce(**given | {"linear_weight": own, "main_grad": None}).backward()
+    lce(**given | {"weight": own, "main_grad": None}).backward()
     torch.testing.assert_close(given["main_grad"], own.grad)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "watched"])
 def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
-    given = arguments("linear_weight")
-    leaf, main_grad = given["linear_weight"], given["main_grad"]
+    given = arguments("weight")
+    leaf, main_grad = given["weight"], given["main_grad"]
     square = (torch.ones(V, D, requires_grad=True) * main_grad).sum()  # saves main_grad
     version = main_grad._version
 
@@ -141,15 +141,15 @@ def test_a_backward_pass_is_a_write_to_pytorch(how, reduction):
 
 
 def test_a_backward_pass_that_leads_elsewhere_writes_nothing():
-    given = arguments("input", "linear_weight")
+    given = arguments("hidden", "weight")
     loss = lce(**given)
     version = given["main_grad"]._version
-    torch.autograd.grad(loss, given["input"])
+    torch.autograd.grad(loss, given["hidden"])
     assert given["main_grad"]._version == version and not given["main_grad"].any()
 
 
 def test_an_inference_tensor_has_no_version():
-    given = arguments("linear_weight")
+    given = arguments("weight")
     with torch.inference_mode():
         given["main_grad"] = torch.zeros(V, D)
     lce(**given).backward()
@@ -162,13 +162,13 @@ def test_it_is_added_to_in_each_backward_pass(reduction, dtype):
     input, weight, bias, target = head(dtype=dtype)
     start = torch.randn(13, 6)
     main_grad = torch.cat([start, start], 1)[:, :6]  # rows with a stride
-    loss = 3 * lce(input, weight, target, linear_bias=bias, reduction=reduction, main_grad=main_grad).sum()
+    loss = 3 * lce(input, weight, target, bias=bias, reduction=reduction, main_grad=main_grad).sum()
     assert torch.equal(main_grad, start)
     loss.backward(retain_graph=True)
     assert weight.grad is None and input.grad is not None and bias.grad is not None
     plain = [t.detach().double() for t in (input, weight, bias)]
     plain[1].requires_grad_()
-    expected = 3 * lce(plain[0], plain[1], target, linear_bias=plain[2], reduction=reduction).sum()
+    expected = 3 * lce(plain[0], plain[1], target, bias=plain[2], reduction=reduction).sum()
     once = torch.autograd.grad(expected, plain[1])[0]
     # The exponentials of bfloat16 inputs are kept in bfloat16; those of float32 have the error of their logits.
     logits = F.linear(*plain)[1:].detach()

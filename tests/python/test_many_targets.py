@@ -29,11 +29,11 @@ def problem(rows, count, dtype=torch.float64, seed=0):
 
 def loss_of(leaves, ids, probs, **options):
     input, weight, bias = leaves
-    return lce(input, weight, ids, target_weight=probs, linear_bias=bias, **options)
+    return lce(input, weight, ids, target_weight=probs, bias=bias, **options)
 
 
 def log_probs_of(leaves, ids, **options):
-    return logitless.linear_log_probs(*leaves[:2], ids, linear_bias=leaves[2], **options)
+    return logitless.linear_log_probs(*leaves[:2], ids, bias=leaves[2], **options)
 
 
 def reference(leaves, ids, scale=1.0, softcap=None, temperature=1.0):
@@ -152,14 +152,14 @@ def test_knowledge_of_a_teachers_largest():
 def test_numpy():
     leaves, ids, probs = problem((2, 5), 3)
     arrays = [leaf.detach().numpy() for leaf in leaves]
-    got = logitless.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), linear_bias=arrays[2], softcap=4.0)
+    got = logitless.numpy.linear_log_probs(arrays[0], arrays[1], ids.numpy(), bias=arrays[2], softcap=4.0)
     np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
     for reduction in ("sum", "none"):
-        options = {"linear_bias": arrays[2], "target_weight": probs.numpy(), "reduction": reduction, "gradients": True}
+        options = {"bias": arrays[2], "target_weight": probs.numpy(), "reduction": reduction, "gradients": True}
         found = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
         loss = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
         np.testing.assert_allclose(found.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
-        gradients = found.d_input, found.d_linear_weight, found.d_linear_bias
+        gradients = found.d_hidden, found.d_weight, found.d_bias
         for got, expected in zip(gradients, torch.autograd.grad(loss.sum(), leaves)):
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 

@@ -49,7 +49,7 @@ OTHERS = {
     "plain": {},
     "sum": {"reduction": "sum", "z_loss": 0.1},
     "none": {"reduction": "none"},
-    "smoothing": {"label_smoothing": 0.2, "weight": positive(5, 23)},
+    "smoothing": {"label_smoothing": 0.2, "class_weight": positive(5, 23)},
     "token_weight": {"token_weight": positive(6, 3, 5)},
     "shift": {"shift": 1, "reduction": "none"},
 }
@@ -72,7 +72,7 @@ SINGLE = {
     "num_items_tensor": {"num_items": torch.tensor(11)},
     "shift": {"shift": 1},
     "long_shift": {"shift": 99},
-    "weight": {"weight": positive(5, 23)},
+    "class_weight": {"class_weight": positive(5, 23)},
     "token_weight": {"token_weight": positive(6, 3, 5)},
     "low_temperature": {"temperature": 0.1, "softcap": 2.0},
     "high_temperature": {"temperature": 7, "scale": -1.5},
@@ -182,7 +182,7 @@ def problems(draw):
     seed = draw(st.integers(0, 2**31))
     g = torch.Generator().manual_seed(seed)
     if draw(st.booleans()):
-        options["weight"] = torch.rand(vocab, generator=g) + 0.05
+        options["class_weight"] = torch.rand(vocab, generator=g) + 0.05
     if draw(st.booleans()):
         options["token_weight"] = torch.rand(shape, generator=g) + 0.05
     if draw(st.booleans()):
@@ -199,7 +199,7 @@ def test_random_combinations(problem, upstream):
     oracle.compare(problem, solve(problem, tuple(sorted(upstream))))
     got = solve(problem, differentiable_stats=False)
     oracle.compare(problem, got)
-    loss = lce(*problem.arguments, linear_bias=problem.linear_bias, **problem.options)
+    loss = lce(*problem.arguments, bias=problem.bias, **problem.options)
     torch.testing.assert_close(loss, got["loss"], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -229,11 +229,11 @@ def test_temperatures_of_ignored_rows_may_hold_anything():
     expected = solve(problem)
     problem.options["temperature"] = torch.tensor([0.0, 1, float("nan"), 1, -1, 1, float("inf"), 1])
     found = solve(problem)
-    assert (found["d_input"][::2] == 0).all()
+    assert (found["d_hidden"][::2] == 0).all()
     assert all(found[name] is None or torch.equal(found[name], expected[name]) for name in found)
     problem.options["temperature"][1] = 0
     wrong = solve(problem)
-    assert wrong["nll"][1].isnan() and wrong["d_input"][1].isnan().all() and wrong["nll"][3] == expected["nll"][3]
+    assert wrong["nll"][1].isnan() and wrong["d_hidden"][1].isnan().all() and wrong["nll"][3] == expected["nll"][3]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -288,7 +288,7 @@ def test_the_sparsified_gradient_of_a_number_is_unbiased(name, trained):
     problem = make((15,), 64, 9, bias=True, ignored=0.0)
     number = torch.tensor(0.5, requires_grad=True)
     input, weight = (t.detach().requires_grad_(on) for t, on in zip(problem.leaves(), trained))
-    given = {"linear_bias": problem.linear_bias, name: number}
+    given = {"bias": problem.bias, name: number}
     (exact,) = torch.autograd.grad(lce(input, weight, problem.target, **given), number)
     for reduction in ("mean", "none"):
         draws = []

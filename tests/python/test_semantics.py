@@ -38,7 +38,7 @@ def test_shapes_and_no_valid_row(shape, vocab, is_ignored, reduction):
 
 def test_zero_weight_of_all_valid_rows_is_nan():
     input, weight, target = head()
-    got = logitless.linear_cross_entropy(input, weight, target, weight=torch.zeros(17, dtype=torch.float64))
+    got = logitless.linear_cross_entropy(input, weight, target, class_weight=torch.zeros(17, dtype=torch.float64))
     assert got.isnan()
 
 
@@ -77,8 +77,8 @@ def test_bad_values_of_ignored_rows_cost_nothing():
     assert target[0] == -100
     got = logitless.linear_cross_entropy(input, weight, target)
     assert got.isfinite()
-    d_input, d_weight = gradients(got, input, weight)
-    assert (d_input[0] == 0).all() and d_weight.isfinite().all()
+    d_hidden, d_weight = gradients(got, input, weight)
+    assert (d_hidden[0] == 0).all() and d_weight.isfinite().all()
 
 
 def test_forbidden_token_as_minus_infinity_bias():
@@ -86,7 +86,7 @@ def test_forbidden_token_as_minus_infinity_bias():
     target = target.clamp(0, 15)
     bias = torch.zeros(17)
     bias[16] = float("-inf")
-    got = logitless.linear_cross_entropy(input, weight, target, linear_bias=bias, return_stats=True)
+    got = logitless.linear_cross_entropy(input, weight, target, bias=bias, return_stats=True)
     torch.testing.assert_close(got.loss, F.cross_entropy(F.linear(input, weight, bias), target))
     assert got.entropy.isfinite().all()
     assert all(g.isfinite().all() for g in gradients(got.loss, input, weight))

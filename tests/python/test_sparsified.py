@@ -14,7 +14,7 @@ OPTIONS = {
     "softcap": {"softcap": 2.0},
     "smoothing": {"label_smoothing": 0.2},
     "z_loss": {"z_loss": 0.1},
-    "class_weight": {"weight": torch.linspace(0.5, 2.0, 50), "label_smoothing": 0.1},
+    "class_weight": {"class_weight": torch.linspace(0.5, 2.0, 50), "label_smoothing": 0.1},
     "token_weight": {"token_weight": torch.linspace(0.0, 1.0, 12), "num_items": 5},
     "shift": {"shift": 1},
     "none": {"reduction": "none"},
@@ -28,7 +28,7 @@ def options_on(device, name):
 def loss_of(tensors, target, options, **more):
     """A scalar; per-token losses get upstream gradients of their own."""
     input, weight, bias = tensors
-    loss = lce(input, weight, target, linear_bias=bias, **options, **more)
+    loss = lce(input, weight, target, bias=bias, **options, **more)
     return loss if loss.dim() == 0 else (loss * torch.linspace(-1, 2, len(loss), device=loss.device)).sum()
 
 
@@ -49,7 +49,7 @@ def test_gradients_of_statistics_are_unbiased(device, name):
     input, weight, bias = tensors
 
     def found(**options):
-        out = lce(input, weight, target, linear_bias=bias, return_stats=[name], **options)
+        out = lce(input, weight, target, bias=bias, return_stats=[name], **options)
         upstream = torch.linspace(-1, 2, len(target), device=device)
         return gradients(tensors, (getattr(out, name) * upstream).sum())
 
@@ -141,7 +141,7 @@ def test_no_seed_is_drawn_without_need(device):
 def test_one_forward_pass_serves_any_upstream_gradient(device):
     *tensors, target = head(device)
     input, weight, bias = tensors
-    options = SPARSIFIED | {"linear_bias": bias, "seed": 4}
+    options = SPARSIFIED | {"bias": bias, "seed": 4}
     out = lce(input, weight, target, reduction="none", return_stats=["nll", "lse", "entropy"], **options)
     g = torch.Generator().manual_seed(0)
     upstream = [torch.randn(3, len(target), generator=g).to(device) for _ in range(2)]

@@ -23,7 +23,7 @@ def test_compiled_with_a_seed_is_bitwise_eager(device, backend, reduction, dynam
         pytest.skip("aot_eager traces the same; kernels of the rest are compiled on the GPU")
 
     def eager(input, weight, bias, target, seed):
-        return lce(torch.relu(input), weight, target, linear_bias=bias, reduction=reduction, seed=seed, **SPARSIFIED)
+        return lce(torch.relu(input), weight, target, bias=bias, reduction=reduction, seed=seed, **SPARSIFIED)
 
     compiled = torch.compile(eager, fullgraph=True, dynamic=dynamic, backend=backend)
     for tokens in (12, 9):
@@ -40,7 +40,7 @@ def test_compiled_with_a_seed_is_bitwise_eager(device, backend, reduction, dynam
 def test_compiled_draws_anew_and_repeats(device):
     *tensors, target = head(device)
     compiled = torch.compile(
-        lambda *a: lce(*a[:2], target, linear_bias=a[2], **SPARSIFIED), fullgraph=True, backend="aot_eager"
+        lambda *a: lce(*a[:2], target, bias=a[2], **SPARSIFIED), fullgraph=True, backend="aot_eager"
     )
 
     def found():
@@ -61,7 +61,7 @@ def test_a_checkpoint_draws_the_same_again_and_each_step_anew(device, reentrant,
 
     def loss(input, weight, bias):
         options = SPARSIFIED | {"threshold": 0.05, "reduction": reduction}
-        return lce(input, weight, target, linear_bias=bias, **options).sum()
+        return lce(input, weight, target, bias=bias, **options).sum()
 
     torch.manual_seed(9)
     expected = torch.autograd.grad(loss(*tensors), tensors)
@@ -106,8 +106,8 @@ def test_statistics_without_gradients(device):
     input, weight, bias = (t.detach() for t in tensors)
     names = ["kept_count", "draw_variance", "nll"]
     with torch.no_grad():
-        out = lce(input, weight, target, linear_bias=bias, return_stats=names, seed=3, **SPARSIFIED)
-    trained = lce(tensors[0], weight, target, linear_bias=bias, return_stats=names[:2], seed=3, **SPARSIFIED)
+        out = lce(input, weight, target, bias=bias, return_stats=names, seed=3, **SPARSIFIED)
+    trained = lce(tensors[0], weight, target, bias=bias, return_stats=names[:2], seed=3, **SPARSIFIED)
     assert torch.equal(out.kept_count, trained.kept_count)
     torch.testing.assert_close(out.draw_variance, trained.draw_variance)
     assert lce(input, weight, target, return_stats=True, **SPARSIFIED).kept_count is None
@@ -137,7 +137,7 @@ def test_a_graph_draws_anew_at_each_replay(device, reduction):
     seed = torch.tensor(0, device=device)
 
     def step(seed):
-        loss = lce(input, weight, target, linear_bias=bias, reduction=reduction, seed=seed, **SPARSIFIED)
+        loss = lce(input, weight, target, bias=bias, reduction=reduction, seed=seed, **SPARSIFIED)
         return torch.autograd.grad(loss.sum(), tensors)
 
     stream = torch.cuda.Stream()
@@ -178,10 +178,10 @@ def test_mean_over_seeds_across_tiles(device, shape, dtype, engine, monkeypatch)
     exact = gradients(wide, 64 * torch.nn.functional.cross_entropy(logits, target))
 
     def draw(seed):
-        options = SPARSIFIED | {"threshold": 2**-6, "seed": seed, "linear_bias": tensors[2]}
+        options = SPARSIFIED | {"threshold": 2**-6, "seed": seed, "bias": tensors[2]}
         return gradients(tensors, 64 * lce(*tensors[:2], target, **options))
 
-    # In 16 bits dz of the dense columns, d_hidden twice and d_classifier are rounded, alike for all seeds.
+    # In 16 bits dz of the dense columns, d_hidden twice and d_weight are rounded, alike for all seeds.
     check_mean_over_seeds(draw, exact, seeds=300, unit=1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps)
 
 
@@ -199,7 +199,7 @@ def test_numpy(reduction):
 
     def draw(seed, **more):
         out = logitless.numpy.linear_cross_entropy(*given, seed=seed, **options | more)
-        return [torch.from_numpy(out.d_input).double(), torch.from_numpy(out.d_linear_weight).double()]
+        return [torch.from_numpy(out.d_hidden).double(), torch.from_numpy(out.d_weight).double()]
 
     check_mean_over_seeds(draw, draw(None, gradient="exact"), seeds=200)
     for make in (lambda: np.random.seed(4), lambda: np.random.default_rng(4)):
@@ -213,7 +213,7 @@ def test_numpy(reduction):
 
 def test_numpy_statistics():
     options = SPARSIFIED | {"seed": 2, "return_stats": ["kept_count", "draw_variance"]}
-    out = logitless.numpy.linear_cross_entropy(*arrays(), gradients=["input"], **options)
+    out = logitless.numpy.linear_cross_entropy(*arrays(), gradients=["hidden"], **options)
     assert out.kept_count.shape == (2, 5) and out.kept_count.min() >= 1 and (out.draw_variance >= 0).all()
     with pytest.raises(ValueError, match="return_stats: expected kept_count only with gradients"):
         logitless.numpy.linear_cross_entropy(*arrays(), **options)

@@ -84,7 +84,7 @@ def test_all(options, dtype):
     tensors = head(dtype)
     input, weight, bias, target = tensors
     for names in (_options.OF_ROWS, *((name,) for name in _options.OF_ROWS)):
-        got = lce(input, weight, target, linear_bias=bias, return_stats=names, **options)
+        got = lce(input, weight, target, bias=bias, return_stats=names, **options)
         check(got, names, tensors, options)
 
 
@@ -94,9 +94,7 @@ def test_with_gradients(options, together):
     """In the pass that makes gradients, and in one before it."""
     input, weight, bias, target = tensors = head()
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
-    got = lce(
-        *leaves, target, linear_bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options
-    )
+    got = lce(*leaves, target, bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options)
     check(got, _options.OF_ROWS, tensors, options)
     for name in _options.OF_ROWS:
         assert getattr(got, name).requires_grad == (not together and name in _options.DIFFERENTIABLE), name
@@ -108,7 +106,7 @@ def test_gradient(name, options):
     upstream = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
     def fused(input, weight, bias, target, dtype):
-        return lce(input, weight, target, linear_bias=bias, return_stats=(name,), **options)._asdict()
+        return lce(input, weight, target, bias=bias, return_stats=(name,), **options)._asdict()
 
     def plainly(*tensors):
         return naive(*tensors, **options)[0]
@@ -143,7 +141,7 @@ def test_numpy(dtype):
     tensors = head(dtype)
     input, weight, bias, target = (tensor.numpy() for tensor in tensors)
     for gradients in (False, True):
-        options = {"linear_bias": bias, "return_stats": _options.OF_ROWS, "gradients": gradients}
+        options = {"bias": bias, "return_stats": _options.OF_ROWS, "gradients": gradients}
         got = logitless.numpy.linear_cross_entropy(input, weight, target, **options)
         check(got, _options.OF_ROWS, tensors, {})
 
@@ -158,7 +156,7 @@ def test_the_interfaces_have_the_list():
     names = {"loss", *_options.STAT_NAMES}
     assert set(logitless.LinearCrossEntropyOutput._fields) == names
     fields = set(logitless.numpy.LinearCrossEntropyResult.__dataclass_fields__)
-    assert fields - {"d_input", "d_linear_weight", "d_linear_bias"} == names
+    assert fields - {"d_hidden", "d_weight", "d_bias"} == names
 
 
 def test_true_is_the_default_ones():

@@ -117,7 +117,7 @@ def test_each_subset_of_the_gradients(name):
 def test_autocast(name, dtype):
     """As of operands that are rounded to it, whose gradients are rounded no more. A bias is none of them."""
     call, tensors, short = EVERY[name], Tensors(dtype=torch.float32), Tensors(dtype=torch.float32)
-    short.teacher_input, short.teacher_weight = short.teacher_input.to(dtype), short.teacher_weight.to(dtype)
+    short.teacher_hidden, short.teacher_weight = short.teacher_hidden.to(dtype), short.teacher_weight.to(dtype)
     leaves = call.leaves(tensors)
     rounded = [
         leaf.detach().to(dtype if place < 2 else leaf.dtype).requires_grad_() for place, leaf in enumerate(leaves)

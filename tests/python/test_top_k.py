@@ -46,7 +46,7 @@ each_option = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap
 @pytest.mark.parametrize("k", [1, 7, 64])
 def test_against_float64(dtype, options, k):
     input, weight, bias = tensors(dtype=dtype)
-    found = logitless.linear_top_k(input, weight, k, linear_bias=bias, **options)
+    found = logitless.linear_top_k(input, weight, k, bias=bias, **options)
     assert found.log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     check(found, logits_of(input, weight, bias, **options), k, 2.0**-50 if dtype == torch.float64 else 2.0**-24)
 
@@ -62,9 +62,9 @@ def test_any_leading_shape(shape):
 def test_numbers_may_be_tensors_and_nothing_has_a_gradient():
     input, weight, bias = (t.requires_grad_() for t in tensors())
     scale = torch.tensor(0.5, requires_grad=True)
-    found = logitless.linear_top_k(input, weight, 4, linear_bias=bias, scale=scale, temperature=torch.tensor([2.0]))
+    found = logitless.linear_top_k(input, weight, 4, bias=bias, scale=scale, temperature=torch.tensor([2.0]))
     assert not found.ids.requires_grad and not found.log_probs.requires_grad
-    expected = logitless.linear_top_k(input, weight, 4, linear_bias=bias, scale=0.5, temperature=2.0)
+    expected = logitless.linear_top_k(input, weight, 4, bias=bias, scale=0.5, temperature=2.0)
     assert all(map(torch.equal, found, expected))
 
 
@@ -96,10 +96,8 @@ def test_autocast():
 
 def test_equals_linear_cross_entropy():
     input, weight, bias = tensors()
-    found = logitless.linear_top_k(input, weight, 2, linear_bias=bias)
-    stats = logitless.linear_cross_entropy(
-        input, weight, found.ids[..., 0], linear_bias=bias, return_stats=["argmax", "nll"]
-    )
+    found = logitless.linear_top_k(input, weight, 2, bias=bias)
+    stats = logitless.linear_cross_entropy(input, weight, found.ids[..., 0], bias=bias, return_stats=["argmax", "nll"])
     assert torch.equal(stats.argmax, found.ids[..., 0]) and torch.equal(-stats.nll, found.log_probs[..., 0])
 
 
@@ -109,7 +107,7 @@ class Sampler(torch.nn.Module):
         self.head, self.options = torch.nn.Linear(16, 900), options
 
     def forward(self, hidden, temperature):
-        options = {"linear_bias": self.head.bias, "temperature": temperature, **self.options}
+        options = {"bias": self.head.bias, "temperature": temperature, **self.options}
         top = logitless.linear_top_k(hidden, self.head.weight, 4, **options)
         return top.ids, top.log_probs + 0
 
@@ -145,9 +143,9 @@ def test_fake_tensors():
 @each_option
 def test_numpy_equals_torch(options):
     input, weight, bias = tensors()
-    expected = logitless.linear_top_k(input, weight, 6, linear_bias=bias, **options)
+    expected = logitless.linear_top_k(input, weight, 6, bias=bias, **options)
     given = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
-    got = logitless.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, linear_bias=bias.numpy(), **given)
+    got = logitless.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, bias=bias.numpy(), **given)
     for name in ("ids", "log_probs"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name).numpy())
     reference = logitless.numpy.linear_top_k(input.numpy(), weight.numpy(), 6, backend="reference")
@@ -165,7 +163,7 @@ def test_on_cuda(dtype, engine, monkeypatch):
     z = logits_of(input, weight, bias, softcap=20.0)
     *given, bias = (t.cuda() for t in (input, weight, bias))
     for k in (1, 8, 64):
-        found, again = (logitless.linear_top_k(*given, k, linear_bias=bias, softcap=20.0) for _ in range(2))
+        found, again = (logitless.linear_top_k(*given, k, bias=bias, softcap=20.0) for _ in range(2))
         assert found.ids.is_cuda and all(map(torch.equal, found, again))
         on_host = logitless.LinearTopK(found.ids.cpu(), found.log_probs.cpu())
         check(on_host, z, k, 2.0**-46 if dtype == torch.float64 else 2.0**-20)

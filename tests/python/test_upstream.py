@@ -15,7 +15,7 @@ IGNORED = [0, 3, 4]
 
 
 def head(device="cpu", dtype=torch.float32):
-    """input, linear_weight, linear_bias, target with rows that have none; odd sizes."""
+    """input, weight, bias, target with rows that have none; odd sizes."""
     *tensors, target = support.head(7, 13, 9, dtype, device)
     target[IGNORED] = -100
     return *tensors, target
@@ -28,7 +28,7 @@ def canonical(input, weight, bias, target, reduction="mean", **_):
 def ours(input, weight, bias, target, main_grad=False, **options):
     if main_grad:
         options["main_grad"] = torch.zeros(weight.shape, device=weight.device)
-    return lce(input, weight, target, linear_bias=bias, **options)
+    return lce(input, weight, target, bias=bias, **options)
 
 
 OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"main_grad": True}, {"gradient": "sparsified", "seed": 1}]
@@ -78,7 +78,7 @@ def test_ignored_rows_of_arrays(reduction):
     out = logitless.numpy.linear_cross_entropy(
         input, weight, target, reduction=reduction, gradients=True, grad_loss=np.inf
     )
-    assert (out.d_input[IGNORED] == 0).all() and not np.isfinite(out.d_input[1]).all()
+    assert (out.d_hidden[IGNORED] == 0).all() and not np.isfinite(out.d_hidden[1]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -53,7 +53,7 @@ def of_one_rank(where: Place) -> None:
     """A group of this process alone, which has the whole head."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    where |= {"weight_shard": where["lm_head"].weight, "target": where["labels"]}
+    where |= {"weight": where["lm_head"].weight, "target": where["labels"]}
     where["tp_group"] = torch.distributed.group.WORLD
 
 

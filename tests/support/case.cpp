@@ -63,18 +63,18 @@ void choose_shape(Random& random, const CaseLimits& limits, logitless::Problem* 
 
 void choose_dtypes(Random& random, const CaseLimits& limits, logitless::Problem* p) {
   if (limits.only_fp64 || (limits.allow_fp64 && random.chance(0.1))) {
-    for (int32_t* dtype : {&p->dtype.hidden, &p->dtype.classifier, &p->dtype.bias, &p->dtype.d_hidden,
-                           &p->dtype.d_classifier, &p->dtype.d_bias}) {
+    for (int32_t* dtype : {&p->dtype.hidden, &p->dtype.weight, &p->dtype.bias, &p->dtype.d_hidden,
+                           &p->dtype.d_weight, &p->dtype.d_bias}) {
       *dtype = LOGITLESS_F64;
     }
     return;
   }
   const auto pick = [&] { return random.pick<int32_t>({LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}); };
   p->dtype.hidden = pick();
-  p->dtype.classifier = random.chance(0.6) ? p->dtype.hidden : pick();
-  p->dtype.bias = random.chance(0.6) ? p->dtype.classifier : pick();
+  p->dtype.weight = random.chance(0.6) ? p->dtype.hidden : pick();
+  p->dtype.bias = random.chance(0.6) ? p->dtype.weight : pick();
   p->dtype.d_hidden = random.chance(0.5) ? p->dtype.hidden : pick();
-  p->dtype.d_classifier = random.chance(0.5) ? p->dtype.classifier : pick();
+  p->dtype.d_weight = random.chance(0.5) ? p->dtype.weight : pick();
   p->dtype.d_bias = random.chance(0.5) ? p->dtype.bias : pick();
 }
 
@@ -113,7 +113,7 @@ void choose_outputs(Random& random, Case* c) {
   if (c->mode == Mode::kForward) return;
   do {
     p.has.d_hidden = random.chance(0.75);
-    p.has.d_classifier = random.chance(0.75);
+    p.has.d_weight = random.chance(0.75);
     p.has.d_bias = p.has.bias != 0 && random.chance(0.6);
   } while (!c->wants_gradients());
   if (c->mode == Mode::kForwardThenBackward) {
@@ -125,7 +125,7 @@ void choose_outputs(Random& random, Case* c) {
     return wanted != 0 && (dtype == LOGITLESS_F32 || dtype == LOGITLESS_F64) && random.chance(0.4);
   };
   p.accumulate.d_hidden = adds(p.has.d_hidden, p.dtype.d_hidden);
-  p.accumulate.d_classifier = adds(p.has.d_classifier, p.dtype.d_classifier);
+  p.accumulate.d_weight = adds(p.has.d_weight, p.dtype.d_weight);
   p.accumulate.d_bias = adds(p.has.d_bias, p.dtype.d_bias);
 }
 
@@ -142,9 +142,9 @@ void draw_values(Random& random, Case* c) {
   const logitless_dtype stats = stats_dtype(p);
   const double logit_deviation = random.pick<double>({0.1, 1.0, 4.0});
   c->hidden = normal_values(random, p.tokens * p.hidden, 1, as_dtype(p.dtype.hidden));
-  c->classifier =
+  c->weight =
       normal_values(random, p.vocab * p.hidden, logit_deviation / std::sqrt(static_cast<double>(p.hidden)),
-                    as_dtype(p.dtype.classifier));
+                    as_dtype(p.dtype.weight));
   if (p.has.bias) c->bias = normal_values(random, p.vocab, 1, as_dtype(p.dtype.bias));
   if (p.has.class_weight) c->class_weight = weights(random, p.vocab, stats);
   if (p.has.token_weight) c->token_weight = weights(random, p.tokens, stats);
@@ -155,7 +155,7 @@ void draw_values(Random& random, Case* c) {
   if (p.has.grad_lse) c->grad_lse = uniform_values(random, p.tokens, -1, 1, stats);
   if (p.has.grad_entropy) c->grad_entropy = uniform_values(random, p.tokens, -1, 1, stats);
   if (p.accumulate.d_hidden) c->d_hidden_start = normal_values(random, p.tokens * p.hidden, 1, stats);
-  if (p.accumulate.d_classifier) c->d_classifier_start = normal_values(random, p.vocab * p.hidden, 1, stats);
+  if (p.accumulate.d_weight) c->d_weight_start = normal_values(random, p.vocab * p.hidden, 1, stats);
   if (p.accumulate.d_bias) c->d_bias_start = normal_values(random, p.vocab, 1, stats);
 }
 
@@ -238,9 +238,9 @@ Case random_case(uint64_t seed, const CaseLimits& limits) {
   draw_targets(random, &c);
   draw_values(random, &c);
   c.hidden_layout = random_layout(random);
-  c.classifier_layout = random_layout(random);
+  c.weight_layout = random_layout(random);
   c.d_hidden_layout = random_layout(random);
-  c.d_classifier_layout = random_layout(random);
+  c.d_weight_layout = random_layout(random);
   c.skew = random.pick<int64_t>({0, 1, 3});
   if (c.problem.dtype.hidden != LOGITLESS_F64 && random.chance(0.25)) {
     c.problem.compute_dtype = random.pick<int32_t>({LOGITLESS_BF16, LOGITLESS_F16});
@@ -259,11 +259,11 @@ Case plain_case(uint64_t seed, PlainSize size, logitless_dtype dtype) {
   p.tokens = size.tokens;
   p.vocab = size.vocab;
   p.hidden = size.hidden;
-  for (int32_t* each : {&p.dtype.hidden, &p.dtype.classifier, &p.dtype.bias, &p.dtype.d_hidden,
-                        &p.dtype.d_classifier, &p.dtype.d_bias}) {
+  for (int32_t* each : {&p.dtype.hidden, &p.dtype.weight, &p.dtype.bias, &p.dtype.d_hidden, &p.dtype.d_weight,
+                        &p.dtype.d_bias}) {
     *each = dtype;
   }
-  p.has.bias = p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 1;
+  p.has.bias = p.has.d_hidden = p.has.d_weight = p.has.d_bias = 1;
   for (int64_t row = 0; row < p.tokens; ++row) c.targets.push_back(random.integer(0, p.vocab - 1));
   draw_values(random, &c);
   c.grad_loss.clear();
@@ -312,12 +312,12 @@ std::string describe(const Case& c) {
   if (p.has.name) out << " " #name;
 #include <logitless/tensors.def>
   out << "; dtypes";
-  for (int32_t dtype : {p.dtype.hidden, p.dtype.classifier, p.dtype.bias, p.dtype.d_hidden,
-                        p.dtype.d_classifier, p.dtype.d_bias}) {
+  for (int32_t dtype :
+       {p.dtype.hidden, p.dtype.weight, p.dtype.bias, p.dtype.d_hidden, p.dtype.d_weight, p.dtype.d_bias}) {
     out << " " << name_of(as_dtype(dtype));
   }
-  out << "; adds " << p.accumulate.d_hidden << p.accumulate.d_classifier << p.accumulate.d_bias << "; rows";
-  for (const Layout& l : {c.hidden_layout, c.classifier_layout, c.d_hidden_layout, c.d_classifier_layout}) {
+  out << "; adds " << p.accumulate.d_hidden << p.accumulate.d_weight << p.accumulate.d_bias << "; rows";
+  for (const Layout& l : {c.hidden_layout, c.weight_layout, c.d_hidden_layout, c.d_weight_layout}) {
     out << " +" << l.padding << " at " << l.skew;
   }
   return out.str();

@@ -21,7 +21,7 @@ struct Case {
   logitless::Problem problem;
 
   std::vector<double> hidden;         // [N, D]
-  std::vector<double> classifier;     // [V, D]
+  std::vector<double> weight;         // [V, D]
   std::vector<double> bias;           // [V]
   std::vector<int64_t> targets;       // [N], or [N, targets_per_row]
   std::vector<double> target_weight;  // [N, targets_per_row]; empty: ones
@@ -35,15 +35,15 @@ struct Case {
   std::vector<double> grad_target_logit;
   std::vector<int64_t> seed_in_memory;  // [1] in place of the problem's seed; empty: that
   std::vector<double> d_hidden_start;   // what the gradients' buffers hold before an accumulation
-  std::vector<double> d_classifier_start;
+  std::vector<double> d_weight_start;
   std::vector<double> d_bias_start;
 
-  Layout hidden_layout, classifier_layout, d_hidden_layout, d_classifier_layout;
+  Layout hidden_layout, weight_layout, d_hidden_layout, d_weight_layout;
   int64_t skew = 0;  // elements by which all other buffers are off a 64-byte boundary
 
   bool wants_gradients() const {
     if (mode == Mode::kForward) return false;
-    return problem.has.d_hidden != 0 || problem.has.d_classifier != 0 || problem.has.d_bias != 0;
+    return problem.has.d_hidden != 0 || problem.has.d_weight != 0 || problem.has.d_bias != 0;
   }
   int64_t targets_per_row() const { return problem.targets_per_row > 0 ? problem.targets_per_row : 1; }
   // The k-th global target of a row after the shift, or problem.ignore_index; and its weight, 0 of the

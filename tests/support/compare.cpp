@@ -46,7 +46,7 @@ constexpr Compared kCompared[] = {
     {LOGITLESS_COMPARED(log_sum_sq_probs, log_sum_sq_probs), &logitless::Problem::Has::log_sum_sq_probs},
     {LOGITLESS_COMPARED(loss, loss)},
     LOGITLESS_GRADIENT(d_hidden),
-    LOGITLESS_GRADIENT(d_classifier),
+    LOGITLESS_GRADIENT(d_weight),
     LOGITLESS_GRADIENT(d_bias),
 };
 #undef LOGITLESS_GRADIENT
@@ -169,7 +169,7 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   const double log_terms = 4 * t.terms.logit + 4 * std::log(static_cast<double>(c_.problem.vocab));
   out.log_sum_sq_probs = bound(naive.log_sum_sq_probs, t.log_sum_sq_probs, log_terms) + 4 * arithmetic.exp;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
-  out.d_classifier = gradient(naive.d_classifier, t.d_classifier, t.terms.d_classifier);
+  out.d_weight = gradient(naive.d_weight, t.d_weight, t.terms.d_weight);
   out.d_bias = gradient(naive.d_bias, t.d_bias, t.terms.d_bias);
   if (c_.problem.reduction == LOGITLESS_REDUCTION_NONE) {
     out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss) + 2 * arithmetic.exp * t.terms.row_loss;
@@ -201,7 +201,7 @@ Bounds Expected::bounds_of_double() const {
                                     .log_sum_sq_probs = 4 * terms.logit + 4,
                                     .loss = loss,
                                     .d_hidden = gradient(terms.d_hidden),
-                                    .d_classifier = gradient(terms.d_classifier),
+                                    .d_weight = gradient(terms.d_weight),
                                     .d_bias = gradient(terms.d_bias)};
 }
 
@@ -213,8 +213,7 @@ Bounds Expected::bounds_of(const Engine& engine) const {
       engine.is_device() && product_dtype(c_.problem, c_.problem.dtype.hidden) == LOGITLESS_BF16;
   if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
   Bounds kept = bounds(naive_exps_, arithmetic);
-  kept.d_classifier +=
-      arithmetic.gradient * truth_.terms.d_classifier.part;  // each of its terms is rounded twice
+  kept.d_weight += arithmetic.gradient * truth_.terms.d_weight.part;  // each of its terms is rounded twice
   return either(out, kept);
 }
 
@@ -224,7 +223,7 @@ Bounds Expected::tightest_bounds_of(const Engine& engine) const {
   Bounds exact = bounds_of_double();
   if (c_.mode != Mode::kForwardThenBackward) return exact;
   exact.d_hidden = rounded_statistics.d_hidden;
-  exact.d_classifier = rounded_statistics.d_classifier;
+  exact.d_weight = rounded_statistics.d_weight;
   exact.d_bias = rounded_statistics.d_bias;
   return exact;
 }

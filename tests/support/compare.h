@@ -13,13 +13,13 @@ namespace logitless_test {
 // How far a result may be off before it is rounded to the dtype of its output.
 struct Bounds {
   double lse = 0, nll = 0, entropy = 0, logit = 0, mean_logit = 0, log_sum_sq_probs = 0, loss = 0;
-  double d_hidden = 0, d_classifier = 0, d_bias = 0;
+  double d_hidden = 0, d_weight = 0, d_bias = 0;
 };
 
 // Each of them.
 inline constexpr double Bounds::*kBounds[] = {&Bounds::lse,   &Bounds::nll,        &Bounds::entropy,
                                               &Bounds::logit, &Bounds::mean_logit, &Bounds::log_sum_sq_probs,
-                                              &Bounds::loss,  &Bounds::d_hidden,   &Bounds::d_classifier,
+                                              &Bounds::loss,  &Bounds::d_hidden,   &Bounds::d_weight,
                                               &Bounds::d_bias};
 
 Bounds operator*(double factor, const Bounds& bounds);
@@ -78,7 +78,7 @@ template <class Gradients>
 void expect_gradients(const Outputs& got, const Gradients& expected, const Bounds& bounds,
                       logitless_dtype dtype = LOGITLESS_F32) {
   EXPECT_TRUE(close("d_hidden", got.d_hidden, expected.d_hidden, bounds.d_hidden, dtype));
-  EXPECT_TRUE(close("d_classifier", got.d_classifier, expected.d_classifier, bounds.d_classifier, dtype));
+  EXPECT_TRUE(close("d_weight", got.d_weight, expected.d_weight, bounds.d_weight, dtype));
   EXPECT_TRUE(close("d_bias", got.d_bias, expected.d_bias, bounds.d_bias, dtype));
 }
 

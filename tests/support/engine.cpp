@@ -89,7 +89,7 @@ std::string why_not_sparsified(const Engine& engine) {
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = problem.vocab = problem.hidden = 8;
-  problem.dtype.hidden = problem.dtype.classifier = engine.plain_dtype();
+  problem.dtype.hidden = problem.dtype.weight = engine.plain_dtype();
   problem.has.d_hidden = 1;
   problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
   const logitless::Context context = make_context(engine, 1);

@@ -37,7 +37,7 @@ struct Engine {
   // Products of operands in the same 16-bit format.
   static bool has_short_operands(const logitless::Problem& problem) {
     const logitless_dtype hidden = product_dtype(problem, problem.dtype.hidden);
-    return hidden == product_dtype(problem, problem.dtype.classifier) &&
+    return hidden == product_dtype(problem, problem.dtype.weight) &&
            (hidden == LOGITLESS_BF16 || hidden == LOGITLESS_F16);
   }
   // An operand in one 16-bit format is rounded to the other.
@@ -45,7 +45,7 @@ struct Engine {
     const auto rounds = [&](int32_t dtype) {
       return dtype != LOGITLESS_F32 && dtype != product_dtype(problem, dtype);
     };
-    return rounds(problem.dtype.hidden) || rounds(problem.dtype.classifier);
+    return rounds(problem.dtype.hidden) || rounds(problem.dtype.weight);
   }
   // Whether the gradient of the logits is rounded to the operands' format before the products of the backward
   // pass: where both operands have the same 16-bit format and products of that format multiply them.

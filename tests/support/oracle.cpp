@@ -19,7 +19,7 @@ class Materialised {
         dim_(static_cast<size_t>(p_.hidden)),
         rounds_(rounds),
         hidden_(operand(c.hidden, p_.dtype.hidden)),
-        classifier_(operand(c.classifier, p_.dtype.classifier)),
+        weight_(operand(c.weight, p_.dtype.weight)),
         logits_(tokens_ * vocab_),
         slope_(tokens_ * vocab_, T(1)) {}
 
@@ -66,14 +66,14 @@ class Materialised {
     if (magnitude > *largest) *largest = magnitude;
   }
 
-  // logits = softcap(scale * hidden classifier^T + bias) / temperature
+  // logits = softcap(scale * hidden weight^T + bias) / temperature
   void compute_logits() {
     for (size_t i = 0; i < tokens_; ++i) {
       const T t = temperature(i);
       for (size_t j = 0; j < vocab_ && !ignored(i); ++j) {
         T dot = 0;
         for (size_t k = 0; k < dim_; ++k) {
-          const T term = hidden_[i * dim_ + k] * classifier_[j * dim_ + k];
+          const T term = hidden_[i * dim_ + k] * weight_[j * dim_ + k];
           dot += term;
           raise(&answer_.terms.logit, static_cast<T>(p_.scale) * term / t);
         }
@@ -237,7 +237,7 @@ class Materialised {
   }
 
   void backward() {
-    std::vector<T> d_hidden(tokens_ * dim_), d_classifier(vocab_ * dim_), d_bias(vocab_);
+    std::vector<T> d_hidden(tokens_ * dim_), d_weight(vocab_ * dim_), d_bias(vocab_);
     const auto scale = static_cast<T>(p_.scale);
     std::vector<Gradient> d(vocab_);
     for (size_t i = 0; i < tokens_; ++i) {
@@ -248,32 +248,31 @@ class Materialised {
         d_bias[j] += d[j].value;
         raise(&answer_.terms.d_bias, d[j], 1);
         T largest_hidden = 0;
-        T largest_classifier = 0;
+        T largest_weight = 0;
         for (size_t k = 0; k < dim_; ++k) {
           const T e = hidden_[i * dim_ + k];
-          const T c = classifier_[j * dim_ + k];
+          const T c = weight_[j * dim_ + k];
           d_hidden[i * dim_ + k] += d[j].value * c;
-          d_classifier[j * dim_ + k] += d[j].value * (scaled ? shortened(e * factor) / factor : e);
+          d_weight[j * dim_ + k] += d[j].value * (scaled ? shortened(e * factor) / factor : e);
           largest_hidden = std::max(largest_hidden, std::fabs(e));
-          largest_classifier = std::max(largest_classifier, std::fabs(c));
+          largest_weight = std::max(largest_weight, std::fabs(c));
         }
-        raise(&answer_.terms.d_hidden, d[j], scale * largest_classifier);
-        raise(&answer_.terms.d_classifier, d[j], scale * largest_hidden);
+        raise(&answer_.terms.d_hidden, d[j], scale * largest_weight);
+        raise(&answer_.terms.d_weight, d[j], scale * largest_hidden);
       }
-      if (rounds_ == Rounds::kExps && i == tokens_ / 2) round_to_output(&d_classifier);
+      if (rounds_ == Rounds::kExps && i == tokens_ / 2) round_to_output(&d_weight);
     }
     if (p_.has.d_hidden)
       answer_.d_hidden = finished(d_hidden, scale, c_.d_hidden_start, &answer_.terms.d_hidden);
-    if (p_.has.d_classifier) {
-      answer_.d_classifier =
-          finished(d_classifier, scale, c_.d_classifier_start, &answer_.terms.d_classifier);
+    if (p_.has.d_weight) {
+      answer_.d_weight = finished(d_weight, scale, c_.d_weight_start, &answer_.terms.d_weight);
     }
     if (p_.has.d_bias) answer_.d_bias = finished(d_bias, 1, c_.d_bias_start, &answer_.terms.d_bias);
   }
 
-  void round_to_output(std::vector<T>* d_classifier) const {
-    for (T& value : *d_classifier) {
-      value = static_cast<T>(rounded(static_cast<double>(value), as_dtype(p_.dtype.d_classifier)));
+  void round_to_output(std::vector<T>* d_weight) const {
+    for (T& value : *d_weight) {
+      value = static_cast<T>(rounded(static_cast<double>(value), as_dtype(p_.dtype.d_weight)));
     }
   }
 
@@ -291,7 +290,7 @@ class Materialised {
   const logitless::Problem& p_;
   size_t tokens_, vocab_, dim_;
   Rounds rounds_;
-  std::vector<T> hidden_, classifier_, logits_, slope_, lse_, row_loss_;
+  std::vector<T> hidden_, weight_, logits_, slope_, lse_, row_loss_;
   T divisor_ = 1;
   Answer answer_;
 };

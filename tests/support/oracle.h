@@ -14,7 +14,7 @@ struct Answer {
   std::vector<double> target_logit, mean_logit, log_sum_sq_probs, max_logit;  // the same
   std::vector<int64_t> argmax;                                                // [N], -1 in ignored rows
   int64_t valid_count = 0;
-  std::vector<double> d_hidden, d_classifier, d_bias;
+  std::vector<double> d_hidden, d_weight, d_bias;
   std::vector<double> logits;  // [N, V]
   // The largest term of the sums behind a result: what one rounding changes it by, in rounding units. A
   // gradient has two kinds: the parts of the logits' gradient, and what a rounding of the largest term of a
@@ -25,7 +25,7 @@ struct Answer {
     std::vector<double> loss;  // [N], of the row's loss
     struct Gradient {
       double part = 0, by_logit = 0;
-    } d_hidden, d_classifier, d_bias;
+    } d_hidden, d_weight, d_bias;
   } terms;
   double divisor = 1;
 };
@@ -35,12 +35,12 @@ enum class Rounds {
   kNothing,
   kGradients,  // the gradient of the logits, before the two products
   // Exponentials that are kept until their sums are known: the row's factor is then applied to d_hidden, and
-  // for d_classifier to the rows of hidden, which rounds these as well. A second chunk of tokens may add to a
-  // d_classifier that was already rounded to its dtype.
+  // for d_weight to the rows of hidden, which rounds these as well. A second chunk of tokens may add to a
+  // d_weight that was already rounded to its dtype.
   kExps,
 };
 
-// Computes the case as PyTorch would with all logits in memory: F.cross_entropy(F.linear(hidden, classifier,
+// Computes the case as PyTorch would with all logits in memory: F.cross_entropy(F.linear(hidden, weight,
 // bias), targets) with our further options, and its gradients by the chain rule through log_softmax. T is the
 // arithmetic: double (or long double for float64 problems) for the truth; float for the naive computation of
 // the same precision, whose error tells what error is fair.

@@ -74,11 +74,10 @@ void RunTensors::add_inputs() {
       input("hidden", as_dtype(p_.dtype.hidden), p_.tokens, d, c_.hidden, c_.hidden_layout);
   b_.hidden = hidden.data();
   b_.hidden_stride = c_.hidden_layout.padding == 0 ? 0 : hidden.stride();
-  const Tensor& classifier =
-      input("classifier", as_dtype(p_.dtype.classifier), p_.vocab, d,
-            slice(c_.classifier, p_.vocab_start * d, p_.vocab * d), c_.classifier_layout);
-  b_.classifier = classifier.data();
-  b_.classifier_stride = classifier.stride();
+  const Tensor& weight = input("weight", as_dtype(p_.dtype.weight), p_.vocab, d,
+                               slice(c_.weight, p_.vocab_start * d, p_.vocab * d), c_.weight_layout);
+  b_.weight = weight.data();
+  b_.weight_stride = weight.stride();
   if (p_.has.bias)
     b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
   b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
@@ -170,12 +169,12 @@ void RunTensors::add_gradients() {
     b_.d_hidden = t.data();
     b_.d_hidden_stride = t.stride();
   }
-  if (p_.has.d_classifier) {
-    Tensor& t = output("d_classifier", as_dtype(p_.dtype.d_classifier), p_.vocab, d, &Outputs::d_classifier,
-                       c_.d_classifier_layout);
-    if (p_.accumulate.d_classifier) t.fill(slice(c_.d_classifier_start, p_.vocab_start * d, p_.vocab * d));
-    b_.d_classifier = t.data();
-    b_.d_classifier_stride = t.stride();
+  if (p_.has.d_weight) {
+    Tensor& t =
+        output("d_weight", as_dtype(p_.dtype.d_weight), p_.vocab, d, &Outputs::d_weight, c_.d_weight_layout);
+    if (p_.accumulate.d_weight) t.fill(slice(c_.d_weight_start, p_.vocab_start * d, p_.vocab * d));
+    b_.d_weight = t.data();
+    b_.d_weight_stride = t.stride();
   }
   if (p_.has.d_bias) {
     Tensor& t = output("d_bias", as_dtype(p_.dtype.d_bias), p_.vocab, 1, &Outputs::d_bias, {0, c_.skew});
@@ -208,7 +207,7 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
   logitless::Problem p = c.problem;
   p.pass = static_cast<int32_t>(pass);
   p.unaligned_rows = is_unaligned(p.dtype.hidden, p.hidden, c.hidden_layout) ||
-                     is_unaligned(p.dtype.classifier, p.hidden, c.classifier_layout) ||
+                     is_unaligned(p.dtype.weight, p.hidden, c.weight_layout) ||
                      (pass != logitless::Pass::forward && p.has.d_hidden != 0 &&
                       is_unaligned(p.dtype.d_hidden, p.hidden, c.d_hidden_layout));
   if (pass == logitless::Pass::forward_backward) p.has.draws = 0;
@@ -217,8 +216,8 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
     p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = p.has.grad_target_logit = 0;
   }
   if (pass == logitless::Pass::forward) {
-    p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
-    p.accumulate.d_hidden = p.accumulate.d_classifier = p.accumulate.d_bias = 0;
+    p.has.d_hidden = p.has.d_weight = p.has.d_bias = 0;
+    p.accumulate.d_hidden = p.accumulate.d_weight = p.accumulate.d_bias = 0;
   }
   return p;
 }
@@ -265,8 +264,8 @@ Outputs solve_passes(const Case& c,
   Outputs out = run(logitless::Pass::forward, nullptr);
   if (c.mode == Mode::kForward) return out;
   const Outputs gradients = run(logitless::Pass::backward, &out);
-  for (const auto member : {&Outputs::d_hidden, &Outputs::d_classifier, &Outputs::d_bias,
-                            &Outputs::kept_count, &Outputs::draw_variance}) {
+  for (const auto member : {&Outputs::d_hidden, &Outputs::d_weight, &Outputs::d_bias, &Outputs::kept_count,
+                            &Outputs::draw_variance}) {
     out.*member = gradients.*member;
   }
   return out;

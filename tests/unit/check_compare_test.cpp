@@ -34,7 +34,7 @@ struct Known {
   double target_part() const {
     return -(1 - c.problem.label_smoothing) / static_cast<double>(c.problem.tokens);
   }
-  double classifier(size_t j, size_t k) const { return data.classifier[j * depth() + k]; }
+  double weight(size_t j, size_t k) const { return data.weight[j * depth() + k]; }
   size_t depth() const { return static_cast<size_t>(c.problem.hidden); }
 
   CheckCase c;
@@ -77,12 +77,12 @@ TEST(CheckBounds, FindOneRowWithoutItsTarget) {
       const auto y = static_cast<size_t>(known.data.targets[row]);
       CheckOutputs got = known.truth;
       for (size_t k = 0; k < known.depth(); ++k) {
-        got.d_hidden[row * known.depth() + k] -= known.target_part() * known.classifier(y, k);
-        got.d_classifier[y * known.depth() + k] -=
+        got.d_hidden[row * known.depth() + k] -= known.target_part() * known.weight(y, k);
+        got.d_weight[y * known.depth() + k] -=
             known.target_part() * known.data.hidden[row * known.depth() + k];
       }
       for (const bool rounds_dz : {false, true}) {
-        for (const char* name : {"d_hidden", "d_classifier"}) {
+        for (const char* name : {"d_hidden", "d_weight"}) {
           EXPECT_TRUE(known.passes(name, known.truth, rounds_dz));
           EXPECT_FALSE(known.passes(name, got, rounds_dz));
         }
@@ -100,7 +100,7 @@ TEST(CheckBounds, FindOneWrongElementOfTheLogitsGradient) {
     CheckOutputs got = known.truth;
     for (size_t k = 0; k < known.depth(); ++k) {
       got.d_hidden[k] +=
-          known.target_part() * 0x1p-9 * known.classifier(static_cast<size_t>(known.data.targets[0]), k);
+          known.target_part() * 0x1p-9 * known.weight(static_cast<size_t>(known.data.targets[0]), k);
     }
     EXPECT_FALSE(known.passes("d_hidden", got));
   }
@@ -139,10 +139,10 @@ TEST(CheckBounds, AllowTheRoundingOfTermsThatCancel) {
       const double dz = 1 - static_cast<double>(static_cast<float>(smoothing)) -
                         static_cast<double>(static_cast<float>(1 - smoothing));
       CheckOutputs got = known.truth;
-      got.d_hidden[0] = dz * known.data.classifier[0];
-      got.d_classifier[0] = dz * known.data.hidden[0];
+      got.d_hidden[0] = dz * known.data.weight[0];
+      got.d_weight[0] = dz * known.data.hidden[0];
       EXPECT_TRUE(known.passes("d_hidden", got));
-      EXPECT_TRUE(known.passes("d_classifier", got));
+      EXPECT_TRUE(known.passes("d_weight", got));
     }
   }
 }
@@ -153,7 +153,7 @@ TEST(CheckBounds, AllowTheRoundingOfACapThatCancels) {
     SCOPED_TRACE(c.name());
     const Known known(c);
     const auto cap = static_cast<float>(c.problem.softcap);
-    const auto dot = static_cast<float>(c.problem.scale * known.data.hidden[0] * known.data.classifier[0]);
+    const auto dot = static_cast<float>(c.problem.scale * known.data.hidden[0] * known.data.weight[0]);
     CheckOutputs got = known.truth;
     got.lse[0] = static_cast<double>(cap - 2 * cap / (1 + std::exp(2 * dot / cap)));
     EXPECT_TRUE(known.passes("lse", got));

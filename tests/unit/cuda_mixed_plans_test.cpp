@@ -9,9 +9,9 @@
 namespace logitless::cuda::mixed_plans {
 namespace {
 
-Problem mixed(Pass pass, DType hidden, DType classifier) {
+Problem mixed(Pass pass, DType hidden, DType weight) {
   Problem p = head_problem({4096, 128256, 2048}, pass, hidden);
-  p.dtype.classifier = p.dtype.d_classifier = classifier;
+  p.dtype.weight = p.dtype.d_weight = weight;
   return validated(p);
 }
 
@@ -20,7 +20,7 @@ double float32_seconds(Pass pass, size_t budget = 0) {
   return best(mixed(pass, DType::kF32, DType::kF32), budget).predicted_seconds;
 }
 
-// A copied classifier came in windows of 24 columns, as nothing said that these cost more: ten times the
+// A copied weight came in windows of 24 columns, as nothing said that these cost more: ten times the
 // time.
 TEST(CudaMixedPlans, TheLossAloneCostsAboutOneProduct) {
   const Plan plan = best(mixed(Pass::kForward, DType::kF32, DType::kBF16));
@@ -28,7 +28,7 @@ TEST(CudaMixedPlans, TheLossAloneCostsAboutOneProduct) {
   EXPECT_LT(plan.predicted_seconds, 1.03 * float32_seconds(Pass::kForward)) << plan.config;
 }
 
-TEST(CudaMixedPlans, ExpsAreKeptBesideACopyOfTheClassifier) {
+TEST(CudaMixedPlans, ExpsAreKeptBesideACopyOfTheWeight) {
   const Plan plan = best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16));
   EXPECT_EQ(plan.kind, PlanKind::kWhole) << plan.config;
   EXPECT_DOUBLE_EQ(plan.cost_f, 3);
@@ -37,7 +37,7 @@ TEST(CudaMixedPlans, ExpsAreKeptBesideACopyOfTheClassifier) {
             1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // whose room for kept exps is larger
 }
 
-// Beside the products: the classifier once (where all of it is copied) or for each pass over it.
+// Beside the products: the weight once (where all of it is copied) or for each pass over it.
 TEST(CudaMixedPlans, CopiesAreCounted) {
   const double bytes = 128256.0 * 2048 * (2 + 4), seconds = bytes / 5e12;
   EXPECT_GT(best(mixed(Pass::kForward, DType::kF32, DType::kBF16)).predicted_seconds,
@@ -57,7 +57,7 @@ Problem computed_in(DType dtype, Pass pass, int64_t tokens = 8192) {
 }
 
 Problem with_tensors_in(DType dtype, Problem p) {
-  p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = dtype;
+  p.dtype.hidden = p.dtype.weight = p.dtype.d_hidden = p.dtype.d_weight = dtype;
   return validated(p);
 }
 
@@ -70,7 +70,7 @@ TEST(CudaMixedPlans, ComputeDtypeChoosesTheKernels) {
   EXPECT_EQ(best(computed_in(DType::kF32, Pass::kForwardBackward)).engine, "portable");
 }
 
-// Two conversions of the classifier, or one where all of it has room: 4% and 2.5% of three products of 8192
+// Two conversions of the weight, or one where all of it has room: 4% and 2.5% of three products of 8192
 // tokens.
 TEST(CudaMixedPlans, ComputeDtypeCostsTheConversionsOnly) {
   const Problem problem = computed_in(DType::kBF16, Pass::kForwardBackward);
@@ -87,7 +87,7 @@ TEST(CudaMixedPlans, ComputeDtypeCostsTheConversionsOnly) {
           best(with_tensors_in(DType::kBF16, computed_in(DType::kBF16, Pass::kForward))).predicted_seconds);
 }
 
-// The last windows of a classifier that no width divides cost no more than their share.
+// The last windows of a weight that no width divides cost no more than their share.
 TEST(CudaMixedPlans, TailsAreNotSlow) {
   Problem p = computed_in(DType::kBF16, Pass::kForwardBackward);
   double before = 0;

@@ -22,10 +22,10 @@ Device device_of(int processors) {
   return device;
 }
 
-Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType classifier,
+Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType weight,
                    int64_t depth = 1024) {
   Problem p = head_problem({tokens, vocab, depth}, pass, hidden);
-  p.dtype.classifier = p.dtype.d_classifier = classifier;
+  p.dtype.weight = p.dtype.d_weight = weight;
   p.batch_invariant = true;
   return validated(p);
 }
@@ -37,7 +37,7 @@ void check(const Problem& p, const Plan& plan, bool anchored) {
                std::to_string(p.vocab) + ": " + plan.config);
   EXPECT_EQ(d.slots, ceil_div(p.vocab, traits.slot_columns));
   EXPECT_EQ(d.anchored, anchored && traits.anchors_first);
-  if (d.copies_classifier && d.vocab_window < p.vocab) {
+  if (d.copies_weight && d.vocab_window < p.vocab) {
     EXPECT_EQ(d.vocab_window % traits.slot_columns, 0);
   }
   if (traits.needs_scratch && d.scratch_columns < p.vocab) {
@@ -50,13 +50,13 @@ TEST(CudaBatchInvariantPlans, SumsFollowColumnsAlone) {
                                               {DType::kF16, DType::kF16},
                                               {DType::kF32, DType::kF32},
                                               {DType::kF32, DType::kBF16}};
-  for (const auto& [hidden, classifier] : operands) {
+  for (const auto& [hidden, weight] : operands) {
     for (const char* asked : {"", "portable"}) {
       for (const int64_t vocab : kVocabs) {
         for (const int64_t tokens : {1, 300, 8192}) {
           for (const int processors : {108, 132}) {
             for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
-              const Problem p = problem_of(tokens, vocab, pass, hidden, classifier);
+              const Problem p = problem_of(tokens, vocab, pass, hidden, weight);
               for (const size_t budget : {size_t{0}, size_t{1}, 40 * kMiB, 200 * kMiB}) {
                 for (const Plan& plan : make_plans(p, device_of(processors), asked, budget)) {
                   check(p, plan, hidden != DType::kF16);

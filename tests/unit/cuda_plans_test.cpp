@@ -93,7 +93,7 @@ TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
       {"float32 hidden", [](Problem& p) { p.dtype.hidden = p.dtype.d_hidden = DType::kF32; }},
       {"computed in bf16",
        [](Problem& p) {
-         p.dtype.hidden = p.dtype.classifier = p.dtype.d_hidden = p.dtype.d_classifier = DType::kF32;
+         p.dtype.hidden = p.dtype.weight = p.dtype.d_hidden = p.dtype.d_weight = DType::kF32;
          p.compute_dtype = DType::kBF16;
        }},
       {"64 targets a row", [](Problem& p) { p.targets_per_row = 64; }},
@@ -198,7 +198,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
           Problem p = head_problem({3000, vocab, hidden}, pass);
           p.gradient = GradientMethod::kSparsified;
           p.has.draws = true;
-          if (pass == Pass::kBackward) p.has.d_classifier = budget == 0;
+          if (pass == Pass::kBackward) p.has.d_weight = budget == 0;
           for (const char* asked : {"", "portable"}) {
             const Plan plan = best(validated(p), budget, asked);
             EXPECT_GE(plan.draws_bytes, 64U);
@@ -259,7 +259,7 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
   EXPECT_LT(best(gemma, 160 * kMiB).cost_f, 4);
 }
 
-// d_classifier is rounded for more than three chunks only where little else fits.
+// d_weight is rounded for more than three chunks only where little else fits.
 TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
   for (const Head& head : kHeads) {
     for (const size_t mib : {320, 512, 1024, 2560}) {
@@ -318,11 +318,11 @@ TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
        {std::tuple{99, false, true}, std::tuple{96, false, false}, std::tuple{96, true, true}}) {
     Problem problem = head_problem({1000, 5000, hidden}, Pass::kForward);
     problem.unaligned_rows = unaligned;
-    EXPECT_EQ(detail_of(best(problem)).copies_classifier, copied) << hidden;
+    EXPECT_EQ(detail_of(best(problem)).copies_weight, copied) << hidden;
   }
 }
 
-// d_classifier is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of
+// d_weight is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of
 // d_hidden.
 TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
   for (const Head& head : {Head{794, 61043, 877, "small"}, Head{8192, 128256, 4095, "large"}}) {
@@ -340,7 +340,7 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
     EXPECT_LT(plan.predicted_seconds, 1.2 * best(padded, 0).predicted_seconds) << plan.config;
   }
   Problem fp32 = head_problem({794, 61043, 877, "fp32 gradient"}, Pass::kForwardBackward);
-  fp32.dtype.d_classifier = DType::kF32;
+  fp32.dtype.d_weight = DType::kF32;
   EXPECT_EQ(staging_dtype(fp32), DType::kF32) << "nothing is rounded on the way";
 }
 

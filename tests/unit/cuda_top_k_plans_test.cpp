@@ -66,7 +66,7 @@ TEST(CudaTopKPlans, SamplesHaveGroupsEnough) {
       const EngineTraits traits = d.engine->traits();
       if (!why_not_listed(p, traits).empty()) continue;
       for (const int64_t window : {vocab, int64_t{64}, int64_t{1000}}) {
-        d.copies_classifier = window < vocab;
+        d.copies_weight = window < vocab;
         d.vocab_window = window;
         const TopSizes s = top_sizes(p, d);
         EXPECT_LT((s.sampled - 1) * s.step, vocab);

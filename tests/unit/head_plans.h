@@ -44,9 +44,9 @@ inline Problem head_problem(const Head& head, Pass pass = Pass::kForwardBackward
   p.tokens = head.tokens;
   p.vocab = head.vocab;
   p.hidden = head.hidden;
-  p.dtype.hidden = p.dtype.classifier = p.dtype.bias = dtype;
-  p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = dtype;
-  p.has.d_hidden = p.has.d_classifier = pass != Pass::kForward;
+  p.dtype.hidden = p.dtype.weight = p.dtype.bias = dtype;
+  p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = dtype;
+  p.has.d_hidden = p.has.d_weight = pass != Pass::kForward;
   return validated(p);
 }
 

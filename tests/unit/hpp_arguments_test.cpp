@@ -19,7 +19,7 @@ logitless::Problem valid_problem() {
   p.tokens = 6;
   p.vocab = 5;
   p.hidden = 4;
-  p.has.bias = p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 1;
+  p.has.bias = p.has.d_hidden = p.has.d_weight = p.has.d_bias = 1;
   return p;
 }
 
@@ -66,15 +66,15 @@ std::vector<BadProblem> bad_problems() {
   using P = logitless::Problem;
   const auto forward = [](P& p) {
     p.pass = LOGITLESS_FORWARD;
-    p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0;
+    p.has.d_hidden = p.has.d_weight = p.has.d_bias = 0;
   };
   const auto in_float64 = [](P& p) {
-    p.dtype.hidden = p.dtype.classifier = p.dtype.bias = LOGITLESS_F64;
-    p.dtype.d_hidden = p.dtype.d_classifier = p.dtype.d_bias = LOGITLESS_F64;
+    p.dtype.hidden = p.dtype.weight = p.dtype.bias = LOGITLESS_F64;
+    p.dtype.d_hidden = p.dtype.d_weight = p.dtype.d_bias = LOGITLESS_F64;
   };
   std::vector<BadProblem> bad = {
       {"pass", [](P& p) { p.pass = LOGITLESS_FORWARD; }},  // yet gradients are wanted
-      {"pass", [](P& p) { p.has.d_hidden = p.has.d_classifier = p.has.d_bias = 0; }},
+      {"pass", [](P& p) { p.has.d_hidden = p.has.d_weight = p.has.d_bias = 0; }},
       {"pass", [](P& p) { p.vocab_total = 6; }},  // a shard goes forward, then backward
       {"vocab", [](P& p) { p.vocab = 0; }},
       {"tokens x vocab", [](P& p) { p.tokens = p.vocab = int64_t{1} << 39; }},
@@ -85,15 +85,15 @@ std::vector<BadProblem> bad_problems() {
       {"hidden.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_I32; }},
       {"hidden.dtype", [](P& p) { p.dtype.hidden = 6; }},
       {"hidden.dtype", [](P& p) { p.dtype.hidden = -1; }},
-      {"classifier.dtype", [](P& p) { p.dtype.classifier = LOGITLESS_F64; }},
-      {"classifier.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_F64; }},
+      {"weight.dtype", [](P& p) { p.dtype.weight = LOGITLESS_F64; }},
+      {"weight.dtype", [](P& p) { p.dtype.hidden = LOGITLESS_F64; }},
       {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_F64; }},
       {"bias.dtype", [](P& p) { p.dtype.bias = LOGITLESS_I64; }},
       {"targets.dtype", [](P& p) { p.dtype.targets = LOGITLESS_F32; }},
       {"compute_dtype", [=](P& p) { in_float64(p), p.compute_dtype = LOGITLESS_BF16; }},
       {"batch_invariant", [](P& p) { p.batch_invariant = 1, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"d_hidden.dtype", [](P& p) { p.dtype.d_hidden = LOGITLESS_F64; }},
-      {"d_classifier.dtype", [](P& p) { p.dtype.d_classifier = LOGITLESS_I64; }},
+      {"d_weight.dtype", [](P& p) { p.dtype.d_weight = LOGITLESS_I64; }},
       {"d_bias.dtype", [](P& p) { p.dtype.d_bias = 99; }},
       {"scale", [](P& p) { p.scale = -1e38; }},
       {"softcap", [](P& p) { p.softcap = 1e300; }},
@@ -117,8 +117,7 @@ std::vector<BadProblem> bad_problems() {
       {"grad_nll", [](P& p) { p.has.grad_nll = 1; }},
       {"grad_entropy", [](P& p) { p.has.grad_entropy = 1; }},
       {"d_hidden.accumulate", [](P& p) { p.accumulate.d_hidden = 1, p.dtype.d_hidden = LOGITLESS_BF16; }},
-      {"d_classifier.accumulate",
-       [](P& p) { p.accumulate.d_classifier = 1, p.dtype.d_classifier = LOGITLESS_F16; }},
+      {"d_weight.accumulate", [](P& p) { p.accumulate.d_weight = 1, p.dtype.d_weight = LOGITLESS_F16; }},
   };
   const std::vector<BadProblem> more = out_of_range();
   bad.insert(bad.end(), more.begin(), more.end());

@@ -22,7 +22,7 @@ logitless::Problem group_problem() {
   p.vocab_start = 5;
   p.vocab_total = 40;
   p.hidden = 4;
-  p.has.d_hidden = p.has.d_classifier = 1;
+  p.has.d_hidden = p.has.d_weight = 1;
   p.group_size = 3;
   p.group_vocab = 25;
   p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM;
@@ -56,7 +56,7 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
   const auto alone = [](P& p) { p.group_size = p.group_d_hidden = 0, p.pass = LOGITLESS_BACKWARD; };
   const auto forward = [](P& p) {
     p.pass = LOGITLESS_FORWARD;
-    p.has.d_hidden = p.has.d_classifier = false;
+    p.has.d_hidden = p.has.d_weight = false;
     p.group_d_hidden = 0;
   };
   const std::pair<const char*, std::function<void(P&)>> refused[] = {
@@ -126,8 +126,8 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   ASSERT_EQ(plan(sparsified), LOGITLESS_OK) << logitless_last_error();
   EXPECT_EQ(info().kind, LOGITLESS_PLAN_SPARSIFIED);
   std::vector<float> some(200);
-  buffers.hidden = buffers.classifier = buffers.targets = some.data();
-  buffers.d_hidden = buffers.d_classifier = some.data();
+  buffers.hidden = buffers.weight = buffers.targets = some.data();
+  buffers.d_hidden = buffers.d_weight = some.data();
   buffers.kept_count = reinterpret_cast<int32_t*>(some.data());
   expect_refused(
       "kept_count: expected null without a pass that makes sparsified gradients, and in a group of ranks, of "

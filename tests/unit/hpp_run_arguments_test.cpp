@@ -20,9 +20,9 @@ struct Fixture {
     problem.has.bias = problem.has.class_weight = problem.has.token_weight = problem.has.temperature = 1;
     problem.has.entropy = problem.has.argmax = 1;
     problem.label_smoothing = 0.1;
-    problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 1;
+    problem.has.d_hidden = problem.has.d_weight = problem.has.d_bias = 1;
     buffers.hidden = hidden.data();
-    buffers.classifier = classifier.data();
+    buffers.weight = weight.data();
     buffers.bias = bias.data();
     buffers.targets = targets.data();
     buffers.class_weight = class_weight.data();
@@ -42,7 +42,7 @@ struct Fixture {
     buffers.correct_count = counts.data() + kTokens;
     buffers.valid_count = counts.data() + kTokens + 1;
     buffers.d_hidden = d_hidden.data();
-    buffers.d_classifier = d_classifier.data();
+    buffers.d_weight = d_weight.data();
     buffers.d_bias = d_bias.data();
   }
 
@@ -64,7 +64,7 @@ struct Fixture {
   }
 
   bool nothing_written() const {
-    const std::vector<float> all[] = {rows, d_hidden, d_classifier, d_bias};
+    const std::vector<float> all[] = {rows, d_hidden, d_weight, d_bias};
     for (const auto& each : all) {
       for (float value : each) {
         if (value != -777) return false;
@@ -86,11 +86,11 @@ struct Fixture {
   // The forward pass of a shard of columns [2, 8) of 10.
   void cut() {
     problem.pass = LOGITLESS_FORWARD;
-    problem.has.d_hidden = problem.has.d_classifier = problem.has.d_bias = 0;
+    problem.has.d_hidden = problem.has.d_weight = problem.has.d_bias = 0;
     problem.vocab_start = 2;
     problem.vocab_total = kVocab + 4;
     buffers.class_weight = more.data();
-    buffers.d_hidden = buffers.d_classifier = buffers.d_bias = nullptr;
+    buffers.d_hidden = buffers.d_weight = buffers.d_bias = nullptr;
     buffers.loss = buffers.nll = buffers.lse = buffers.entropy = nullptr;
     buffers.correct_count = nullptr;
   }
@@ -110,7 +110,7 @@ struct Fixture {
   std::vector<int64_t> two_targets = {0, 1, -100, -100, -100, 3, 4, 5};
   std::vector<int32_t> narrow_targets = {0, 1, 2, INT32_MIN};
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden, 0.5f);
-  std::vector<float> classifier = std::vector<float>(kVocab * kHidden, 0.25f);
+  std::vector<float> weight = std::vector<float>(kVocab * kHidden, 0.25f);
   std::vector<float> bias = std::vector<float>(kVocab, 1), class_weight = std::vector<float>(kVocab, 1);
   std::vector<float> token_weight = std::vector<float>(kTokens, 1);
   std::vector<float> temperature = std::vector<float>(kTokens, 1);
@@ -118,7 +118,7 @@ struct Fixture {
   std::vector<float> rows = std::vector<float>(9 * kTokens, -777);
   std::vector<int64_t> counts = std::vector<int64_t>(kTokens + 2, -777);
   std::vector<float> d_hidden = std::vector<float>(kTokens * kHidden, -777);
-  std::vector<float> d_classifier = std::vector<float>(kVocab * kHidden, -777);
+  std::vector<float> d_weight = std::vector<float>(kVocab * kHidden, -777);
   std::vector<float> d_bias = std::vector<float>(kVocab, -777);
 };
 
@@ -132,21 +132,21 @@ std::vector<BadRun> bad_runs() {
   using F = Fixture;
   std::vector<BadRun> runs = {
       {"hidden: expected ", [](F& f) { f.buffers.hidden = nullptr; }},
-      {"classifier: expected ", [](F& f) { f.buffers.classifier = nullptr; }},
+      {"weight: expected ", [](F& f) { f.buffers.weight = nullptr; }},
       {"bias: expected ", [](F& f) { f.buffers.bias = nullptr; }},
       {"targets: expected ", [](F& f) { f.buffers.targets = nullptr; }},
       {"class_weight: expected ", [](F& f) { f.buffers.class_weight = nullptr; }},
       {"token_weight: expected ", [](F& f) { f.buffers.token_weight = nullptr; }},
       {"temperature: expected ", [](F& f) { f.buffers.temperature = nullptr; }},
       {"d_hidden: expected ", [](F& f) { f.buffers.d_hidden = nullptr; }},
-      {"d_classifier: expected ", [](F& f) { f.buffers.d_classifier = nullptr; }},
+      {"d_weight: expected ", [](F& f) { f.buffers.d_weight = nullptr; }},
       {"d_bias: expected ", [](F& f) { f.buffers.d_bias = nullptr; }},
       {"hidden.stride: expected ", [](F& f) { f.buffers.hidden_stride = kHidden - 1; }},
       {"hidden.stride: expected ", [](F& f) { f.buffers.hidden_stride = -kHidden; }},
-      {"classifier.stride: expected ", [](F& f) { f.buffers.classifier_stride = 1; }},
-      {"classifier.stride: expected ", [](F& f) { f.buffers.classifier_stride = INT64_MAX / 2; }},
+      {"weight.stride: expected ", [](F& f) { f.buffers.weight_stride = 1; }},
+      {"weight.stride: expected ", [](F& f) { f.buffers.weight_stride = INT64_MAX / 2; }},
       {"d_hidden.stride: expected ", [](F& f) { f.buffers.d_hidden_stride = 2; }},
-      {"d_classifier.stride: expected ", [](F& f) { f.buffers.d_classifier_stride = INT64_MIN; }},
+      {"d_weight.stride: expected ", [](F& f) { f.buffers.d_weight_stride = INT64_MIN; }},
       // Tensors that the plan does not have.
       {"sum_exp_logit: expected null unless the plan has entropy", [](F& f) { f.problem.has.entropy = 0; }},
       {"entropy: expected null unless the plan has it",

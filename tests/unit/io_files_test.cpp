@@ -64,15 +64,15 @@ TEST_F(Files, ReferencesSplitAtTheFileThatExists) {
 TEST_F(Files, TheOnlyTensorNeedsNoNameAndNoneIsGuessed) {
   write("one.safetensors", {"x"});
   write("two.safetensors", {"x", "lm_head.weight"});
-  EXPECT_EQ(open_tensor("classifier", path("one.safetensors")).name, path("one.safetensors") + ":x");
-  EXPECT_EQ(open_tensor("classifier", path("two.safetensors:x")).file->path(), path("two.safetensors"));
+  EXPECT_EQ(open_tensor("weight", path("one.safetensors")).name, path("one.safetensors") + ":x");
+  EXPECT_EQ(open_tensor("weight", path("two.safetensors:x")).file->path(), path("two.safetensors"));
   std::ofstream(path("text.txt")) << "abc";
   const float value = 2;
   write_npy(path("v.npy"), {"v", ElementType::kF32, {1}, std::as_bytes(std::span(&value, 1))});
   EXPECT_EQ(open_tensor("hidden", path("v.npy")).elements(), 1);
   for (const char* bad :
        {"two.safetensors", "two.safetensors:none", "missing.safetensors:x", "", "text.txt", "v.npy:x"})
-    EXPECT_THROW(open_tensor("classifier", path(bad)), FileError) << bad;
+    EXPECT_THROW(open_tensor("weight", path(bad)), FileError) << bad;
 }
 
 }  // namespace

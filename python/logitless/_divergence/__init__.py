@@ -40,13 +40,13 @@ class LinearDivergenceOutput(NamedTuple):
 def _check_heads(student: dict[str, Any], teacher: dict[str, Any]) -> None:
     call.check_matrices(student)
     call.check_matrices(teacher)
-    rows = student["student_input"].shape[:-1]
-    call.check_shape("teacher_input", teacher["teacher_input"][..., 0], rows, "that of student_input but for D")
+    rows = student["student_hidden"].shape[:-1]
+    call.check_shape("teacher_hidden", teacher["teacher_hidden"][..., 0], rows, "that of student_hidden but for D")
     vocab, of_teacher = (weight.shape[0] for weight in (student["student_weight"], teacher["teacher_weight"]))
     if vocab != of_teacher:
         raise ValueError(f"teacher_weight: expected V = {vocab} rows, as student_weight has, got {of_teacher}")
     _options.check_float64(torch.float64, student | teacher, "tensors of both heads")
-    call.check_devices(student["student_input"].device, student | teacher, "student_input")
+    call.check_devices(student["student_hidden"].device, student | teacher, "student_hidden")
     for name, tensor in teacher.items():
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
@@ -84,9 +84,9 @@ _MORE |= {name: _options.DEFAULTS[name] for name in ("temperature", "reduction")
 
 @overload
 def linear_divergence(
-    student_input: Tensor,
+    student_hidden: Tensor,
     student_weight: Tensor,
-    teacher_input: Tensor,
+    teacher_hidden: Tensor,
     teacher_weight: Tensor,
     *,
     return_stats: Literal[False] = False,
@@ -96,9 +96,9 @@ def linear_divergence(
 
 @overload
 def linear_divergence(
-    student_input: Tensor,
+    student_hidden: Tensor,
     student_weight: Tensor,
-    teacher_input: Tensor,
+    teacher_hidden: Tensor,
     teacher_weight: Tensor,
     *,
     return_stats: Literal[True],
@@ -108,9 +108,9 @@ def linear_divergence(
 
 @takes(DivergenceOptions, _OWN, **_MORE)
 def linear_divergence(
-    student_input: Tensor,
+    student_hidden: Tensor,
     student_weight: Tensor,
-    teacher_input: Tensor,
+    teacher_hidden: Tensor,
     teacher_weight: Tensor,
     *,
     return_stats: bool = False,
@@ -119,19 +119,19 @@ def linear_divergence(
     """Divergence of a student's and a teacher's distribution over one vocabulary, without ever holding their logits.
 
     For each row, with p the softmax of the student's logits and q that of the teacher's, both of z / temperature with
-    ``z = t(scale * (input . weight) + bias)``, t the softcap of that head, and ``m = (1 - beta) p + beta q``::
+    ``z = t(scale * (hidden . weight) + bias)``, t the softcap of that head, and ``m = (1 - beta) p + beta q``::
 
         beta = 0:       KL(q || p) = sum q log(q / p)            the forward divergence
         beta = 1:       KL(p || q) = sum p log(p / q)            the reverse one
         between:        beta KL(q || m) + (1 - beta) KL(p || m)  generalised Jensen-Shannon
 
-    The student's input, weight and bias have a gradient; the teacher has none. docs/divergence.md has formulas, work
+    The student's hidden, weight and bias have a gradient; the teacher has none. docs/divergence.md has formulas, work
     and memory.
 
     Args:
-        student_input: hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is).
+        student_hidden: hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is).
         student_weight: ``[V, D]``, of any of these dtypes.
-        teacher_input: hidden states of the same tokens, ``[..., E]`` with a width of their own.
+        teacher_hidden: hidden states of the same tokens, ``[..., E]`` with a width of their own.
         teacher_weight: ``[V, E]``.
         return_stats: True also returns the divergence of each row and the entropy of p, without gradient.
         student_bias, teacher_bias: ``[V]``.
@@ -165,23 +165,23 @@ def linear_divergence(
     sum and the budget holds some rows of logits (and, of a 16-bit weight, its gradient in float32), else 4 and 2.
     """
     o: Any = _options.filled("linear_divergence", _NAMES, options, _MORE)
-    reduction, mask, shape = o["reduction"], o["mask"], getattr(student_input, "shape", ())[:-1]
-    student = {"student_input": student_input, "student_weight": student_weight, "student_bias": o["student_bias"]}
-    teacher = {"teacher_input": teacher_input, "teacher_weight": teacher_weight, "teacher_bias": o["teacher_bias"]}
+    reduction, mask, shape = o["reduction"], o["mask"], getattr(student_hidden, "shape", ())[:-1]
+    student = {"student_hidden": student_hidden, "student_weight": student_weight, "student_bias": o["student_bias"]}
+    teacher = {"teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight, "teacher_bias": o["teacher_bias"]}
     _check_heads(student, teacher)
     for name in ("mask", "token_weight"):
         hint = "it has no gradient; use reduction='none' and multiply"
-        call.check_numbers(name, o[name], shape, "that of student_input without D", hint)
-        call.check_devices(student_input.device, {name: o[name]}, "student_input")
+        call.check_numbers(name, o[name], shape, "that of student_hidden without D", hint)
+        call.check_devices(student_hidden.device, {name: o[name]}, "student_hidden")
     _options.check_choice("reduction", reduction, _options.REDUCTIONS)
     if not isinstance(return_stats, bool):
         raise TypeError(f"return_stats: expected a bool, got {type(return_stats).__name__}")
     numbers = [_number(name, o[name]) for name in Numbers._fields]
     budget = _options.budget(o["max_workspace_bytes"]) % _options.FASTEST  # "fastest": as much as is useful
-    matrices, compute_dtype = [student_input, student_weight, teacher_input, teacher_weight], _options.F32
-    if torch.is_autocast_enabled(student_input.device.type):
+    matrices, compute_dtype = [student_hidden, student_weight, teacher_hidden, teacher_weight], _options.F32
+    if torch.is_autocast_enabled(student_hidden.device.type):
         matrices, compute_dtype = call.cast_by_autocast(*matrices)
-    weight = _row_weight(student_input, mask, o["token_weight"], o["num_items"], reduction)
+    weight = _row_weight(student_hidden, mask, o["token_weight"], o["num_items"], reduction)
     trained = (matrices[0].reshape(-1, matrices[0].shape[-1]), matrices[1], o["student_bias"])
     fixed = (matrices[2].reshape(-1, matrices[2].shape[-1]), matrices[3], o["teacher_bias"])
     constants = [None if tensor is None else tensor.detach() for tensor in fixed]
@@ -258,14 +258,14 @@ class _Function(torch.autograd.Function):
 
 
 def _row_weight(
-    input: Tensor, mask: Tensor | None, token_weight: Tensor | None, num_items: call.Number | None, reduction: str
+    hidden: Tensor, mask: Tensor | None, token_weight: Tensor | None, num_items: call.Number | None, reduction: str
 ) -> Tensor:
     """Weights of rows in the loss, ``[N]``: 0 where the mask is 0."""
-    dtype = stats_dtype(input)
-    shape: Sequence[int] = input.shape[:-1]
+    dtype = stats_dtype(hidden)
+    shape: Sequence[int] = hidden.shape[:-1]
     if num_items is not None and reduction != "mean":
         raise ValueError(f'num_items: expected None unless reduction is "mean", got one with "{reduction}"')
-    weight = input.new_ones(shape, dtype=dtype) if token_weight is None else token_weight.to(dtype)
+    weight = hidden.new_ones(shape, dtype=dtype) if token_weight is None else token_weight.to(dtype)
     in_loss = None if mask is None else mask != 0
     if in_loss is not None:
         weight = torch.where(in_loss, weight, 0)
@@ -273,7 +273,7 @@ def _row_weight(
         if num_items is None:
             divisor: call.Number = weight.sum(dtype=torch.float64)
         elif isinstance(num_items, Tensor):
-            divisor = call.scalar("num_items", num_items).to(input.device, torch.float64)
+            divisor = call.scalar("num_items", num_items).to(hidden.device, torch.float64)
         else:
             divisor = _options.checked_num_items(num_items, reduction)
         weight = (weight.double() / divisor).to(dtype)

@@ -125,7 +125,7 @@ class GradientSums:
             bias /= self._unit
         found = {
             "d_hidden": None if self.hidden is None else self.hidden.gradient,
-            "d_classifier": weight,
+            "d_weight": weight,
             "d_bias": None if bias is None else bias.to(bias_dtype),
         }
         made = {name: gradient for name, gradient in found.items() if gradient is not None}

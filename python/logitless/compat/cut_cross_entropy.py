@@ -129,7 +129,7 @@ def linear_cross_entropy(
         targets = indices("targets", targets, e.shape[:-1], AssertionError)
     steps = int(shift)
     options: dict[str, Any] = {
-        "linear_bias": bias,
+        "bias": bias,
         "ignore_index": ignore_index,
         "softcap": softcap,
         "reduction": reduction,

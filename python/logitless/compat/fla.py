@@ -75,7 +75,7 @@ def fused_linear_cross_entropy_loss(
         x,
         weight,
         places,
-        linear_bias=_scaled(bias, logit_scale),
+        bias=_scaled(bias, logit_scale),
         reduction=reduction,
         ignore_index=ignore_index if token_weight is None or ignore_index < 0 else _NO_INDEX,  # not in places
         label_smoothing=label_smoothing,
@@ -119,7 +119,7 @@ def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
 @torch.no_grad()
 def _argmax(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     none = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
-    found = _fused(x, weight, none, linear_bias=bias, reduction="sum", return_stats=("argmax",)).argmax
+    found = _fused(x, weight, none, bias=bias, reduction="sum", return_stats=("argmax",)).argmax
     assert found is not None
     return found
 

@@ -147,7 +147,7 @@ def _loss(labels: Tensor, of: _Deferred, options: dict[str, Any]) -> Tensor:
         labels.transpose(0, 1).contiguous(),
         group=layer.tp_group,
         sequence_parallel=is_sequence_parallel,
-        linear_bias=None if layer.skip_bias_add else layer.bias,
+        bias=None if layer.skip_bias_add else layer.bias,
         reduction="none",
         main_grad=main_grad,
         **options,

@@ -34,7 +34,7 @@ def _found(
     check_names(name, options, names_of(_Options))
     check_dtype("labels", labels, (torch.int64, torch.int32), RuntimeError)
     labels = indices("labels", labels, hidden.shape[:-1], RuntimeError)
-    given = {"linear_bias" if name == "bias" else name: value for name, value in options.items()}
+    given = {"bias" if name == "bias" else name: value for name, value in options.items()}
     found: LinearCrossEntropyOutput = linear_cross_entropy(
         hidden, weight, labels, reduction="none", temperature=temperature, return_stats=stats, **given
     )

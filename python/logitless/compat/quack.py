@@ -34,7 +34,7 @@ def linear_cross_entropy_func(
         AssertionError: the shape of ``target``, and dtypes other than int64 and int32.
     """
     target = _checked(target, x.shape[:-1])
-    return _fused(x, weight, target, linear_bias=bias, ignore_index=ignore_index, reduction=reduction)
+    return _fused(x, weight, target, bias=bias, ignore_index=ignore_index, reduction=reduction)
 
 
 def _checked(target: Tensor, rows: torch.Size, any_shape: bool = False) -> Tensor:

@@ -122,7 +122,8 @@ def _of_probabilities(
 def _fused_of(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    loss: Tensor = _fused(input, linear_weight, target, linear_bias=linear_bias, **options)
+    own = {"class_weight" if name == "weight" else name: value for name, value in options.items()}
+    loss: Tensor = _fused(input, linear_weight, target, bias=linear_bias, **own)
     return loss
 
 

@@ -95,7 +95,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
             _as_weight(pred, head.weight),
             head.weight,
             labels,
-            linear_bias=head.bias,
+            bias=head.bias,
             ignore_index=IGNORE_INDEX,
             reduction="sum" if global_valid_tokens is None else "mean",
             num_items=global_valid_tokens,

@@ -86,7 +86,7 @@ def group_cost(
     if not 1 <= ranks <= vocab:
         raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
     shard = -(-vocab // ranks)
-    names = ("hidden", "classifier", "d_hidden", "d_classifier")
+    names = ("hidden", "weight", "d_hidden", "d_weight")
     spec = native.spec(
         (tokens, shard, hidden),
         dict.fromkeys(names, _options.BF16) | {"targets": _options.I64},

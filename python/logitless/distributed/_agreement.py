@@ -27,10 +27,10 @@ from ._channel import Group, channel_of
 class Own(NamedTuple):
     """What may differ from rank to rank."""
 
-    rows: int  # of the classifier
+    rows: int  # of the weight
     vocab_start: int  # -1: not given
     threads: int
-    unaligned: int  # 1: rows of the classifier that the kernels copy, which is another plan
+    unaligned: int  # 1: rows of the weight that the kernels copy, which is another plan
 
 
 class Shard(NamedTuple):
@@ -149,7 +149,7 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
         starts = [sum(rows[:index]) for index in range(len(rows))]
     total = sum(rows)
     if total == 0:
-        raise InvalidArgumentError("weight_shard: expected rows on one rank of the group at least, got none on all")
+        raise InvalidArgumentError("weight: expected rows on one rank of the group at least, got none on all")
     if given is not None and given != total:
         raise InvalidArgumentError(
             f"vocab_total: expected {total}, the rows of all ranks' shards {shape_text(rows)}, got {given}"

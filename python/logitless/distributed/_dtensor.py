@@ -1,8 +1,8 @@
 """``logitless.linear_cross_entropy`` of DTensors: what each placement means, and the local problem that it makes.
 
-Of each dimension of the mesh, by the placements of input and weight (see docs/parallel_clients.md):
+Of each dimension of the mesh, by the placements of hidden and weight (see docs/parallel_clients.md):
 
-    input       weight      each rank computes
+    hidden       weight      each rank computes
     Replicate   Replicate   the same
     Shard(t)    Replicate   the loss of its own tokens
     Replicate   Shard(0)    its part of the vocabulary, of all tokens
@@ -28,8 +28,8 @@ from . import _fsdp
 from .group import loss_of_ranks
 
 Placements = tuple[Placement, ...]
-_PARAMETERS = ("linear_weight", "linear_bias", "scale", "temperature")
-_OF_TARGETS = ("target", "target_weight")  # which have one more dimension where rows have several
+_PARAMETERS = ("weight", "bias", "scale", "temperature")
+_OF_TARGETS = ("targets", "target_weight")  # which have one more dimension where rows have several
 _OF_ROWS = (*_OF_TARGETS, "token_weight", "row_temperature")
 
 
@@ -43,7 +43,7 @@ def linear_cross_entropy(a: Arguments) -> Any:
         UnsupportedError: what is not built, by name.
     """
     a = _without_fsdp(a)
-    if isinstance(a.input, DTensor) or isinstance(a.linear_weight, DTensor):
+    if isinstance(a.hidden, DTensor) or isinstance(a.weight, DTensor):
         return _Call(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):
@@ -58,11 +58,11 @@ def _without_fsdp(a: Arguments) -> Arguments:
         owner = _fsdp.owner_of(value) if isinstance(value, DTensor) else None
         if owner is None:
             continue
-        if isinstance(a.input, DTensor):
+        if isinstance(a.hidden, DTensor):
             raise UnsupportedError(
-                f"{name}: an FSDP parameter outside its module's call, with input a DTensor of placements "
-                f"{a.input.placements}: FSDP averages the gradients of losses of plain tensors, each rank's own. "
-                "Pass input.to_local() where it is this rank's tokens, or unshard() the module first"
+                f"{name}: an FSDP parameter outside its module's call, with hidden a DTensor of placements "
+                f"{a.hidden.placements}: FSDP averages the gradients of losses of plain tensors, each rank's own. "
+                "Pass hidden.to_local() where it is this rank's tokens, or unshard() the module first"
             )
         plain: dict[str, Any] = {name: _fsdp.gathered(name, value, owner)}
         a = a._replace(**plain)
@@ -70,12 +70,12 @@ def _without_fsdp(a: Arguments) -> Arguments:
 
 
 class _Layout(NamedTuple):
-    input: DTensor
-    classifier: DTensor
+    hidden: DTensor
+    weight: DTensor
     mesh: DeviceMesh
     given: Placements  # of tokens, as the caller has them
     tokens: Placements  # of tokens in the local problem
-    weight: Placements  # of the vocabulary there
+    vocab_placements: Placements  # of the vocabulary there
     vocab: int | None  # the dimension of the mesh over which the vocabulary is sharded
 
     def shares_tokens(self) -> bool:
@@ -88,42 +88,44 @@ class _Layout(NamedTuple):
 
     def of_weight_gradient(self) -> Placements:
         """Partial where ranks have tokens of their own, as of DTensor's own products."""
-        pairs = zip(self.tokens, self.weight, strict=True)
+        pairs = zip(self.tokens, self.vocab_placements, strict=True)
         return tuple(Partial() if tokens.is_shard() else weight for tokens, weight in pairs)
 
 
 def _layout(a: Arguments) -> _Layout:
-    input, weight = a.input, a.linear_weight
+    hidden, weight = a.hidden, a.weight
     if not isinstance(weight, DTensor):
         raise TypeError(
-            f"linear_weight: expected a DTensor on the mesh of input, got a plain tensor with input of placements "
-            f"{_placements(input)}; distribute it, or pass input.to_local()"
+            f"weight: expected a DTensor on the mesh of hidden, got a plain tensor with hidden of placements "
+            f"{_placements(hidden)}; distribute it, or pass hidden.to_local()"
         )
-    if not isinstance(input, DTensor):
+    if not isinstance(hidden, DTensor):
         raise TypeError(
-            "linear_weight: expected a plain tensor or an FSDP parameter with a plain input, got a DTensor of "
+            "weight: expected a plain tensor or an FSDP parameter with plain hidden states, got a DTensor of "
             f"placements {weight.placements}: whether its ranks hold the same tokens or tokens of their own "
-            "cannot be told. With the same tokens on all ranks pass input as DTensor.from_local(input, mesh, "
-            "[Replicate()]), or call logitless.distributed.linear_cross_entropy(input, weight.to_local(), target, "
+            "cannot be told. With the same tokens on all ranks pass hidden as DTensor.from_local(hidden, mesh, "
+            "[Replicate()]), or call logitless.distributed.linear_cross_entropy(hidden, weight.to_local(), targets, "
             "group=mesh.get_group()); with tokens of their own unshard the weight first, or pass "
             "weight.full_tensor(grad_placements=[Partial()]) and divide its gradient by what the trainer divides by"
         )
-    mesh = input.device_mesh
-    for name in (*_PARAMETERS, *_OF_ROWS, "weight", "num_items"):
+    mesh = hidden.device_mesh
+    for name in (*_PARAMETERS, *_OF_ROWS, "class_weight", "num_items"):
         value = getattr(a, name)
         if isinstance(value, DTensor) and value.device_mesh != mesh:
-            raise ValueError(f"{name}: expected a DTensor on the mesh of input, {mesh}, got one on {value.device_mesh}")
-    given = tuple(_of_tokens(placement, input.dim()) for placement in input.placements)
+            raise ValueError(
+                f"{name}: expected a DTensor on the mesh of hidden, {mesh}, got one on {value.device_mesh}"
+            )
+    given = tuple(_of_tokens(placement, hidden.dim()) for placement in hidden.placements)
     weights = tuple(_of_vocabulary(placement) for placement in weight.placements)
     over = [dim for dim, placement in enumerate(weights) if placement.is_shard()]
     if len(over) > 1:
         raise UnsupportedError(
-            f"linear_weight: expected the vocabulary to be sharded over one dimension of the mesh, got placements "
+            f"weight: expected the vocabulary to be sharded over one dimension of the mesh, got placements "
             f"{weight.placements}"
         )
     vocab = over[0] if over else None
     tokens = tuple(Replicate() if dim == vocab else placement for dim, placement in enumerate(given))
-    return _Layout(input, weight, mesh, given, tokens, weights, vocab)
+    return _Layout(hidden, weight, mesh, given, tokens, weights, vocab)
 
 
 def _placements(tensor: Any) -> Any:
@@ -131,12 +133,12 @@ def _placements(tensor: Any) -> Any:
 
 
 def _of_tokens(placement: Placement, dims: int) -> Placement:
-    """Of input [..., D] that is redistributed: tokens sharded or replicated, D whole."""
+    """Of hidden [..., D] that is redistributed: tokens sharded or replicated, D whole."""
     if type(placement) is Shard and placement.dim < dims - 1:
         return placement
     if type(placement) in (Replicate, Shard, Partial):
         return Replicate()
-    raise UnsupportedError(f"input: expected placements Shard, Replicate or Partial, got {placement}")
+    raise UnsupportedError(f"hidden: expected placements Shard, Replicate or Partial, got {placement}")
 
 
 def _of_vocabulary(placement: Placement) -> Placement:
@@ -146,7 +148,7 @@ def _of_vocabulary(placement: Placement) -> Placement:
     if type(placement) in (Replicate, Partial):
         return Replicate()
     raise UnsupportedError(
-        f"linear_weight: expected placements Shard, Replicate or Partial, got {placement}; a weight that FSDP and "
+        f"weight: expected placements Shard, Replicate or Partial, got {placement}; a weight that FSDP and "
         "tensor parallelism have sharded is read within the call of its FSDP module, or after unshard()"
     )
 
@@ -160,10 +162,10 @@ class _Call:
         self.gathered = _gathered_dim(layout)
         self.names = _options.stats_names(a.return_stats, a.gradient, a.has_several_targets())
         if a.has_several_targets():
-            _options.check_several_targets(a.weight, a.gradient)
-        if a.shift and any(p.is_shard() and p.dim == a.input.dim() - 2 for p in layout.given):  # type: ignore[attr-defined]
+            _options.check_several_targets(a.class_weight, a.gradient)
+        if a.shift and any(p.is_shard() and p.dim == a.hidden.dim() - 2 for p in layout.given):  # type: ignore[attr-defined]
             raise UnsupportedError(
-                f"shift: expected 0 where the last dimension of target is sharded, got {a.shift} with placements "
+                f"shift: expected 0 where the last dimension of targets is sharded, got {a.shift} with placements "
                 f"{layout.given}: pass labels that are shifted already"
             )
         if a.main_grad is not None and layout.shares_tokens():
@@ -178,7 +180,7 @@ class _Call:
         if vocab is None:
             found: Any = loss(given)
         else:
-            start, total = self._vocab_start(given.linear_weight), self.a.linear_weight.shape[0]
+            start, total = self._vocab_start(given.weight), self.a.weight.shape[0]
             found = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
         if self.a.return_stats is False:
             return self._returned("loss", found)
@@ -190,10 +192,10 @@ class _Call:
         weights = layout.of_weight_gradient()
         rows: dict[str, Any] = {name: self._of_rows(name, getattr(a, name)) for name in _OF_ROWS}
         given = a._replace(
-            input=self._hidden(),
-            linear_weight=_local(layout.classifier, layout.weight, weights),
-            linear_bias=self._bias(weights),
-            weight=_whole(a.weight),
+            hidden=self._hidden(),
+            weight=_local(layout.weight, layout.vocab_placements, weights),
+            bias=self._bias(weights),
+            class_weight=_whole(a.class_weight),
             num_items=_whole(a.num_items),
             scale=self._learned("scale", a.scale),
             temperature=self._learned("temperature", a.temperature),
@@ -207,20 +209,20 @@ class _Call:
     def _hidden(self) -> Tensor:
         layout, dim = self.layout, self.gathered
         if dim is None:
-            return _local(layout.input, layout.tokens, layout.tokens)
-        return _local(layout.input, layout.given, layout.given).movedim(dim, 0)
+            return _local(layout.hidden, layout.tokens, layout.tokens)
+        return _local(layout.hidden, layout.given, layout.given).movedim(dim, 0)
 
     def _of_rows(self, name: str, value: Tensor | None) -> Tensor | None:
         """This rank's part of what there is for each token; a plain tensor holds all of it."""
         if value is None:
             return None
-        shape = self.a.input.shape[:-1]
+        shape = self.a.hidden.shape[:-1]
         if name in _OF_TARGETS and self.a.has_several_targets():
-            shape = shape + self.a.target.shape[-1:]
+            shape = shape + self.a.targets.shape[-1:]
         if tuple(value.shape) != tuple(shape):
             called = "temperature" if name == "row_temperature" else name
             raise ValueError(
-                f"{called}: expected shape {_options.shape_text(shape)} (that of input, over all ranks, without its "
+                f"{called}: expected shape {_options.shape_text(shape)} (that of hidden, over all ranks, without its "
                 f"last dimension), got {_options.shape_text(value.shape)}; this rank's part of it is "
                 "DTensor.from_local(part, mesh, placements)"
             )
@@ -231,25 +233,25 @@ class _Call:
         return part if self.gathered is None else part.movedim(self.gathered, 0)
 
     def _bias(self, gradient: Placements) -> Tensor | None:
-        bias, layout = self.a.linear_bias, self.layout
+        bias, layout = self.a.bias, self.layout
         if bias is None:
             return None
         if not isinstance(bias, DTensor):
             if bias.requires_grad:
-                raise TypeError("linear_bias: expected a DTensor, as linear_weight is, got a plain tensor")
+                raise TypeError("bias: expected a DTensor, as weight is, got a plain tensor")
             bias = DTensor.from_local(bias, layout.mesh, [Replicate()] * layout.mesh.ndim, run_check=False)
-        return _local(bias, layout.weight, gradient)
+        return _local(bias, layout.vocab_placements, gradient)
 
     def _learned(self, name: str, value: Number) -> Number:
         if isinstance(value, DTensor):
             return _local(value, self.layout.over_tokens(Replicate()), self.layout.over_tokens(Partial()))
         if isinstance(value, Tensor) and value.requires_grad and self.layout.shares_tokens():
-            raise TypeError(f"{name}: expected a DTensor, as linear_weight is, got a plain tensor that requires grad")
+            raise TypeError(f"{name}: expected a DTensor, as weight is, got a plain tensor that requires grad")
         return value
 
     def _divisor(self, given: Arguments) -> Tensor:
         """Of the mean over the tokens of all ranks: the sum of token_weight * w_y over valid rows."""
-        target, weights, steps = given.target, given.token_weight, given.shift
+        target, weights, steps = given.targets, given.token_weight, given.shift
         ignored = -100 if given.ignore_index is None else given.ignore_index
         is_valid = target != ignored
         if given.has_several_targets():
@@ -257,9 +259,9 @@ class _Call:
         if steps:
             target, is_valid = target[..., steps:], is_valid[..., steps:]
             weights = None if weights is None else weights[..., : weights.shape[-1] - steps]
-        valid = is_valid.to(stats_dtype(given.input))
-        if given.weight is not None:
-            valid = valid * given.weight.to(valid.dtype)[target.long().clamp(0, given.weight.shape[0] - 1)]
+        valid = is_valid.to(stats_dtype(given.hidden))
+        if given.class_weight is not None:
+            valid = valid * given.class_weight.to(valid.dtype)[target.long().clamp(0, given.class_weight.shape[0] - 1)]
         if weights is not None:
             valid = valid * weights.to(valid.dtype)
         partial = DTensor.from_local(valid.sum(), self.layout.mesh, self.layout.over_tokens(Partial()), run_check=False)
@@ -268,17 +270,17 @@ class _Call:
     def _vocab_start(self, shard: Tensor) -> int:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        shape, mesh = self.a.linear_weight.shape, self.layout.mesh
-        (rows, _), (start, _) = compute_local_shape_and_global_offset(shape, mesh, self.layout.weight)
+        shape, mesh = self.a.weight.shape, self.layout.mesh
+        (rows, _), (start, _) = compute_local_shape_and_global_offset(shape, mesh, self.layout.vocab_placements)
         if rows != shard.shape[0]:
             raise ValueError(
-                f"linear_weight: expected {rows} of {shape[0]} rows on this rank, as DTensor shards them, got "
+                f"weight: expected {rows} of {shape[0]} rows on this rank, as DTensor shards them, got "
                 f"{shard.shape[0]}; logitless.distributed.linear_cross_entropy takes shards of any size"
             )
         return int(start)
 
     def _returned(self, name: str, value: Tensor) -> Tensor:
-        """A number replicated; what has an element for each token sharded as the input is."""
+        """A number replicated; what has an element for each token sharded as the hidden is."""
         layout = self.layout
         if value.dim() == 0:
             placements = layout.over_tokens(Partial())
@@ -286,15 +288,15 @@ class _Call:
             return _moved(shared, layout.over_tokens(Replicate()))
         if self.gathered is not None:
             value = value.movedim(0, self.gathered)
-        shape = torch.Size(self.a.input.shape[:-1])
+        shape = torch.Size(self.a.hidden.shape[:-1])
         stride = torch.empty(shape, device="meta").stride()
         rows = DTensor.from_local(value, layout.mesh, layout.tokens, run_check=False, shape=shape, stride=stride)
         return _moved(rows, layout.given)
 
 
 def _gathered_dim(layout: _Layout) -> int | None:
-    """Of input, where the ranks that share the vocabulary have parts of it of one size: they are gathered by the group,
-    and the gradient is reduced and scattered. Others are redistributed."""
+    """Of hidden, where the ranks that share the vocabulary have parts of it of one size: they are gathered by the
+    group, and the gradient is reduced and scattered. Others are redistributed."""
     if layout.vocab is None:
         return None
     placement = layout.given[layout.vocab]
@@ -303,7 +305,7 @@ def _gathered_dim(layout: _Layout) -> int | None:
     dim, parts = placement.dim, layout.mesh.size()
     if sum(type(other) is Shard and other.dim == dim for other in layout.given) > 1:
         return None  # a group's parts need not be next to each other
-    return dim if layout.input.shape[dim] % parts == 0 else None
+    return dim if layout.hidden.shape[dim] % parts == 0 else None
 
 
 def _moved(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:

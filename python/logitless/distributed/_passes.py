@@ -119,7 +119,7 @@ _runs: Cache[Any, GroupRun] = Cache(256)
 
 def find(group: Group, shard: Shard, asked: Local) -> GroupRun:
     pass_, tensors, options = asked
-    hidden, weight = tensors["hidden"], tensors["classifier"]
+    hidden, weight = tensors["hidden"], tensors["weight"]
     key = (group.group_name, id(group), shard, pass_, hidden.device, place(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     found = _runs.get(key)
@@ -169,7 +169,7 @@ def add_up(group: Group, ranks: int, found: Tensors, sequence_parallel: bool) ->
 
 
 def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """As passes.results: rows of all tokens, the gradient of input as it is given, and a Shard in the
+    """As passes.results: rows of all tokens, the gradient of hidden as it is given, and a Shard in the
     place of draws, which a backward pass reads."""
     hidden, ranks = given["hidden"], asked.ranks
     assert ranks is not None
@@ -190,20 +190,20 @@ def _fields(
     asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], ranks: Ranks
 ) -> dict[str, Any]:
     """What all ranks have in common."""
-    flags, hidden, weight = asked.flags, given["hidden"], given["classifier"]
+    flags, hidden, weight = asked.flags, given["hidden"], given["weight"]
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
-    names = {"token_weight": "token_weight", "weight": "class_weight"}
+    names = {"token_weight": "token_weight", "class_weight": "class_weight"}
     names |= {name: name for name in ("temperature", "target_weight")}
     device = hidden.device.type
     return {
         "device": device,
         "function": asked.function,
         "sequence_parallel": ranks.sequence_parallel,
-        "input": _text(hidden),
-        "weight_shard": f"{weight.dtype} [*, {weight.shape[1]}]",
+        "hidden": _text(hidden),
+        "weight": f"{weight.dtype} [*, {weight.shape[1]}]",
         _options.FUNCTIONS[asked.function].targets: _text(given["targets"]),
         "k": options["top_k"],
-        "linear_bias": str(given["bias"].dtype) if "bias" in given else None,
+        "bias": str(given["bias"].dtype) if "bias" in given else None,
         **{f"tensor {argument}": _text(given.get(name)) for argument, name in names.items()},
         **{name: value for name, value in options.items() if name != "top_k"},
         "seed": None if "seed" not in given else "given" if ranks.seed_given else "drawn",
@@ -250,10 +250,10 @@ def _forward(
     group = group_of(ranks)
     if main_grad is not None and flags.want_d_weight:
         try:
-            check_own_memory(main_grad, given, "weight_shard")
+            check_own_memory(main_grad, given)
         except Exception as error:
             _agreement.refuse(group, error)
-    own, fields = _own(given["classifier"], ranks), _fields(asked, given, main_grad, options, ranks)
+    own, fields = _own(given["weight"], ranks), _fields(asked, given, main_grad, options, ranks)
     targets = None if ranks.own_targets else given["targets"]
     seed = int(given["seed"]) if "seed" in given and given["seed"].device.type == "cpu" else 0
     agreed = _agreement.agree(group, fields, own, targets, _options.FUNCTIONS[function].targets, seed)
@@ -261,7 +261,7 @@ def _forward(
     given = _with_seed(given, seed)
     if "class_weight" in given and given["class_weight"].shape[0] != shard.total:
         raise InvalidArgumentError(
-            f"weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
+            f"class_weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
             f"got {list(given['class_weight'].shape)}"
         )
     if options["top_k"] > shard.total:

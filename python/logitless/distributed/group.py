@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 @takes(HeadOptions)
 def linear_cross_entropy(
-    input: Tensor,
-    weight_shard: Tensor,
-    target: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     group: Any = None,
     vocab_start: int | None = None,
@@ -50,24 +50,24 @@ def linear_cross_entropy(
     """:func:`logitless.linear_cross_entropy` of a head whose rows are spread over the ranks of a group.
 
     Every rank of the group calls it at the same time, with the same options. The loss and the statistics are those of
-    the whole vocabulary, with the same bits on every rank. The gradient of ``input`` is the sum over ranks, on every
-    rank; those of ``weight_shard`` and ``linear_bias`` are of the rank's own rows.
+    the whole vocabulary, with the same bits on every rank. The gradient of ``hidden`` is the sum over ranks, on every
+    rank; those of ``weight`` and ``bias`` are of the rank's own rows.
 
     Args:
-        input: ``[..., D]``, the same on every rank. With ``sequence_parallel`` this rank's part of it along the first
+        hidden: ``[..., D]``, the same on every rank. With ``sequence_parallel`` this rank's part of it along the first
             dimension, as large as any other rank's.
-        weight_shard: this rank's rows of the head's weight, ``[V_r, D]``, of any number, 0 too.
-        target: class indices of the whole vocabulary, of shape ``input.shape[:-1]``, the same on every rank. With
-            ``sequence_parallel`` of all tokens, as one rank's ``input`` would need them, or of this rank's tokens: told
-            by its shape. ``token_weight`` and a temperature for each row have the target's shape. With
+        weight: this rank's rows of the head's weight, ``[V_r, D]``, of any number, 0 too.
+        targets: class indices of the whole vocabulary, of shape ``hidden.shape[:-1]``, the same on every rank. With
+            ``sequence_parallel`` of all tokens, as one rank's ``hidden`` would need them, or of this rank's tokens:
+            told by its shape. ``token_weight`` and a temperature for each row have the target's shape. With
             ``target_weight``, which has its shape, it has one more dimension of K targets a row.
         group: a ``torch.distributed`` process group; None: the default one.
         vocab_start: the class of the shard's first row; None: shards lie in the order of ranks.
         vocab_total: classes of all ranks, to be checked; None: as many as the shards have.
-        sequence_parallel: ``input`` is gathered along its first dimension, and its gradient is that of this rank's
+        sequence_parallel: ``hidden`` is gathered along its first dimension, and its gradient is that of this rank's
             part (a reduce-scatter). It is gathered again in a backward pass that comes later (below).
-        linear_bias: the shard's, ``[V_r]``.
-        weight: class weights of the whole vocabulary, the same on every rank.
+        bias: the shard's, ``[V_r]``.
+        class_weight: class weights of the whole vocabulary, the same on every rank.
         main_grad: a buffer of the shard's shape.
         seed: of sparsified gradients. On CPUs the same seed keeps the same elements for any cut of the vocabulary. A
             number must be the same on every rank there, and of None and of generators rank 0's is taken. On CUDA the
@@ -88,7 +88,7 @@ def linear_cross_entropy(
     """
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     group = checked_group(group)
-    a = Arguments(input, weight_shard, target, return_stats=return_stats, **options)
+    a = Arguments(hidden, weight, targets, return_stats=return_stats, **options)
     return loss_of_ranks(a, group, vocab_start, vocab_total, sequence_parallel)
 
 
@@ -96,10 +96,10 @@ def loss_of_ranks(
     a: Arguments, group: Any, vocab_start: int | None, vocab_total: int | None, sequence_parallel: bool
 ) -> Tensor | LinearCrossEntropyOutput:
     """As linear_cross_entropy, of a checked group."""
-    if is_whole_head(group, a.linear_weight, vocab_start, vocab_total):
-        return loss(with_row_temperature(a, getattr(a.input, "shape", ())[:-1]))
-    rows = getattr(a.target, "shape", ())
-    if a.target_weight is not None and len(rows) == len(getattr(a.input, "shape", ())):
+    if is_whole_head(group, a.weight, vocab_start, vocab_total):
+        return loss(with_row_temperature(a, getattr(a.hidden, "shape", ())[:-1]))
+    rows = getattr(a.targets, "shape", ())
+    if a.target_weight is not None and len(rows) == len(getattr(a.hidden, "shape", ())):
         rows = rows[:-1]
     a = with_row_temperature(a, rows)
     with refused_for_all(group):
@@ -109,8 +109,8 @@ def loss_of_ranks(
 
 @takes(IdOptions)
 def linear_log_probs(
-    input: Tensor,
-    weight_shard: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
     ids: Tensor,
     *,
     group: Any = None,
@@ -126,7 +126,7 @@ def linear_log_probs(
     be the same on every rank.
 
     Args:
-        input, weight_shard, group, vocab_start, vocab_total, sequence_parallel, linear_bias: as those of
+        hidden, weight, group, vocab_start, vocab_total, sequence_parallel, bias: as those of
             :func:`logitless.distributed.linear_cross_entropy`.
         ids: classes of the whole vocabulary, ``[..., K]`` with K <= 64, the same on every rank; with
             ``sequence_parallel`` of all tokens or of this rank's, told by its shape, as is a temperature for each row.
@@ -139,8 +139,8 @@ def linear_log_probs(
     """
     _options.check_names("linear_log_probs", options, _options.ID_OPTIONS)
     group = checked_group(group)
-    a = Arguments(input, weight_shard, ids, reduction="sum", **options)
-    if is_whole_head(group, weight_shard, vocab_start, vocab_total):
+    a = Arguments(hidden, weight, ids, reduction="sum", **options)
+    if is_whole_head(group, weight, vocab_start, vocab_total):
         return log_probs(a)
     with refused_for_all(group):
         check_tensor("ids", ids)
@@ -152,8 +152,8 @@ def linear_log_probs(
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @takes(TopKOptions)
 def linear_top_k(
-    input: Tensor,
-    weight_shard: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
     k: int,
     *,
     group: Any = None,
@@ -168,7 +168,7 @@ def linear_top_k(
     vocabulary, of all tokens, with the same bits.
 
     Args:
-        input, weight_shard, group, vocab_start, vocab_total, sequence_parallel, linear_bias: as those of
+        hidden, weight, group, vocab_start, vocab_total, sequence_parallel, bias: as those of
             :func:`logitless.distributed.linear_cross_entropy`.
         k: how many, from 1 to the smaller one of 64 and the rows of all ranks' shards.
         temperature: with ``sequence_parallel`` one for each row is of all tokens, or of this rank's, told by its shape.
@@ -178,13 +178,13 @@ def linear_top_k(
     """
     _options.check_names("linear_top_k", options, _options.TOP_K_OPTIONS)
     group = checked_group(group)
-    a = Arguments(input, weight_shard, input, reduction="sum", **options)
-    if is_whole_head(group, weight_shard, vocab_start, vocab_total):
+    a = Arguments(hidden, weight, hidden, reduction="sum", **options)
+    if is_whole_head(group, weight, vocab_start, vocab_total):
         return top_k(a, k)
     with refused_for_all(group):
-        check_tensor("input", input)
-        check_sequence_parallel(input, sequence_parallel)
-        own = tuple(input.shape[:-1])
+        check_tensor("hidden", hidden)
+        check_sequence_parallel(hidden, sequence_parallel)
+        own = tuple(hidden.shape[:-1])
         rows: Sequence[int] = (dist.get_world_size(group) * own[0], *own[1:]) if sequence_parallel else own
         a = with_row_temperature(a, own)
         if a.row_temperature is None or tuple(a.row_temperature.shape) != own:
@@ -233,8 +233,8 @@ def _prepared(
     k: int = 0,
 ) -> tuple[Prepared, Sequence[int]]:
     """Made without a word to the other ranks; and the shape of all tokens."""
-    check_operands(a.input, a.linear_weight, a.linear_bias, a.target, least_vocab=0)
-    check_sequence_parallel(a.input, sequence_parallel)
+    check_operands(a.hidden, a.weight, a.bias, a.targets, least_vocab=0)
+    check_sequence_parallel(a.hidden, sequence_parallel)
     ranks = dist.get_world_size(group)
     rows, own_targets = rows_of(a, ranks, sequence_parallel, _options.FUNCTIONS[function].targets)
     seed_given = not (a.seed is None or isinstance(a.seed, torch.Generator))
@@ -279,12 +279,12 @@ def _classes(name: str, value: Any) -> int:
     return found
 
 
-def check_sequence_parallel(input: Tensor, sequence_parallel: Any) -> None:
+def check_sequence_parallel(hidden: Tensor, sequence_parallel: Any) -> None:
     if not isinstance(sequence_parallel, bool):
         raise TypeError(f"sequence_parallel: expected a bool, got {type(sequence_parallel).__name__}")
-    if sequence_parallel and input.dim() < 2:
+    if sequence_parallel and hidden.dim() < 2:
         raise ValueError(
-            f"input: expected shape [tokens, ..., D] with sequence_parallel, got {shape_text(input.shape)}"
+            f"hidden: expected shape [tokens, ..., D] with sequence_parallel, got {shape_text(hidden.shape)}"
         )
 
 
@@ -292,18 +292,18 @@ def rows_of(a: Arguments, ranks: int, sequence_parallel: bool, name: str) -> tup
     """The shape of all tokens, and whether what is given for each of them is of this rank's alone. name: of the
     targets."""
     own = tuple(a.rows())
-    rows = tuple(a.target.shape)
+    rows = tuple(a.targets.shape)
     several = a.has_several_targets()
     if several:
         _options.check_targets_shape(name, rows, rows[:-1], several)
         rows = rows[:-1]
     if not sequence_parallel:
-        _options.check_targets_shape(name, a.target.shape, own, several)
+        _options.check_targets_shape(name, a.targets.shape, own, several)
         return own, False
     every = (ranks * own[0], *own[1:])
     if rows not in (own, every):
         raise ValueError(
             f"{name}: expected shape {shape_text(every)} (all ranks' tokens) or {shape_text(own)} (this rank's) with "
-            f"sequence_parallel, and one more dimension with target_weight, got {shape_text(a.target.shape)}"
+            f"sequence_parallel, and one more dimension with target_weight, got {shape_text(a.targets.shape)}"
         )
     return every, rows == own and ranks > 1

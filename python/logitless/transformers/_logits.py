@@ -141,7 +141,7 @@ def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
     cap = logits.cap
     if cap is not None:
         factor, bias = factor * cap, None if bias is None else bias * cap
-    return hidden, {"linear_weight": weight, "linear_bias": bias, "scale": factor, "softcap": cap}
+    return hidden, {"weight": weight, "bias": bias, "scale": factor, "softcap": cap}
 
 
 def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:

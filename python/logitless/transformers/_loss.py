@@ -39,11 +39,11 @@ def cross_entropy(
         compare(logits)
     hidden, operands = fused_operands(logits)
     logits.session.losses += 1
-    hidden = _over_ranks(logits, hidden, operands["linear_weight"])
+    hidden = _over_ranks(logits, hidden, operands["weight"])
     loss = linear_cross_entropy(
         hidden,
-        target=target,
-        weight=weight,
+        targets=target,
+        class_weight=weight,
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,

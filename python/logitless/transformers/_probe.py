@@ -99,7 +99,7 @@ def compare(logits: Logits) -> None:
         return
     hidden, operands = fused_operands(logits)
     target, expected = (torch.cat([part[kept] for part in parts]) for parts in (targets, losses))
-    got = linear_cross_entropy(hidden.repeat(2, 1), target=target, reduction="none", **operands)
+    got = linear_cross_entropy(hidden.repeat(2, 1), targets=target, reduction="none", **operands)
     assert isinstance(got, Tensor)
     difference = float((got.to(expected.dtype) - expected).abs().max())
     if not difference <= allowed:

@@ -58,7 +58,7 @@ class LogProbs(StandIn):
             hidden,
             weight,
             targets,
-            linear_bias=bias if bias is None or logit_scale == 1.0 else bias * logit_scale,
+            bias=bias if bias is None or logit_scale == 1.0 else bias * logit_scale,
             reduction="none",
             scale=logit_scale,
             softcap=final_logit_softcapping,

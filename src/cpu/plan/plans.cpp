@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kVocabBlock = 448;
 constexpr int64_t kWideUnits = 1280;
 constexpr int64_t kPanelColumns = 32;  // of the widest register tile; the block is a multiple for all
-constexpr int64_t kTokenUnits = 256;   // K of one partial sum of d_classifier
+constexpr int64_t kTokenUnits = 256;   // K of one partial sum of d_weight
 constexpr int64_t kMaxRange = 1024;
 
 // Rows a multiple of 1 KiB apart would share few sets of the first level cache.
@@ -68,7 +68,7 @@ class Planner {
           in_gradient.keeps_in_gradient = true;
           consider(in_gradient);
         }
-        if (sums_classifier_apart(chunk)) {
+        if (sums_weight_apart(chunk)) {
           schedule.sweeps_vocabulary = true;
           consider(schedule);
         }
@@ -186,19 +186,19 @@ class Planner {
     return all;
   }
 
-  // Whether chunks need an fp32 sum of d_classifier beside the output.
-  bool sums_classifier_apart(int64_t chunk) const {
-    return problem_.needs_backward() && problem_.has.d_classifier && chunk < problem_.tokens &&
-           problem_.dtype.d_classifier != DType::kF32;
+  // Whether chunks need an fp32 sum of d_weight beside the output.
+  bool sums_weight_apart(int64_t chunk) const {
+    return problem_.needs_backward() && problem_.has.d_weight && chunk < problem_.tokens &&
+           problem_.dtype.d_weight != DType::kF32;
   }
 
-  // Blocks whose exps fit into their own rows of d_classifier: all whole ones, or none; the last one may be
+  // Blocks whose exps fit into their own rows of d_weight: all whole ones, or none; the last one may be
   // short.
   int64_t blocks_kept_in_gradient(const Problem& p, const Shape& shape, int64_t chunk) const {
-    if (!keeps_exps(p) || !p.has.d_classifier || p.accumulate.d_classifier) return 0;
+    if (!keeps_exps(p) || !p.has.d_weight || p.accumulate.d_weight) return 0;
     if (chunk < p.tokens) return 0;
     const int64_t exps = chunk * shape.vocab_block * element_bytes(kernels_);
-    const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.dtype.d_classifier));
+    const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight));
     if (exps > shape.vocab_block * row) return 0;
     if (shape.blocks == 0) return 0;
     const int64_t last_rows = shape.block_columns(p.vocab, shape.blocks - 1);
@@ -254,7 +254,7 @@ class Planner {
     if (!problem_.needs_backward()) return cost;
     cost += recomputed_share(schedule);
     if (schedule.sweeps_vocabulary && problem_.has.d_hidden) cost += 1;
-    cost += (problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_classifier ? 1 : 0);
+    cost += (problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_weight ? 1 : 0);
     return cost;
   }
 
@@ -266,26 +266,26 @@ class Planner {
     const double kept =
         std::min(1.0, kKeptShare / problem_.threshold / static_cast<double>(problem_.vocab)) * kScattered;
     return (draws_elements(problem_) ? 1 : 0) +
-           kept * ((problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_classifier ? 1 : 0));
+           kept * ((problem_.has.d_hidden ? 1 : 0) + (problem_.has.d_weight ? 1 : 0));
   }
 
   int64_t chunks_of(const Schedule& schedule) const {
     return ceil_div(std::max<int64_t>(problem_.tokens, 1), schedule.token_chunk);
   }
 
-  // Of one thread: arithmetic, and what every chunk does anew to the whole classifier.
+  // Of one thread: arithmetic, and what every chunk does anew to the whole weight.
   double work_seconds(const Schedule& schedule) const {
-    const double classifier = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
+    const double weight = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
     const auto chunks = static_cast<double>(chunks_of(schedule));
     const double cost = cost_of(schedule);
-    double bytes = classifier * 4 * cost;
+    double bytes = weight * 4 * cost;
     double hidden_bytes = 0;
     if (schedule.sweeps_vocabulary) {  // every window packs all rows of hidden anew
       const auto windows = static_cast<double>(ceil_div(shape_.blocks, schedule.backward_window));
       hidden_bytes =
           windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
-    } else if (problem_.has.d_classifier && chunks > 1 && !problem_.is_sparsified()) {
-      bytes += classifier * 16;
+    } else if (problem_.has.d_weight && chunks > 1 && !problem_.is_sparsified()) {
+      bytes += weight * 16;
     }
     const double arithmetic = gemm_flop(problem_) * cost / (kernels_.gflops_thread * 1e9);
     return arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond;
@@ -318,10 +318,9 @@ class Planner {
     }
     return std::string(kernels_.name) + " " + text(kernels_.mr) + "x" + text(kernels_.nr) + ", block " +
            text(shape_.vocab_block) + ", kept " + text(schedule.kept_blocks) + "/" + text(shape_.blocks) +
-           (schedule.keeps_in_gradient ? " in d_classifier" : "") + ", windows " +
-           text(schedule.forward_window) + ", " + text(schedule.backward_windows_alive) + " x " +
-           text(schedule.backward_window) +
-           (schedule.sweeps_vocabulary ? ", d_classifier after all rows" : "");
+           (schedule.keeps_in_gradient ? " in d_weight" : "") + ", windows " + text(schedule.forward_window) +
+           ", " + text(schedule.backward_windows_alive) + " x " + text(schedule.backward_window) +
+           (schedule.sweeps_vocabulary ? ", d_weight after all rows" : "");
   }
 
   const Problem& shard_;

@@ -19,12 +19,12 @@ constexpr int64_t round_up(int64_t a, int64_t multiple) {
 struct Shape {
   int64_t vocab_block = 0;      // columns of logits in one block: a multiple of the register tile both ways
   int64_t blocks = 0;           // of the vocabulary
-  int64_t token_block = 0;      // tokens in one partial sum of d_classifier
-  int64_t hidden_units = 0;     // units in a row of hidden or classifier
+  int64_t token_block = 0;      // tokens in one partial sum of d_weight
+  int64_t hidden_units = 0;     // units in a row of hidden or weight
   int64_t hidden_stride = 0;    // units between packed rows of hidden
   int64_t hidden_padded = 0;    // columns of a gradient row, a multiple of nr
   int64_t gradient_stride = 0;  // floats between rows of the fp32 d_hidden
-  int64_t range = 0;            // columns of d_classifier that one task computes
+  int64_t range = 0;            // columns of d_weight that one task computes
   int64_t ranges = 0;
 
   int64_t block_columns(int64_t vocab, int64_t block) const {
@@ -53,10 +53,10 @@ struct Schedule {
   // How many backward windows are alive at once: while one's gradients are added up, those of the next are
   // made; with a third, a late thread holds nobody up until the others are a window ahead.
   int64_t backward_windows_alive = 0;
-  // Whether d_classifier and d_bias have a pass of their own, vocabulary outside and chunks of tokens inside:
-  // the sum over chunks is then one window's instead of the whole classifier's, for one more product.
+  // Whether d_weight and d_bias have a pass of their own, vocabulary outside and chunks of tokens inside:
+  // the sum over chunks is then one window's instead of the whole weight's, for one more product.
   bool sweeps_vocabulary = false;
-  // Whether kept exps are where the gradient of their classifier rows will be, [T, B] elements at a block's
+  // Whether kept exps are where the gradient of their weight rows will be, [T, B] elements at a block's
   // first row: it is written once they have been read.
   bool keeps_in_gradient = false;
 };

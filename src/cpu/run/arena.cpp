@@ -41,12 +41,12 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
   if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, s, workspace);
   if (p.is_sparsified() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
-  w.classifier = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
+  w.weight = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
   if (p.has.bias) w.bias = workspace.take<float>(s.vocab_block);
   if (p.has.class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
-  if (p.has.d_classifier && !p.is_sparsified()) {
+  if (p.has.d_weight && !p.is_sparsified()) {
     if (k.pair == 2) w.dz_pairs = workspace.take<uint32_t>(s.token_block / 2 * s.vocab_block);
-    w.d_classifier = workspace.take<float>(s.vocab_block * s.range);
+    w.d_weight = workspace.take<float>(s.vocab_block * s.range);
   }
   w.packed_block = workspace.take<int64_t>(1);
   if (p.top_k > 0 || draws_elements(p)) {
@@ -101,11 +101,11 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
       a.window_panels =
           workspace.take<uint32_t>(window_slots(schedule, s) * s.hidden_padded * (s.vocab_block / k.pair));
     }
-    if (p.has.d_classifier) {
+    if (p.has.d_weight) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
-      if (!one_chunk && p.dtype.d_classifier != DType::kF32) {
+      if (!one_chunk && p.dtype.d_weight != DType::kF32) {
         const int64_t rows = schedule.sweeps_vocabulary ? schedule.backward_window * s.vocab_block : p.vocab;
-        a.d_classifier = workspace.take<float>(rows * s.hidden_padded);
+        a.d_weight = workspace.take<float>(rows * s.hidden_padded);
       }
     }
     if (p.has.d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);

@@ -17,11 +17,11 @@ namespace logitless::cpu {
 // Scratch of one worker.
 struct WorkerArena {
   std::span<float> logits;          // [mr, vocab_block]
-  std::span<uint32_t> classifier;   // [vocab_block / nr, hidden_units, nr], of block `packed_block`
+  std::span<uint32_t> weight;       // [vocab_block / nr, hidden_units, nr], of block `packed_block`
   std::span<float> bias;            // [vocab_block]
   std::span<float> class_weight;    // [vocab_block]
   std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
-  std::span<float> d_classifier;    // [vocab_block, range]
+  std::span<float> d_weight;        // [vocab_block, range]
   std::span<int64_t> packed_block;  // [1]
   // Elements of a row that a kernel has drawn or selected: [vocab_block + a vector] each.
   std::span<int32_t> columns;
@@ -52,11 +52,11 @@ struct Arena {
   std::span<float> lse_high, lse_low, a, b, c;  // [R] each
   std::span<float> g, target_gradient;          // [R, K] what is subtracted at targets; dz there
   std::span<uint32_t> hidden_rows;              // [T, hidden_stride] rows operand of the logits
-  std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_classifier
+  std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_weight
   std::span<float> d_hidden;          // [T, gradient_stride]
   // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or
   // [window * B, hidden_padded] if the vocabulary is swept.
-  std::span<float> d_classifier;
+  std::span<float> d_weight;
   std::span<float> d_bias;  // [blocks * B]
   // Statistics of the blocks of forward windows, [W, T] each.
   std::span<float> block_max, block_sum;
@@ -65,13 +65,13 @@ struct Arena {
 #undef LOGITLESS_MEMBER
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights, with block_weighted
-  // Kept exps of the first kept_blocks blocks, unless they are in d_classifier, and what the windows'
+  // Kept exps of the first kept_blocks blocks, unless they are in d_weight, and what the windows'
   // other exps and gradients take.
   std::span<std::byte> kept_exps;      // [blocks, T, B] elements
   std::span<float> kept_anchor;        // [blocks, T]
   std::span<std::byte> window_exps;    // [W, T, B] elements
   std::span<float> window_anchor;      // [W, T]
-  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the classifier
+  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the weight
   std::span<TaskGroup> groups;         // of a chunk
   std::span<std::byte> worker_memory;  // `threads` times worker_bytes
   uint64_t worker_bytes = 0;

@@ -10,19 +10,19 @@ namespace {
 // strips pass by.
 constexpr int64_t kPartColumns = 256;
 
-// Where the sum of d_classifier over chunks is kept, of row j of a block; null when one chunk is all.
+// Where the sum of d_weight over chunks is kept, of row j of a block; null when one chunk is all.
 float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
-  if (p.dtype.d_classifier == DType::kF32) {
-    return reinterpret_cast<float*>(run.d_classifier_row(block * s.vocab_block + j, column));
+  if (p.dtype.d_weight == DType::kF32) {
+    return reinterpret_cast<float*>(run.d_weight_row(block * s.vocab_block + j, column));
   }
-  if (run.arena.d_classifier.empty()) return nullptr;
+  if (run.arena.d_weight.empty()) return nullptr;
   const int64_t slot = run.schedule.sweeps_vocabulary ? block % run.schedule.backward_window : block;
-  return run.arena.d_classifier.data() + (slot * s.vocab_block + j) * s.hidden_padded + column;
+  return run.arena.d_weight.data() + (slot * s.vocab_block + j) * s.hidden_padded + column;
 }
 
-// d_classifier[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
+// d_weight[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
 void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, int64_t range,
                bool dz_is_packed) {
   const Problem& p = run.problem;
@@ -32,8 +32,8 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
   const int64_t column = range * s.range;
   const int64_t padded = std::min(s.range, s.hidden_padded - column);
   const int64_t columns = std::min(padded, p.hidden - column);
-  float* sums = w.d_classifier.data();
-  const bool add_to_running = !chunk.is_first || p.accumulate.d_classifier;
+  float* sums = w.d_weight.data();
+  const bool add_to_running = !chunk.is_first || p.accumulate.d_weight;
   if (add_to_running) {
     for (int64_t j = 0; j < vocab; ++j) {
       std::copy_n(running_row(run, block, j, column), columns, sums + j * padded);
@@ -77,24 +77,23 @@ void add_range(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t bl
   }
   for (int64_t j = 0; j < vocab; ++j) {
     const float* from = sums + j * padded;
-    if (!chunk.is_last || p.dtype.d_classifier == DType::kF32) {
+    if (!chunk.is_last || p.dtype.d_weight == DType::kF32) {
       std::copy_n(from, columns, running_row(run, block, j, column));
     } else {
-      k.store_row(from, columns, 1, false, p.dtype.d_classifier,
-                  run.d_classifier_row(block * s.vocab_block + j, column));
+      k.store_row(from, columns, 1, false, p.dtype.d_weight,
+                  run.d_weight_row(block * s.vocab_block + j, column));
     }
   }
 }
 
-void add_d_classifier(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block,
-                      const Range& ranges) {
+void add_d_weight(const Runner& run, const Chunk& chunk, WorkerArena& w, int64_t block, const Range& ranges) {
   const bool one_token_block = chunk.count <= run.shape.token_block;
   for (int64_t range = ranges.start; range < ranges.end; ++range) {
     add_range(run, chunk, w, block, range, one_token_block && range > ranges.start);
   }
 }
 
-// d_hidden[rows, :] += dz[rows, blocks] classifier[blocks, :], one partial sum for every block.
+// d_hidden[rows, :] += dz[rows, blocks] weight[blocks, :], one partial sum for every block.
 void add_d_hidden(const Runner& run, const Range& blocks, const Range& rows) {
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -185,12 +184,12 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
   }
 }
 
-// The classifier's rows of a block as panels with K along the vocabulary, for d_hidden.
+// The weight's rows of a block as panels with K along the vocabulary, for d_hidden.
 void pack_panels(const Runner& run, int64_t block) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
-  k.pack_interleaved(run.classifier_from(block * s.vocab_block), s.block_columns(p.vocab, block), p.hidden,
+  k.pack_interleaved(run.weight_from(block * s.vocab_block), s.block_columns(p.vocab, block), p.hidden,
                      s.vocab_block / k.pair, s.hidden_padded / k.nr, k.nr, run.block_panels(block));
 }
 
@@ -226,11 +225,11 @@ void zero_d_hidden(const Runner& run, bool ignored_only) {
   }
 }
 
-void zero_d_classifier(const Runner& run) {
+void zero_d_weight(const Runner& run) {
   const Problem& p = run.problem;
-  if (p.accumulate.d_classifier) return;
-  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier);
-  for (int64_t row = 0; row < p.vocab; ++row) std::memset(run.d_classifier_row(row), 0, bytes);
+  if (p.accumulate.d_weight) return;
+  const auto bytes = static_cast<size_t>(p.hidden) * size_of(p.dtype.d_weight);
+  for (int64_t row = 0; row < p.vocab; ++row) std::memset(run.d_weight_row(row), 0, bytes);
 }
 
 BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range& blocks, TaskGroups& groups,
@@ -252,7 +251,7 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range&
     }
     if (w == windows_) break;
     const Sums& slot = sums[w % alive];
-    made = groups.add(gradient_tasks(w).count(), {coefficients, slot.classifier, slot.hidden, slot.bias},
+    made = groups.add(gradient_tasks(w).count(), {coefficients, slot.weight, slot.hidden, slot.bias},
                       [this, w](int64_t task, int worker) {
                         const BlockTasks::Task t = gradient_tasks(w)[task];
                         gradient_task(run_, worker, t.block, t.rows);
@@ -279,14 +278,13 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
   const Problem& p = run_.problem;
   const int64_t blocks = window(w).size();
   Sums sums;
-  sums.classifier = groups.add(
-      p.has.d_classifier ? blocks * classifier_splits(w) : 0, {made, panels},
-      [this, w](int64_t task, int worker) {
+  sums.weight = groups.add(
+      p.has.d_weight ? blocks * weight_splits(w) : 0, {made, panels}, [this, w](int64_t task, int worker) {
         WorkerArena arena = run_.worker(worker);
-        const int64_t splits = classifier_splits(w);
+        const int64_t splits = weight_splits(w);
         const int64_t ranges = run_.shape.ranges / splits;
         const int64_t first = task % splits * ranges;
-        add_d_classifier(run_, chunk_, arena, window(w).start + task / splits, {first, first + ranges});
+        add_d_weight(run_, chunk_, arena, window(w).start + task / splits, {first, first + ranges});
       });
   sums.hidden = groups.add(p.has.d_hidden ? ceil_div(chunk_.count, hidden_rows_) : 0, {made, hidden_before},
                            [this, w](int64_t task, int) {
@@ -298,9 +296,9 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
   return sums;
 }
 
-// One thread computes all columns of a block of d_classifier when there are blocks for half of the threads:
+// One thread computes all columns of a block of d_weight when there are blocks for half of the threads:
 // two that write the same rows at a time both fault on every fresh page, and each zeros one.
-int64_t BackwardStage::classifier_splits(int64_t w) const {
+int64_t BackwardStage::weight_splits(int64_t w) const {
   return 2 * window(w).size() < run_.schedule.threads ? run_.shape.ranges : 1;
 }
 

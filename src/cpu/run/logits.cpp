@@ -21,8 +21,8 @@ MatrixView Runner::hidden_from(int64_t row) const {
   return matrix_from(problem, buffers.hidden, problem.dtype.hidden, buffers.hidden_stride, row);
 }
 
-MatrixView Runner::classifier_from(int64_t row) const {
-  return matrix_from(problem, buffers.classifier, problem.dtype.classifier, buffers.classifier_stride, row);
+MatrixView Runner::weight_from(int64_t row) const {
+  return matrix_from(problem, buffers.weight, problem.dtype.weight, buffers.weight_stride, row);
 }
 
 std::byte* Runner::d_hidden_row(int64_t row) const {
@@ -30,9 +30,9 @@ std::byte* Runner::d_hidden_row(int64_t row) const {
          row_offset(problem.dtype.d_hidden, buffers.d_hidden_stride, row);
 }
 
-std::byte* Runner::d_classifier_row(int64_t row, int64_t column) const {
-  return static_cast<std::byte*>(buffers.d_classifier) +
-         row_offset(problem.dtype.d_classifier, buffers.d_classifier_stride, row, column);
+std::byte* Runner::d_weight_row(int64_t row, int64_t column) const {
+  return static_cast<std::byte*>(buffers.d_weight) +
+         row_offset(problem.dtype.d_weight, buffers.d_weight_stride, row, column);
 }
 
 // Workers have numbers of the plan's, not of the pool's: that may have more.
@@ -56,7 +56,7 @@ LogitTransform<float> Runner::transform(const WorkerArena& w, int64_t row) const
 }
 
 std::byte* Runner::kept_exps(int64_t block) const {
-  if (schedule.keeps_in_gradient) return d_classifier_row(block * shape.vocab_block);
+  if (schedule.keeps_in_gradient) return d_weight_row(block * shape.vocab_block);
   return arena.kept_exps.data() + block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
 }
 
@@ -91,8 +91,8 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const Shape& s = run.shape;
   const int64_t first = block * s.vocab_block;
   const int64_t columns = s.block_columns(p.vocab, block);
-  run.kernels.pack_transposed(run.classifier_from(first), columns, p.hidden, s.vocab_block / run.kernels.nr,
-                              w.classifier.data());
+  run.kernels.pack_transposed(run.weight_from(first), columns, p.hidden, s.vocab_block / run.kernels.nr,
+                              w.weight.data());
   for (int64_t j = 0; j < s.vocab_block; ++j) {
     const bool real = j < columns;
     if (p.has.bias) {
@@ -113,7 +113,7 @@ void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows
   GemmStrip g;
   g.a = run.arena.hidden_rows.data() + row * s.hidden_stride;
   g.a_stride = s.hidden_stride;
-  g.b = w.classifier.data();
+  g.b = w.weight.data();
   g.b_panel_stride = s.hidden_units * run.kernels.nr;
   g.k = s.hidden_units;
   g.rows = rows;

@@ -23,7 +23,7 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
   }
 }
 
-// Token blocks of [hidden_padded / nr, units, nr]: K of d_classifier runs along the tokens.
+// Token blocks of [hidden_padded / nr, units, nr]: K of d_weight runs along the tokens.
 void pack_token_block(const Runner& run, const Chunk& chunk, int64_t token_block) {
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -65,7 +65,7 @@ void load_targets(const Runner& run, const HostLoss& loss, const RowCoefficients
 
 Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups) {
   const Problem& p = run.problem;
-  const bool has_panels = p.needs_backward() && p.has.d_classifier && !p.is_sparsified();
+  const bool has_panels = p.needs_backward() && p.has.d_weight && !p.is_sparsified();
   Loaded loaded;
   loaded.rows = groups.add(chunk.row_tasks(), {}, [&run, &chunk](int64_t task, int) {
     const Range rows = chunk.rows(task);

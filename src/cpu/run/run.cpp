@@ -71,7 +71,7 @@ Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
           run.shape, arena,       run.group,    run.row_count};
 }
 
-// d_classifier and d_bias window by window, once all rows' coefficients are known. The sums over tokens have
+// d_weight and d_bias window by window, once all rows' coefficients are known. The sums over tokens have
 // the order that they have in any other plan.
 void sweep_vocabulary(const Runner& run) {
   Problem problem = run.problem;
@@ -96,7 +96,7 @@ void run_exact(const Runner& run, const HostLoss& loss) {
   HostLossWriter writer(loss);
   if (run.schedule.sweeps_vocabulary) {
     Problem rows_only = run.problem;
-    rows_only.has.d_classifier = rows_only.has.d_bias = false;
+    rows_only.has.d_weight = rows_only.has.d_bias = false;
     forget_packed_blocks(rows_of(run, rows_only, {}));
     for_chunks(run, [&](const Chunk& chunk) { run_chunk(rows_of(run, rows_only, chunk), writer, chunk); });
     sweep_vocabulary(run);
@@ -105,7 +105,7 @@ void run_exact(const Runner& run, const HostLoss& loss) {
     for_chunks(run, [&](const Chunk& chunk) { run_chunk(run, writer, chunk); });
   }
   if (run.problem.needs_forward()) writer.finish();
-  if (run.problem.has.d_classifier && run.row_count == 0) zero_d_classifier(run);
+  if (run.problem.has.d_weight && run.row_count == 0) zero_d_weight(run);
   if (run.problem.has.d_bias) store_d_bias(run);
 }
 
@@ -133,13 +133,13 @@ void run_sparsified(const Runner& run, const HostLoss& loss) {
   std::fill(t.column_count.begin(), t.column_count.end(), 0);
   if (p.needs_backward()) {
     write_undrawn_defaults(p, run.buffers);
-    if (p.label_smoothing > 0 && p.has.d_hidden) sum_classifier(run);
+    if (p.label_smoothing > 0 && p.has.d_hidden) sum_weight(run);
   }
   HostLossWriter writer(loss);
   for_chunks(run, [&](const Chunk& chunk) { run_sparsified_chunk(run, loss, writer, chunk); });
   if (p.needs_forward()) writer.finish();
-  if (!p.has.d_classifier && !p.has.d_bias) return;
-  if (p.label_smoothing > 0 && p.has.d_classifier) sum_hidden(run);
+  if (!p.has.d_weight && !p.has.d_bias) return;
+  if (p.label_smoothing > 0 && p.has.d_weight) sum_hidden(run);
   finish_columns(run);
 }
 
@@ -160,7 +160,7 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   // nothing.
   if (work.scale == 0 || work.vocab == 0) {
     work.has.d_hidden = false;
-    work.has.d_classifier = false;
+    work.has.d_weight = false;
   }
   const int64_t row_count = compact_rows(problem, buffers.targets, arena.rows.data());
   const Runner run{work, buffers, schedule_, kernels_, pool_, shape_, arena, group, row_count};
@@ -173,7 +173,7 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
     run_exact(run, loss);
   }
   if (problem.has.d_hidden) zero_d_hidden(run, work.has.d_hidden);
-  if (problem.has.d_classifier && !work.has.d_classifier) zero_d_classifier(run);
+  if (problem.has.d_weight && !work.has.d_weight) zero_d_weight(run);
 }
 
 }  // namespace logitless::cpu

@@ -47,9 +47,9 @@ struct Runner {
 
   // The operands from a row on, and a row of their gradients.
   MatrixView hidden_from(int64_t row) const;
-  MatrixView classifier_from(int64_t row) const;
+  MatrixView weight_from(int64_t row) const;
   std::byte* d_hidden_row(int64_t row) const;
-  std::byte* d_classifier_row(int64_t row, int64_t column = 0) const;
+  std::byte* d_weight_row(int64_t row, int64_t column = 0) const;
 
   // body(task, worker) for every task, by at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;
@@ -65,10 +65,10 @@ struct Runner {
   bool is_kept(int64_t block) const {
     return block < schedule.kept_blocks && (!schedule.keeps_in_gradient || gradient_can_keep());
   }
-  // A plan does not know how d_classifier lies in memory. Where exps cannot, they are computed again.
+  // A plan does not know how d_weight lies in memory. Where exps cannot, they are computed again.
   bool gradient_can_keep() const {
-    return buffers.d_classifier_stride == problem.hidden &&
-           reinterpret_cast<uintptr_t>(buffers.d_classifier) % sizeof(float) == 0;
+    return buffers.d_weight_stride == problem.hidden &&
+           reinterpret_cast<uintptr_t>(buffers.d_weight) % sizeof(float) == 0;
   }
 };
 
@@ -115,7 +115,7 @@ void for_chunks(const Runner& run, const Body& body) {
   }
 }
 
-// logits.cpp: packs a block of the classifier unless the worker holds it; dot products of a strip with
+// logits.cpp: packs a block of the weight unless the worker holds it; dot products of a strip with
 // it; the strip as the softmax kernels want it.
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void forget_packed_blocks(const Runner& run);
@@ -146,7 +146,7 @@ class BlockTasks {
   int64_t rows_, range_, ranges_, whole_;
 };
 
-// rows.cpp: gathers hidden rows and targets of the chunk, and for d_classifier packs rows as panels. Returns
+// rows.cpp: gathers hidden rows and targets of the chunk, and for d_weight packs rows as panels. Returns
 // the groups of both.
 struct Loaded {
   TaskGroups::Id rows = TaskGroups::kNone, panels = TaskGroups::kNone;
@@ -158,7 +158,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
 // backward.cpp
 void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
-void zero_d_classifier(const Runner& run);
+void zero_d_weight(const Runner& run);
 
 // The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made, says what the next
 // ones come after, and lives until they have run.
@@ -195,13 +195,13 @@ class BackwardStage {
 
  private:
   struct Sums {
-    TaskGroups::Id classifier = TaskGroups::kNone, hidden = TaskGroups::kNone, bias = TaskGroups::kNone;
+    TaskGroups::Id weight = TaskGroups::kNone, hidden = TaskGroups::kNone, bias = TaskGroups::kNone;
   };
   Range window(int64_t w) const;
   BlockTasks gradient_tasks(int64_t w) const;
   Sums add_sums(TaskGroups& groups, int64_t w, TaskGroups::Id gradients, TaskGroups::Id panels,
                 TaskGroups::Id hidden_before) const;
-  int64_t classifier_splits(int64_t w) const;
+  int64_t weight_splits(int64_t w) const;
 
   const Runner& run_;
   const Chunk& chunk_;

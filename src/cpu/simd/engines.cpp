@@ -109,7 +109,7 @@ const Kernels& select_kernels(const Problem& problem, const std::string& engine,
   const std::string why = why_engine_unavailable(engine);
   if (!why.empty()) throw Error(Status::kBackendUnavailable, why);
   const bool bf16 = product_dtype(problem, problem.dtype.hidden) == DType::kBF16 &&
-                    product_dtype(problem, problem.dtype.classifier) == DType::kBF16;
+                    product_dtype(problem, problem.dtype.weight) == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
   if (pairs != nullptr && bf16 && (engine == pairs->name || (engine.empty() && bf16_dot_is_fast()))) {
     tell(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");

@@ -44,14 +44,14 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const Shape& s, int64_t tok
     a.elements = workspace.take<SparseElement>(p.tokens * a.capacity);
     a.count = workspace.take<int32_t>(p.tokens);
   }
-  if (p.has.d_classifier || p.has.d_bias) {
+  if (p.has.d_weight || p.has.d_bias) {
     a.column_count = workspace.take<int32_t>(p.vocab);
     a.range_start = workspace.take<int64_t>(most_ranges(p, a.capacity));
   }
   if (p.label_smoothing > 0) {
     a.c = workspace.take<float>(p.tokens);
     a.sum_parts = workspace.take<float>(kSumParts * s.hidden_padded);
-    a.classifier_sum = workspace.take<float>(s.hidden_padded);
+    a.weight_sum = workspace.take<float>(s.hidden_padded);
     a.hidden_sum = workspace.take<float>(s.hidden_padded);
   }
   return a;
@@ -62,7 +62,7 @@ SparsifiedWorker lay_out_sparsified_worker(const Problem& p, const Shape& s, Wor
   if (draws_elements(p)) w.q = workspace.take<float>(s.vocab_block);
   if (!p.needs_backward()) return w;
   w.sums = workspace.take<float>(s.hidden_padded);
-  if (p.has.d_classifier || p.has.d_bias) {
+  if (p.has.d_weight || p.has.d_bias) {
     w.elements = workspace.take<SparseElement>(range_elements(p));
     w.end = workspace.take<int32_t>(kRangeColumns);
   }

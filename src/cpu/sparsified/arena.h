@@ -79,7 +79,7 @@ struct SparsifiedArena {
   std::span<int32_t> column_count;    // [V]
   std::span<int64_t> range_start;     // first columns of ranges and the end
   std::span<float> sum_parts;         // [kSumParts, hidden_padded] of weighted_sum()
-  std::span<float> classifier_sum;    // [hidden_padded] sum_j w_j C_j
+  std::span<float> weight_sum;        // [hidden_padded] sum_j w_j C_j
   std::span<float> hidden_sum;        // [hidden_padded] sum_i c_i E_i
   int64_t capacity = 0;
 

@@ -32,7 +32,7 @@ float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
   if (target < 0) return kNoGuess;
-  const float dot = run.kernels.dot_rows(run.hidden_from(row), run.classifier_from(target), p.hidden);
+  const float dot = run.kernels.dot_rows(run.hidden_from(row), run.weight_from(target), p.hidden);
   const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, target) : 0;
   const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
   if (!std::isfinite(z)) return kNoGuess;

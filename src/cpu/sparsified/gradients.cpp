@@ -112,9 +112,9 @@ void write_d_hidden(const Runner& run, const Row& row, std::span<const SparseEle
   const Problem& p = run.problem;
   std::fill(sums.begin(), sums.end(), 0.0f);
   run.kernels.add_rows(
-      {run.classifier_from(0), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
+      {run.weight_from(0), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
   if (p.label_smoothing > 0) {
-    add_row(run, run.arena.sparsified.classifier_sum, static_cast<float>(row.k.c), sums);
+    add_row(run, run.arena.sparsified.weight_sum, static_cast<float>(row.k.c), sums);
   }
   run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_hidden, p.dtype.d_hidden,
                         run.d_hidden_row(row.source));
@@ -181,20 +181,20 @@ void sort_by_column(const Runner& run, const Range& range, const SparsifiedWorke
   }
 }
 
-void write_d_classifier(const Runner& run, int64_t column, std::span<const SparseElement> list,
-                        std::span<float> sums) {
+void write_d_weight(const Runner& run, int64_t column, std::span<const SparseElement> list,
+                    std::span<float> sums) {
   const Problem& p = run.problem;
-  std::byte* out = run.d_classifier_row(column);
+  std::byte* out = run.d_weight_row(column);
   if (list.empty() && p.label_smoothing == 0) {
-    if (!p.accumulate.d_classifier)
-      std::memset(out, 0, static_cast<size_t>(p.hidden) * size_of(p.dtype.d_classifier));
+    if (!p.accumulate.d_weight)
+      std::memset(out, 0, static_cast<size_t>(p.hidden) * size_of(p.dtype.d_weight));
     return;
   }
   std::fill(sums.begin(), sums.end(), 0.0f);
   run.kernels.add_rows(
       {run.hidden_from(0), list.data(), static_cast<int64_t>(list.size()), p.hidden, sums.data()});
   if (p.label_smoothing > 0) add_row(run, run.arena.sparsified.hidden_sum, class_weight(run, column), sums);
-  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_classifier, p.dtype.d_classifier, out);
+  run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_weight, p.dtype.d_weight, out);
 }
 
 // c: the sum of label smoothing's coefficients.
@@ -260,18 +260,18 @@ void finish_columns(const Runner& run) {
       const int32_t end = w.end[static_cast<size_t>(j - range.start)];
       const auto list = std::span<const SparseElement>(w.elements)
                             .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-      if (p.has.d_classifier) write_d_classifier(run, j, list, w.sums);
+      if (p.has.d_weight) write_d_weight(run, j, list, w.sums);
       if (p.has.d_bias) write_d_bias(run, j, list, c);
       begin = end;
     }
   });
 }
 
-void sum_classifier(const Runner& run) {
+void sum_weight(const Runner& run) {
   const auto element = [&](int64_t j) {
     return SparseElement{static_cast<int32_t>(j), class_weight(run, j)};
   };
-  weighted_sum(run, run.classifier_from(0), run.problem.vocab, element, run.arena.sparsified.classifier_sum);
+  weighted_sum(run, run.weight_from(0), run.problem.vocab, element, run.arena.sparsified.weight_sum);
 }
 
 void sum_hidden(const Runner& run) {

@@ -26,11 +26,11 @@ Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const 
 
 // gradients.cpp: the kept elements' gradients of the chunk's rows, their d_hidden and what they were made of.
 void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk);
-// d_classifier and d_bias, from the elements of all rows.
+// d_weight and d_bias, from the elements of all rows.
 void finish_columns(const Runner& run);
 // Label smoothing's part of the gradients, c_i w_j for every i and j, is added exactly: as the rank one
 // matrix that it is.
-void sum_classifier(const Runner& run);  // sum_j w_j C_j, before the rows
-void sum_hidden(const Runner& run);      // sum_i c_i E_i, after them
+void sum_weight(const Runner& run);  // sum_j w_j C_j, before the rows
+void sum_hidden(const Runner& run);  // sum_i c_i E_i, after them
 
 }  // namespace logitless::cpu

@@ -114,8 +114,8 @@ struct LogitsProductOf {
   bool batch_invariant = false;
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
-  const void* classifier = nullptr;
-  int64_t classifier_stride = 0;  // [columns, depth], a window of the vocabulary
+  const void* weight = nullptr;
+  int64_t weight_stride = 0;  // [columns, depth], a window of the vocabulary
   int64_t rows = 0, columns = 0, depth = 0;
   const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
   // One for 128 rows, 0: they stay as they are; null: all are active.

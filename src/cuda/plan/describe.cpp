@@ -22,7 +22,7 @@ double cost_of(const Problem& p, const PlanDetail& d) {
   if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
   if (!p.needs_backward()) return cost;
   cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
-  return cost + (p.has.d_hidden ? 1 : 0) + (p.has.d_classifier ? 1 : 0);
+  return cost + (p.has.d_hidden ? 1 : 0) + (p.has.d_weight ? 1 : 0);
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
     text += ", blocks " + std::to_string(d.scratch_rows) + "x" + std::to_string(d.scratch_columns);
   }
   text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
-  if (d.copies_classifier) text += ", classifier copied";
+  if (d.copies_weight) text += ", weight copied";
   if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
     text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
   }

@@ -22,7 +22,7 @@ std::string description_of(const Problem& problem, const PlanDetail& detail);
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);
 
-// Plan::handicap of d_classifier's roundings between chunks of tokens.
+// Plan::handicap of d_weight's roundings between chunks of tokens.
 double rounding_handicap(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
 
 // With it: where candidates are compared.

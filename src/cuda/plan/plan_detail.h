@@ -24,8 +24,8 @@ struct PlanDetail {
   int64_t token_chunk = 0;  // rows that are worked on at once
   const Engine* engine = nullptr;
   HiddenSource source = HiddenSource::kCaller;
-  bool copies_classifier = false;      // windows of it are converted or padded into the workspace
-  bool rounds_between_chunks = false;  // the sum of d_classifier over chunks is kept in its own dtype
+  bool copies_weight = false;          // windows of it are converted or padded into the workspace
+  bool rounds_between_chunks = false;  // the sum of d_weight over chunks is kept in its own dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
   int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
   bool anchored = false;               // sums are relative to anchors (kExps), whether exps are kept or not

@@ -34,9 +34,9 @@ bool sparsification_gains(const Problem& problem, const Device& device) {
   backward.vocab = problem.vocab;
   backward.hidden = problem.hidden;
   backward.dtype.hidden = backward.dtype.d_hidden = problem.dtype.hidden;
-  backward.dtype.classifier = backward.dtype.d_classifier = problem.dtype.classifier;
+  backward.dtype.weight = backward.dtype.d_weight = problem.dtype.weight;
   backward.compute_dtype = problem.compute_dtype;
-  backward.has.d_hidden = backward.has.d_classifier = true;
+  backward.has.d_hidden = backward.has.d_weight = true;
   backward.gradient = GradientMethod::kSparsified;
   backward.has.draws = true;
   backward.threshold = problem.threshold;

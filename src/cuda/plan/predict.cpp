@@ -11,7 +11,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_classifier must be worth
+constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_weight must be worth
 
 // Sparsified gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
 // heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
@@ -41,9 +41,9 @@ class Prediction {
                               times_);
   }
 
-  // Of the whole vocabulary, with a launch for each window of a copied classifier.
+  // Of the whole vocabulary, with a launch for each window of a copied weight.
   double all_logits(int64_t rows, double bytes) const {
-    const int64_t window = d_.copies_classifier ? d_.vocab_window : p_.vocab;
+    const int64_t window = d_.copies_weight ? d_.vocab_window : p_.vocab;
     return KernelTimes::in_parts(p_.vocab, window,
                                  [&](int64_t columns) { return logits(rows, columns, bytes); });
   }
@@ -58,19 +58,19 @@ class Prediction {
   }
 
   // Copies of the operands: read in the caller's dtype, written in that of the products.
-  double copied_classifier(int64_t columns) const {
-    if (!d_.copies_classifier || columns <= 0) return 0;
-    return moved(columns, p_.hidden, bytes_copied(p_.dtype.classifier)) + kLaunchSeconds;
+  double copied_weight(int64_t columns) const {
+    if (!d_.copies_weight || columns <= 0) return 0;
+    return moved(columns, p_.hidden, bytes_copied(p_.dtype.weight)) + kLaunchSeconds;
   }
   double copied_hidden(int64_t rows) const {
     return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
   }
 
   // From where it is staged.
-  double stored_classifier() const {
-    if (!p_.has.d_classifier || writes_d_classifier(p_)) return 0;
+  double stored_weight() const {
+    if (!p_.has.d_weight || writes_d_weight(p_)) return 0;
     return moved(p_.vocab, p_.hidden,
-                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.dtype.d_classifier)));
+                 static_cast<double>(size_of(staging_dtype(p_)) + size_of(p_.dtype.d_weight)));
   }
 
   double gradients(int64_t rows, int64_t columns, bool adds_d_hidden) const {
@@ -79,12 +79,12 @@ class Prediction {
       seconds += times_.product(rows, p_.hidden, columns);
       if (adds_d_hidden) seconds += moved(rows, p_.hidden, 8);
     }
-    if (p_.has.d_classifier) seconds += times_.product(columns, p_.hidden, rows);
+    if (p_.has.d_weight) seconds += times_.product(columns, p_.hidden, rows);
     if (p_.has.d_bias) seconds += moved(rows, columns, 2);
     return seconds;
   }
 
-  // Of kept exps; windows are those of d_hidden, and of a staged d_classifier.
+  // Of kept exps; windows are those of d_hidden, and of a staged d_weight.
   double gradients_of_exps(int64_t rows, int64_t columns) const {
     if (columns == 0) return 0;
     const int64_t window = kept_window(p_, d_);
@@ -95,8 +95,8 @@ class Prediction {
       seconds += KernelTimes::in_parts(columns, window,
                                        [&](int64_t k) { return times_.product(rows, p_.hidden, k); });
     }
-    if (p_.has.d_classifier) {
-      const int64_t staged = writes_d_classifier(p_) ? columns : window;
+    if (p_.has.d_weight) {
+      const int64_t staged = writes_d_weight(p_) ? columns : window;
       seconds += KernelTimes::in_parts(columns, staged,
                                        [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
     }
@@ -118,11 +118,11 @@ class Prediction {
            KernelTimes::in_parts(columns - first, d_.vocab_window, window(true));
   }
 
-  // Windows of the classifier for them, of which a pass over all columns leaves the last one.
+  // Windows of the weight for them, of which a pass over all columns leaves the last one.
   double copies_for_gradients() const {
-    if (d_.kept_columns < p_.vocab) return copied_classifier(p_.vocab);
+    if (d_.kept_columns < p_.vocab) return copied_weight(p_.vocab);
     const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
-    return p_.has.d_hidden ? copied_classifier(p_.vocab - last) : 0;
+    return p_.has.d_hidden ? copied_weight(p_.vocab - last) : 0;
   }
 
   // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
@@ -131,7 +131,7 @@ class Prediction {
     double seconds = kSparsifiedLaunches * kLaunchSeconds;
     if (p_.needs_forward() || !p_.has.draws) {
       seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
-      if (d_.vocab_window < p_.vocab) seconds += copied_classifier(p_.vocab);
+      if (d_.vocab_window < p_.vocab) seconds += copied_weight(p_.vocab);
     }
     if (!p_.needs_backward()) return seconds * kSparsifiedMargin;
     const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
@@ -171,7 +171,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
     double seconds = 20 * kLaunchSeconds;
     if (p.needs_forward()) {
       seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
-      if (!whole_copy) seconds += predict.copied_classifier(p.vocab);
+      if (!whole_copy) seconds += predict.copied_weight(p.vocab);
       seconds += predict.top(rows);
     }
     if (kind == PlanKind::kSparsified) {
@@ -182,8 +182,8 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
       if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
         seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
       }
-      if (chunks == 1) seconds += predict.stored_classifier();
-      if (chunks > 1 && p.has.d_classifier) {
+      if (chunks == 1) seconds += predict.stored_weight();
+      if (chunks > 1 && p.has.d_weight) {
         seconds += predict.moved(p.vocab, p.hidden, d.rounds_between_chunks ? 2 : 8);
       }
     }
@@ -191,7 +191,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   };
   // The last one may be short.
   double seconds = KernelTimes::in_parts(tokens, chunk, of_chunk);
-  if (whole_copy) seconds += predict.copied_classifier(p.vocab);
+  if (whole_copy) seconds += predict.copied_weight(p.vocab);
   // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
 }

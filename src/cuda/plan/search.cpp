@@ -18,8 +18,8 @@ constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
-constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied classifier or a staged gradient
-// Chunks whose d_classifier may be added up in its own dtype; more only in plans of so few bytes that the
+constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied weight or a staged gradient
+// Chunks whose d_weight may be added up in its own dtype; more only in plans of so few bytes that the
 // others would have windows narrower than this, which are slow.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
@@ -123,8 +123,8 @@ class Search {
       for (const auto& [rows, columns] : scratches()) {
         base_ = PlanDetail{};
         base_.engine = choice_.engine;
-        base_.copies_classifier =
-            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.classifier != operand_dtype(p_);
+        base_.copies_weight =
+            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.weight != operand_dtype(p_);
         base_.scratch_rows = rows;
         base_.scratch_columns = columns;
         base_.gemm_bytes = gemm_bytes;
@@ -192,9 +192,9 @@ class Search {
     }
   }
 
-  // Columns whose rows of the classifier are copied at once; all, where it is not copied.
+  // Columns whose rows of the weight are copied at once; all, where it is not copied.
   std::vector<int64_t> copied_windows(int64_t chunk) const {
-    if (!base_.copies_classifier) return {p_.vocab};
+    if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
     for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
          most = std::max(ceil_div(most, 4), p_.batch_invariant ? smallest_window_ : 1)) {
@@ -257,7 +257,7 @@ class Search {
   // All rows at once, and windows that no budget changes, as sums follow them.
   void sparsified_plan() {
     base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
-    base_.vocab_window = base_.copies_classifier ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+    base_.vocab_window = base_.copies_weight ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
     consider(PlanKind::kSparsified, std::max<int64_t>(p_.tokens, 1), base_);
   }
 
@@ -266,10 +266,9 @@ class Search {
     return fits_in_d_hidden(p_) ? HiddenSource::kOutput : HiddenSource::kWorkspace;
   }
 
-  // Whether sums of d_classifier over chunks may be kept in its own dtype, rounded once more for each chunk.
+  // Whether sums of d_weight over chunks may be kept in its own dtype, rounded once more for each chunk.
   bool may_round(int64_t chunks) const {
-    return chunks > 1 && p_.has.d_classifier && writes_d_classifier(p_) &&
-           p_.dtype.d_classifier != p_.stats_dtype();
+    return chunks > 1 && p_.has.d_weight && writes_d_weight(p_) && p_.dtype.d_weight != p_.stats_dtype();
   }
 
   // All exps of a chunk are kept.
@@ -280,7 +279,7 @@ class Search {
       d.kept_columns = p_.vocab;
       d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
       consider_kept(chunk, d);
-      if (!base_.copies_classifier) continue;
+      if (!base_.copies_weight) continue;
       for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32}) {  // of about the same width
         d.vocab_window = ceil_div(ceil_div(p_.vocab, windows), window_step_) * window_step_;
         const bool stages_much = stages_apart(p_) && d.vocab_window > kCopiedWindow;

@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
   }
 }
 
-// One warp a row: copies it, and multiplies it with its target's row of the classifier on the way. The sum
+// One warp a row: copies it, and multiplies it with its target's row of the weight on the way. The sum
 // has one order, aligned or not, and is of numbers that are not rounded.
 template <class H, class C, class To, bool kAligned, class Real>
 __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int lane) {
@@ -34,7 +34,7 @@ __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int la
   }
   const int32_t y = l.target_logit != nullptr ? l.target[r] : -1;
   const H* from = l.from.template row<H>(l.row_map[r]);
-  const C* classifier = l.classifier.template row<C>(max(y, 0));
+  const C* weight = l.weight.template row<C>(max(y, 0));
   const int64_t end = to != nullptr ? l.padded : y >= 0 ? l.columns : 0;
   Real sum = 0;
   for (int64_t first = 8 * lane; first < end; first += kInFlight * 8 * 32) {
@@ -45,8 +45,7 @@ __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int la
       const int64_t i = first + p * 8 * 32;
       const int left = static_cast<int>(min(l.columns - i, int64_t{8}));
       hidden_of[p] = start_load8<kAligned>(from + i, left, extent_of(from, l.columns));
-      other_of[p] =
-          start_load8<kAligned>(classifier + i, y >= 0 ? left : 0, extent_of(classifier, l.columns));
+      other_of[p] = start_load8<kAligned>(weight + i, y >= 0 ? left : 0, extent_of(weight, l.columns));
     }
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
@@ -100,8 +99,7 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows<Real> l) {
 
 template <class Real>
 bool is_aligned(const LoadRows<Real>& l) {
-  return is_aligned8(l.from, l.columns) &&
-         (l.target_logit == nullptr || is_aligned8(l.classifier, l.columns)) &&
+  return is_aligned8(l.from, l.columns) && (l.target_logit == nullptr || is_aligned8(l.weight, l.columns)) &&
          (l.to.data == nullptr || is_aligned8(l.to, l.padded));
 }
 
@@ -112,7 +110,7 @@ void launch_load_rows(const LoadRows<Real>& l, const Queue& queue) {
   const unsigned blocks = std::max(blocks_for(l.rows, kWarps), kLeastBlocks);
   const bool aligned = is_aligned(l);
   for_dtype<Real>(l.from.dtype, [&](auto h) {
-    for_dtype<Real>(l.classifier.dtype, [&](auto c) {
+    for_dtype<Real>(l.weight.dtype, [&](auto c) {
       for_dtype<Real>(l.to.dtype, [&](auto to) {
         using H = decltype(h);
         using C = decltype(c);

@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowTargets in, 
   }
   const int64_t column = target - in.vocab_start;
   const H* hidden = t.hidden.template row<H>(t.row_map[r]);
-  const C* classifier = t.classifier.template row<C>(column);
+  const C* weight = t.weight.template row<C>(column);
   Real sum = 0;
 #pragma unroll 2
   for (int64_t i = 8 * lane; i < t.columns; i += 8 * 32) {
     const int left = static_cast<int>(min(t.columns - i, int64_t{8}));
     const Vector8<H> a = load8<kAligned>(hidden + i, left);
-    const Vector8<C> b = load8<kAligned>(classifier + i, left);
+    const Vector8<C> b = load8<kAligned>(weight + i, left);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       sum = std::fma(rounded_to(to_real(a.x[j]), t.operand_dtype),
@@ -108,9 +108,9 @@ void launch_join_targets(const RowInputsOf<Real>& in, const JoinedTargets& to, c
 
 template <class Real>
 void launch_target_logits(const RowTargets& in, const TargetLogits<Real>& t, const Queue& queue) {
-  const bool aligned = is_aligned8(t.hidden, t.columns) && is_aligned8(t.classifier, t.columns);
+  const bool aligned = is_aligned8(t.hidden, t.columns) && is_aligned8(t.weight, t.columns);
   for_dtype<Real>(t.hidden.dtype, [&](auto h) {
-    for_dtype<Real>(t.classifier.dtype, [&](auto c) {
+    for_dtype<Real>(t.weight.dtype, [&](auto c) {
       using H = decltype(h);
       using C = decltype(c);
       const auto kernel = aligned ? target_logits_kernel<H, C, true> : target_logits_kernel<H, C, false>;

@@ -60,7 +60,7 @@ template <class Real>
 struct TargetLogits {
   int64_t rows, columns;
   const int32_t *row_count, *row_map, *target;  // of the chunk
-  ConstMatrix hidden, classifier;               // the caller's
+  ConstMatrix hidden, weight;                   // the caller's
   DType operand_dtype;                          // what numbers are rounded to
   LogitTransform<Real> transform;
   Real* logits;  // [rows, targets_per_row]
@@ -100,7 +100,7 @@ struct LoadRows {
   Real* target_logit;              // [rows]
   float* anchor;                   // [rows]
   const int32_t* target;           // [rows]
-  ConstMatrix classifier;          // the caller's
+  ConstMatrix weight;              // the caller's
   LogitTransform<Real> transform;  // whose bias is not read: it may be the copy
   const void* bias;                // [vocab] or null
   DType bias_dtype;

@@ -9,7 +9,7 @@ namespace logitless::cuda {
 
 DType operand_dtype(const Problem& p) {
   if (p.compute_dtype != DType::kF32) return p.compute_dtype;
-  return p.dtype.hidden == p.dtype.classifier ? p.dtype.hidden : DType::kF32;
+  return p.dtype.hidden == p.dtype.weight ? p.dtype.hidden : DType::kF32;
 }
 
 namespace {
@@ -35,9 +35,9 @@ int64_t padded_columns(const Problem& p, int64_t columns) {
   return rounded_up(columns, 16, operand_dtype(p));
 }
 
-bool writes_d_classifier(const Problem& p) {
+bool writes_d_weight(const Problem& p) {
   if (p.hidden != padded_hidden(p)) return false;
-  return p.dtype.d_classifier == operand_dtype(p) || p.dtype.d_classifier == p.stats_dtype();
+  return p.dtype.d_weight == operand_dtype(p) || p.dtype.d_weight == p.stats_dtype();
 }
 
 DType staging_dtype(const Problem& p) {
@@ -45,8 +45,8 @@ DType staging_dtype(const Problem& p) {
 }
 
 bool stages_apart(const Problem& p) {
-  return p.has.d_classifier && !writes_d_classifier(p) &&
-         (p.dtype.d_classifier != operand_dtype(p) || p.accumulate.d_classifier);
+  return p.has.d_weight && !writes_d_weight(p) &&
+         (p.dtype.d_weight != operand_dtype(p) || p.accumulate.d_weight);
 }
 
 bool fits_in_d_hidden(const Problem& p) {
@@ -64,7 +64,7 @@ int64_t exps_stride(const Problem& p, const PlanDetail& d) {
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
-  const bool in_place = !d.copies_classifier && (!p.has.d_classifier || writes_d_classifier(p));
+  const bool in_place = !d.copies_weight && (!p.has.d_weight || writes_d_weight(p));
   return in_place ? d.kept_columns : d.vocab_window;
 }
 

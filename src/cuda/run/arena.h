@@ -45,9 +45,9 @@ int64_t padded_columns(const Problem& problem, int64_t columns);
 // row by row in the same place, whose rows may be longer. And the distance between them there.
 bool fits_in_d_hidden(const Problem& problem);
 int64_t operand_stride_in_d_hidden(const Problem& problem, const Buffers& buffers);
-// Whether a product can write d_classifier in its own dtype, and in rows of whole 16 bytes.
-bool writes_d_classifier(const Problem& problem);
-// Else a product writes a window of it in this dtype, and a copy follows: where the copy of the classifier's
+// Whether a product can write d_weight in its own dtype, and in rows of whole 16 bytes.
+bool writes_d_weight(const Problem& problem);
+// Else a product writes a window of it in this dtype, and a copy follows: where the copy of the weight's
 // window was, or apart from it.
 DType staging_dtype(const Problem& problem);
 bool stages_apart(const Problem& problem);
@@ -55,7 +55,7 @@ bool stages_apart(const Problem& problem);
 // Length of a row of the exps that are kept, and of the dz that takes their place: one, so that rows which do
 // not exist stay 0.
 int64_t exps_stride(const Problem& problem, const PlanDetail& detail);
-// Columns of kept exps that products take at once: all, where classifier and d_classifier are as they need
+// Columns of kept exps that products take at once: all, where weight and d_weight are as they need
 // them.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 
@@ -93,12 +93,12 @@ struct ArenaOf {
   Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
   float* row_factor = nullptr;                                  // [R] by which kept exps become gradients
   void* hidden = nullptr;                                       // [R, padded]
-  void* window = nullptr;                                       // [W, padded] of the classifier
-  void* exps = nullptr;          // [R, padded] kept exps, and then dz of a window
-  Real* d_hidden = nullptr;      // [R, padded]
-  Real* d_classifier = nullptr;  // [V, padded] the sum over chunks
-  void* staging = nullptr;       // [W, padded] of d_classifier, where no product writes its rows
-  Real* d_bias = nullptr;        // [V]
+  void* window = nullptr;                                       // [W, padded] of the weight
+  void* exps = nullptr;      // [R, padded] kept exps, and then dz of a window
+  Real* d_hidden = nullptr;  // [R, padded]
+  Real* d_weight = nullptr;  // [V, padded] the sum over chunks
+  void* staging = nullptr;   // [W, padded] of d_weight, where no product writes its rows
+  Real* d_bias = nullptr;    // [V]
   TopArenaOf<Real> top;
   Real* logits = nullptr;  // LogitsScratch
   void* gemm = nullptr;

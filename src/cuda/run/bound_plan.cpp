@@ -60,7 +60,7 @@ bool ends_with_d_bias(const RunnerOf<Real>& run) {
   return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_sparsified());
 }
 
-// Clears what no product will write: d_classifier when there are no rows or logits do not depend on the
+// Clears what no product will write: d_weight when there are no rows or logits do not depend on the
 // matrices.
 template <class Real>
 void clear_gradients(const RunnerOf<Real>& run) {
@@ -70,8 +70,8 @@ void clear_gradients(const RunnerOf<Real>& run) {
     run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(Real));
   }
   if (run.products && p.tokens > 0) return;
-  if (p.has.d_classifier && !p.accumulate.d_classifier) {
-    launch_zero_rows(run.d_classifier(), p.vocab, p.hidden, run.queue);
+  if (p.has.d_weight && !p.accumulate.d_weight) {
+    launch_zero_rows(run.d_weight(), p.vocab, p.hidden, run.queue);
   }
 }
 
@@ -84,9 +84,9 @@ void finish_gradients(const RunnerOf<Real>& run) {
   if (p.has.d_hidden && !p.accumulate.d_hidden && !run.products) {
     launch_zero_rows(run.d_hidden(), p.tokens, p.hidden, run.queue);
   }
-  if (a.d_classifier != nullptr && run.products && p.tokens > 0) {
-    launch_store_matrix(run.padded(a.d_classifier, p.stats_dtype()), run.d_classifier(), p.vocab, p.hidden,
-                        p.accumulate.d_classifier, run.queue);
+  if (a.d_weight != nullptr && run.products && p.tokens > 0) {
+    launch_store_matrix(run.padded(a.d_weight, p.stats_dtype()), run.d_weight(), p.vocab, p.hidden,
+                        p.accumulate.d_weight, run.queue);
   }
   if (ends_with_d_bias(run) && p.vocab > 0) {
     launch_store_vector(a.d_bias, p.vocab, run.bias_gradient_scale(), b.d_bias, p.dtype.d_bias,
@@ -103,7 +103,7 @@ void run_around(const RunnerOf<Real>& run, const Middle& middle) {
   if (problem.targets_per_row > 0) launch_join_targets(run.rows, run.arena.joined, run.queue);
   launch_prepare_rows(run.rows, run.arena, std::max<int64_t>(run.detail.token_chunk, 1), compact,
                       problem.needs_forward(), run.buffers, run.queue);
-  if (problem.tokens > 0 && problem.vocab > 0) load_whole_classifier(run);
+  if (problem.tokens > 0 && problem.vocab > 0) load_whole_weight(run);
   middle(run);
   if (problem.tokens == 0 && problem.needs_forward()) {  // the loss of no rows
     finish_chunk(run, {.row_count = run.arena.chunk_rows}, {}, false);

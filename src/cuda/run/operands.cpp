@@ -32,7 +32,7 @@ LoadRows<Real> rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   l.from = run.hidden();
   l.columns = run.problem.hidden;
   l.row_map = run.arena.row_map + chunk.first;
-  l.classifier = run.classifier();
+  l.weight = run.weight();
   if (copies_hidden(run)) {
     l.to = copied_hidden(run);
     l.padded = run.depth();
@@ -86,7 +86,7 @@ void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk) {
   t.row_map = run.arena.row_map + chunk.first;
   t.target = run.arena.target + chunk.first;
   t.hidden = run.hidden();
-  t.classifier = run.classifier();
+  t.weight = run.weight();
   t.operand_dtype = run.dtype();
   t.transform = run.transform.from(chunk.first, 0);
   t.logits = run.arena.target_logits;
@@ -95,22 +95,22 @@ void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk) {
 
 template <class Real>
 int64_t widest_window(const RunnerOf<Real>& run) {
-  return run.detail.copies_classifier ? run.detail.vocab_window : run.problem.vocab;
+  return run.detail.copies_weight ? run.detail.vocab_window : run.problem.vocab;
 }
 
 namespace {
 
 template <class Real>
-bool holds_whole_classifier(const RunnerOf<Real>& run) {
-  return run.detail.copies_classifier && run.detail.vocab_window >= run.problem.vocab;
+bool holds_whole_weight(const RunnerOf<Real>& run) {
+  return run.detail.copies_weight && run.detail.vocab_window >= run.problem.vocab;
 }
 
 // step: of the window's columns, every step-th of the caller's.
 template <class Real>
-void copy_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition,
-                     int64_t step = 1) {
+void copy_weight(const RunnerOf<Real>& run, const Window& window, const Condition& condition,
+                 int64_t step = 1) {
   RowsCopy c{};
-  c.from = run.classifier().from(window.first * step);
+  c.from = run.weight().from(window.first * step);
   c.from.stride *= step;
   c.to = run.padded(run.arena.window, run.dtype());
   c.rows = window.columns;
@@ -123,28 +123,28 @@ void copy_classifier(const RunnerOf<Real>& run, const Window& window, const Cond
 }  // namespace
 
 template <class Real>
-void load_whole_classifier(const RunnerOf<Real>& run) {
-  if (holds_whole_classifier(run)) copy_classifier(run, {0, run.problem.vocab}, {});
+void load_whole_weight(const RunnerOf<Real>& run) {
+  if (holds_whole_weight(run)) copy_weight(run, {0, run.problem.vocab}, {});
 }
 
 template <class Real>
-ConstMatrix loaded_classifier(const RunnerOf<Real>& run, const Window& window) {
-  if (!run.detail.copies_classifier) return run.classifier().from(window.first);
-  return run.padded(run.arena.window, run.dtype()).from(holds_whole_classifier(run) ? window.first : 0);
+ConstMatrix loaded_weight(const RunnerOf<Real>& run, const Window& window) {
+  if (!run.detail.copies_weight) return run.weight().from(window.first);
+  return run.padded(run.arena.window, run.dtype()).from(holds_whole_weight(run) ? window.first : 0);
 }
 
 template <class Real>
-ConstMatrix load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition) {
-  if (run.detail.copies_classifier && !holds_whole_classifier(run)) copy_classifier(run, window, condition);
-  return loaded_classifier(run, window);
+ConstMatrix load_weight(const RunnerOf<Real>& run, const Window& window, const Condition& condition) {
+  if (run.detail.copies_weight && !holds_whole_weight(run)) copy_weight(run, window, condition);
+  return loaded_weight(run, window);
 }
 
 ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition) {
-  if (run.detail.copies_classifier && !holds_whole_classifier(run)) {
-    copy_classifier(run, window, condition, step);
-    return loaded_classifier(run, window);
+  if (run.detail.copies_weight && !holds_whole_weight(run)) {
+    copy_weight(run, window, condition, step);
+    return loaded_weight(run, window);
   }
-  ConstMatrix all = loaded_classifier(run, {window.first * step, window.columns});
+  ConstMatrix all = loaded_weight(run, {window.first * step, window.columns});
   all.stride *= step;
   return all;
 }
@@ -164,7 +164,7 @@ RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window) {
 
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
-                                     const Window& window, const ConstMatrix& classifier) {
+                                     const Window& window, const ConstMatrix& weight) {
   const Problem& p = run.problem;
   LogitsProductOf<Real> product;
   product.dtype = run.dtype();
@@ -172,12 +172,12 @@ LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chu
   product.batch_invariant = p.batch_invariant;
   product.hidden = hidden.data;
   product.hidden_stride = hidden.stride;
-  product.classifier = classifier.data;
-  product.classifier_stride = classifier.stride;
+  product.weight = weight.data;
+  product.weight_stride = weight.stride;
   product.rows = chunk.rows;
   product.columns = window.columns;
   // Copied rows are padded with zeros to what the fastest loads want.
-  product.depth = hidden.stride == run.depth() && classifier.stride == run.depth() ? run.depth() : p.hidden;
+  product.depth = hidden.stride == run.depth() && weight.stride == run.depth() ? run.depth() : p.hidden;
   if (run.detail.source != HiddenSource::kCaller) product.row_count = chunk.row_count;  // else all rows exist
   product.transform = run.transform.from(chunk.first, window.first);
   product.target = run.arena.target + chunk.first;
@@ -204,8 +204,8 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args) {
   template ConstMatrix load_rows(const RunnerOf<Real>&, const Chunk&, bool);                             \
   template void make_target_logits(const RunnerOf<Real>&, const Chunk&);                                 \
   template int64_t widest_window(const RunnerOf<Real>&);                                                 \
-  template void load_whole_classifier(const RunnerOf<Real>&);                                            \
-  template ConstMatrix load_classifier(const RunnerOf<Real>&, const Window&, const Condition&);          \
+  template void load_whole_weight(const RunnerOf<Real>&);                                                \
+  template ConstMatrix load_weight(const RunnerOf<Real>&, const Window&, const Condition&);              \
   template const Real* class_weight_of(const RunnerOf<Real>&, const Window&);                            \
   template RowSumsOf<Real> row_sums(const RunnerOf<Real>&, const Window&);                               \
   template LogitsProductOf<Real> logits_product(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, \
@@ -214,6 +214,6 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args) {
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)
 #undef LOGITLESS_INSTANTIATE
-template ConstMatrix loaded_classifier(const Runner&, const Window&);
+template ConstMatrix loaded_weight(const Runner&, const Window&);
 
 }  // namespace logitless::cuda

@@ -11,8 +11,8 @@ template <class Real>
 void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
               const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
+    const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
     launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, window)}});
   });
@@ -65,7 +65,7 @@ KeptExps kept_exps_of(const Runner& run, const ConstMatrix& hidden) {
   k.base_2 = run.traits().base_2;
   k.transform = run.transform;
   // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
-  if (run.problem.has.d_classifier) {
+  if (run.problem.has.d_weight) {
     k.hidden = {const_cast<void*>(hidden.data), hidden.dtype, hidden.stride};
   }
   k.depth = run.depth();

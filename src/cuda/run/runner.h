@@ -43,13 +43,9 @@ struct RunnerOf {
   bool exchanges() const { return problem.group_size > 1 && problem.needs_forward(); }
   // The caller's.
   ConstMatrix hidden() const { return {buffers.hidden, problem.dtype.hidden, buffers.hidden_stride}; }
-  ConstMatrix classifier() const {
-    return {buffers.classifier, problem.dtype.classifier, buffers.classifier_stride};
-  }
+  ConstMatrix weight() const { return {buffers.weight, problem.dtype.weight, buffers.weight_stride}; }
   Matrix d_hidden() const { return {buffers.d_hidden, problem.dtype.d_hidden, buffers.d_hidden_stride}; }
-  Matrix d_classifier() const {
-    return {buffers.d_classifier, problem.dtype.d_classifier, buffers.d_classifier_stride};
-  }
+  Matrix d_weight() const { return {buffers.d_weight, problem.dtype.d_weight, buffers.d_weight_stride}; }
   // A matrix of the run's own, with rows as long as the operands'.
   Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
   Matrix exps() const { return {arena.exps, dtype(), exps_stride(problem, detail)}; }
@@ -84,16 +80,16 @@ template <class Real>
 ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits);
 // Once more the rows alone, where they are copies.
 void reload_hidden(const Runner& run, const Chunk& chunk);
-// The whole classifier, once a run, where the plan has room for a copy of all of it.
+// The whole weight, once a run, where the plan has room for a copy of all of it.
 template <class Real>
-void load_whole_classifier(const RunnerOf<Real>& run);
-// Rows of the classifier for a product. A window of it is copied where the condition holds.
+void load_whole_weight(const RunnerOf<Real>& run);
+// Rows of the weight for a product. A window of it is copied where the condition holds.
 template <class Real>
-ConstMatrix load_classifier(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
+ConstMatrix load_weight(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
 // The same of the window that was loaded last.
 template <class Real>
-ConstMatrix loaded_classifier(const RunnerOf<Real>& run, const Window& window);
-// The same of a sample, every step-th row of the classifier: of these, those of the window.
+ConstMatrix loaded_weight(const RunnerOf<Real>& run, const Window& window);
+// The same of a sample, every step-th row of the weight: of these, those of the window.
 ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
 // Columns whose operands can be had at once.
 template <class Real>
@@ -102,7 +98,7 @@ template <class Real>
 void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
-                                     const Window& window, const ConstMatrix& classifier);
+                                     const Window& window, const ConstMatrix& weight);
 // Sums of a window's logits in the slots, and logits of targets.
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);

@@ -4,13 +4,13 @@
 
 int main(void) {
   float hidden[1] = {0};
-  float classifier[3] = {1, 2, 3};
+  float weight[3] = {1, 2, 3};
   int64_t targets[1] = {1};
   float loss = 0;
   const logitless_option options[] = {
       {LOGITLESS_OPTION_TOKENS, 1, 0}, {LOGITLESS_OPTION_VOCAB, 3, 0}, {LOGITLESS_OPTION_HIDDEN, 1, 0}};
   const logitless_tensor tensors[] = {{LOGITLESS_TENSOR_HIDDEN, hidden, 0},
-                                      {LOGITLESS_TENSOR_CLASSIFIER, classifier, 0},
+                                      {LOGITLESS_TENSOR_WEIGHT, weight, 0},
                                       {LOGITLESS_TENSOR_TARGETS, targets, 0},
                                       {LOGITLESS_TENSOR_LOSS, &loss, 0}};
   logitless_context* context = NULL;

@@ -4,10 +4,10 @@
 
 int main() {
   const float hidden[] = {0};
-  const float classifier[] = {1, 2, 3};
+  const float weight[] = {1, 2, 3};
   const int64_t targets[] = {1};
   const logitless::Matrix<const float> e{hidden, 1, 1};
-  const logitless::Matrix<const float> c{classifier, 3, 1};
+  const logitless::Matrix<const float> c{weight, 3, 1};
   float loss = 0;
   logitless::Buffers buffers = logitless::make_buffers(e, c, std::span<const int64_t>(targets));
   buffers.loss = &loss;

@@ -134,19 +134,24 @@ def test_refusals_are_of_upstream_types(change):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [None, (), (3,), (2, 2)], ids=str)
 def test_module_equals_upstream_and_shares_its_state(shape, reduction, bias):
-    """None: the module by logitless's own name."""
+    """None: the module by logitless's own name, whose class weights have one of their own."""
     from torch.nn import LinearCrossEntropyLoss as Upstream
     from torch.nn import LinearCrossEntropyOptions
 
     arguments = dict(bias=bias, weight=torch.rand(11), label_smoothing=0.1, ignore_index=2, reduction=reduction)
     if shape is None:
-        theirs, ours, shape = Upstream(5, 11, **arguments), logitless.LinearCrossEntropyLoss(5, 11, **arguments), ()
+        own = {"class_weight" if name == "weight" else name: value for name, value in arguments.items()}
+        theirs, ours, shape = Upstream(5, 11, **arguments), logitless.LinearCrossEntropyLoss(5, 11, **own), ()
     else:
         theirs, options = Upstream(5, 11, out_features=shape, **arguments), LinearCrossEntropyOptions()
         ours = LinearCrossEntropyLoss(5, 11, out_features=shape, options=options, **arguments)
         assert "out_features" in repr(ours)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    ours.load_state_dict(theirs.state_dict())
+    state = {
+        "class_weight" if name == "weight" and name not in ours.state_dict() else name: value
+        for name, value in theirs.state_dict().items()
+    }
+    assert list(ours.state_dict()) == list(state)
+    ours.load_state_dict(state)
     assert ours.linear.weight.shape == theirs.linear.weight.shape
     ours = pickle.loads(pickle.dumps(ours))
     input, target = torch.randn(7, 5), torch.randint(0, 11, (7, *shape))
@@ -155,7 +160,7 @@ def test_module_equals_upstream_and_shares_its_state(shape, reduction, bias):
     got.backward(), expected.backward()
     for a, b in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(a.grad, b.grad)
-    theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values())))
 
 
 @needs_upstream

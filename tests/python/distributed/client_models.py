@@ -53,7 +53,7 @@ class Model(nn.Module):
         if self.head == "unshard":
             self.lm_head.unshard()
         return logitless.linear_cross_entropy(
-            hidden, self.lm_head.weight, labels, linear_bias=self.lm_head.bias, reduction=self.reduction
+            hidden, self.lm_head.weight, labels, bias=self.lm_head.bias, reduction=self.reduction
         )
 
 

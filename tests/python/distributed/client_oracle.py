@@ -35,12 +35,12 @@ def check_steps(found, true):
             assert excess(fused[1][name], stock[1][name], gradient) <= 1, name
 
 
-def loss_and_gradients(hidden, classifier, target, bias=None, dtype=torch.float32, **options):
+def loss_and_gradients(hidden, weight, target, bias=None, class_weight=None, dtype=torch.float32, **options):
     """Of PyTorch on one process."""
-    leaves = [t.detach().to(dtype).requires_grad_() for t in (hidden, classifier, *(() if bias is None else (bias,)))]
+    leaves = [t.detach().to(dtype).requires_grad_() for t in (hidden, weight, *(() if bias is None else (bias,)))]
     logits = F.linear(leaves[0], leaves[1], leaves[2] if bias is not None else None)
-    options = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
+    class_weight = None if class_weight is None else class_weight.to(dtype)
+    loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), weight=class_weight, **options)
     (loss * factors(loss)).sum().backward()
     return [loss.detach().reshape(target.shape) if loss.dim() else loss.detach(), *(leaf.grad for leaf in leaves)]
 

@@ -28,7 +28,7 @@ def agree(monkeypatch):
 
     def call(own, **others):
         channel.others = others
-        agreed = _agreement.agree(group, {"vocab_total": None, "seed": None}, own, None, "target", 0)
+        agreed = _agreement.agree(group, {"vocab_total": None, "seed": None}, own, None, "targets", 0)
         if agreed.new is not None:
             _agreement.keep(group, agreed)
         return agreed

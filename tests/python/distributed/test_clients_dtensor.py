@@ -38,7 +38,7 @@ def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **optio
     if with_target:
         target = leaf(target.float(), mesh, hidden_at.replace("2", "R")).detach().long()
     loss = logitless.linear_cross_entropy(
-        leaves[0], leaves[1], target, linear_bias=leaves[2], weight=class_weight, reduction=reduction, **options
+        leaves[0], leaves[1], target, bias=leaves[2], class_weight=class_weight, reduction=reduction, **options
     )
     whole = loss.full_tensor()
     (whole * factors(whole)).sum().backward()
@@ -49,7 +49,7 @@ def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **optio
 def alone(vocab, reduction, with_class_weight=False):
     """Loss and gradients of hidden, weight and bias in both precisions."""
     hidden, weight, bias, target, class_weight = problem(vocab)
-    options = {"reduction": reduction} | ({"weight": class_weight} if with_class_weight else {})
+    options = {"reduction": reduction} | ({"class_weight": class_weight} if with_class_weight else {})
     dtypes = torch.float32, torch.float64
     return [loss_and_gradients(hidden, weight, target, bias, dtype=dtype, **options) for dtype in dtypes]
 
@@ -103,14 +103,14 @@ def several_targets(mesh, hidden_at, weight_at, reduction, as_dtensors):
     q = torch.rand(BATCH, LENGTH, 3, generator=generator)
     options = {"reduction": reduction, "shift": 0 if "1" in hidden_at else 1}
     plain = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
-    expected = logitless.linear_cross_entropy(plain[0], plain[1], ids, linear_bias=plain[2], target_weight=q, **options)
+    expected = logitless.linear_cross_entropy(plain[0], plain[1], ids, bias=plain[2], target_weight=q, **options)
     (expected * factors(expected)).sum().backward()
     leaves = [leaf(t, mesh, at) for t, at in ((hidden, hidden_at), (weight, weight_at), (bias, weight_at))]
     if as_dtensors:
         ids, q = (leaf(t.float(), mesh, hidden_at).detach() for t in (ids, q))
         ids = ids.long()
     loss = logitless.linear_cross_entropy(
-        leaves[0], leaves[1], ids, linear_bias=leaves[2], target_weight=q, **options
+        leaves[0], leaves[1], ids, bias=leaves[2], target_weight=q, **options
     ).full_tensor()
     (loss * factors(loss)).sum().backward()
     torch.testing.assert_close(loss, expected)
@@ -130,7 +130,7 @@ def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, bias, target, _ = problem(13)
     leaves = [leaf(t, grid, at) for t, at in ((hidden, hidden_at), (weight, vocab_at), (bias, vocab_at))]
-    loss = logitless.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
+    loss = logitless.linear_cross_entropy(*leaves[:2], target, bias=leaves[2], reduction=reduction)
     whole = loss.full_tensor()
     (whole * factors(whole)).sum().backward()
     return [whole.detach(), *(leaf.grad.full_tensor() for leaf in leaves)]
@@ -187,16 +187,16 @@ def refusals(mesh):
         with pytest.raises(error, match=f"(?s)^{message}"):
             logitless.linear_cross_entropy(*arguments, **options)
 
-    plain = "linear_weight: expected a plain tensor or an FSDP parameter"
+    plain = "weight: expected a plain tensor or an FSDP parameter"
     refused(TypeError, plain + r".*logitless\.distributed\.linear_cross_entropy\(", hidden, shard, target)
     refused(TypeError, plain, hidden, shard.detach(), target)
-    refused(TypeError, "linear_weight: expected a DTensor on the mesh of input", everywhere, weight, target)
-    refused(ValueError, r"target: expected shape \[4, 3\]", parts, shard, target[:2])
+    refused(TypeError, "weight: expected a DTensor on the mesh of hidden", everywhere, weight, target)
+    refused(ValueError, r"targets: expected shape \[4, 3\]", parts, shard, target[:2])
     bias.requires_grad_()
-    refused(TypeError, "linear_bias: expected a DTensor", everywhere, shard, target, linear_bias=bias)
+    refused(TypeError, "bias: expected a DTensor", everywhere, shard, target, bias=bias)
     unsupported = logitless.UnsupportedError
     refused(unsupported, "shift: expected 0", leaf(hidden, mesh, "1"), shard, target, shift=1)
-    several = {"target": target[..., None], "target_weight": torch.ones(*target.shape, 2)}
+    several = {"targets": target[..., None], "target_weight": torch.ones(*target.shape, 2)}
     refused(ValueError, r"target_weight: expected shape \[4, 3, 1\]", everywhere, shard, **several)
     whole, main_grad = leaf(weight, mesh, "R"), torch.zeros(14, D)
     refused(unsupported, "main_grad: expected None", parts, whole, target, main_grad=main_grad)

@@ -156,7 +156,7 @@ def refusals(mesh):
         logitless.nn.FusedHead.from_linear(fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh))
     hidden = torch.ones(2, 8)
     linear = lambda **options: fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh, **options)  # noqa: E731
-    weight, outside = linear().weight, "^linear_weight: an FSDP parameter outside"
+    weight, outside = linear().weight, "^weight: an FSDP parameter outside"
     refused(f"{outside} its module", DTensor.from_local(hidden, mesh, [Shard(0)]), weight)
     known = "whether its ranks hold the same tokens or tokens of their own cannot be told"
     refused(known, hidden, weight[:5], REFUSALS)

@@ -86,4 +86,4 @@ def outside(mesh):
 
 def test_a_weight_that_is_read_outside_its_module_is_refused(two):
     for message in two(outside):
-        assert message.startswith("linear_weight: expected shape [V, D], got [0]")
+        assert message.startswith("weight: expected shape [V, D], got [0]")

@@ -97,10 +97,10 @@ def tensors_of(data, options, rows=WHOLE):
 
 
 def of_whole(data, options, has_bias=False, function="linear_cross_entropy"):
-    """The result of one process, and the gradients of input, weight and bias."""
+    """The result of one process, and the gradients of hidden, weight and bias."""
     leaves, options = data.leaves(), tensors_of(data, options)
     if has_bias:
-        options["linear_bias"] = leaves[2]
+        options["bias"] = leaves[2]
     out = getattr(logitless, function)(*leaves[:2], data.target, **options)
     objective(out, data).backward()
     return out, [leaf.grad for leaf in leaves]
@@ -109,9 +109,9 @@ def of_whole(data, options, has_bias=False, function="linear_cross_entropy"):
 def call(ranks, data, function="linear_cross_entropy", **options):
     """That of the group, of this rank's shard."""
     targets = {"linear_top_k": {"k": 9}, "linear_log_probs": {"ids": data.target}}.get(
-        function, {"target": data.target}
+        function, {"targets": data.target}
     )
-    given = {"input": data.input, "weight_shard": data.weight[data.shard]} | targets | options
+    given = {"hidden": data.input, "weight": data.weight[data.shard]} | targets | options
     return getattr(logitless.distributed, function)(**given, group=ranks.group)
 
 
@@ -124,9 +124,9 @@ def of_group(ranks, data, options, has_bias=False, own=None, function="linear_cr
     if own is not None:
         options["sequence_parallel"] = True
     if has_bias:
-        options["linear_bias"] = leaves[2]
-    options["ids" if function == "linear_log_probs" else "target"] = data.target[theirs]
-    out = call(ranks, data, function, input=leaves[0], weight_shard=leaves[1], **options)
+        options["bias"] = leaves[2]
+    options["ids" if function == "linear_log_probs" else "targets"] = data.target[theirs]
+    out = call(ranks, data, function, hidden=leaves[0], weight=leaves[1], **options)
     objective(out, data).backward()
     return out, [leaf.grad for leaf in leaves]
 
@@ -220,7 +220,7 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
 OPTIONS = {
     "plain": {},
     "smoothing": {"label_smoothing": 0.1},
-    "class_weights": {"weight": "@class_weight", "label_smoothing": 0.2, "softcap": 3.0},
+    "class_weights": {"class_weight": "@class_weight", "label_smoothing": 0.2, "softcap": 3.0},
     "token_weights": {"token_weight": "@token_weight", "z_loss": 0.01, "reduction": "sum"},
     "temperature": {"temperature": "@temperature", "scale": -0.7},
     "num_items": {"num_items": 11, "temperature": 1.7, "shift": 1},

@@ -93,11 +93,11 @@ def case_compiled(ranks):
 def case_configurations_that_differ(ranks):
     """Every rank raises, and a call that is right works afterwards."""
     data, of_rank_1 = CudaData(ranks), ranks.rank == 1
-    refusal = "target: expected" if of_rank_1 else "rank 1 of the group refused its arguments"
+    refusal = "targets: expected" if of_rank_1 else "rank 1 of the group refused its arguments"
     for wrong, match in (
         ({"label_smoothing": 0.1}, "label_smoothing: expected the same on all ranks"),
-        ({"input": data.input.bfloat16()}, "input: expected the same"),
-        ({"target": data.target.double()}, refusal),
+        ({"hidden": data.input.bfloat16()}, "hidden: expected the same"),
+        ({"targets": data.target.double()}, refusal),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             call(ranks, data, **wrong if of_rank_1 else {})

@@ -32,23 +32,23 @@ def case_options_that_change_on_one_rank(ranks):
 @sizes(2)
 def case_tensors_that_differ(ranks):
     data = Data(ranks)
-    refused(ranks, r"input: expected the same .* \[24, 12\]' on rank.* \[20, 12\]' on rank 1", input=data.input[:20],
-            target=data.target[:20])  # fmt: skip
-    refused(ranks, "target: expected the same .* got others on rank 1 than on rank 0", target=data.target.flip(0))
-    refused(ranks, "linear_bias: expected the same", linear_bias=data.bias[data.shard])
+    refused(ranks, r"hidden: expected the same .* \[24, 12\]' on rank.* \[20, 12\]' on rank 1", hidden=data.input[:20],
+            targets=data.target[:20])  # fmt: skip
+    refused(ranks, "targets: expected the same .* got others on rank 1 than on rank 0", targets=data.target.flip(0))
+    refused(ranks, "bias: expected the same", bias=data.bias[data.shard])
     shard = data.weight[data.shard]
-    refused(ranks, r"weight_shard: expected the same .* 'torch.float32 .*' on rank.* 'torch.bfloat16 .*' on rank 1",
-            normal={"input": data.input.float(), "weight_shard": shard.float()},
-            weight_shard=shard.bfloat16())  # fmt: skip
+    refused(ranks, r"weight: expected the same .* 'torch.float32 .*' on rank.* 'torch.bfloat16 .*' on rank 1",
+            normal={"hidden": data.input.float(), "weight": shard.float()},
+            weight=shard.bfloat16())  # fmt: skip
     refused(ranks, "tensor token_weight: expected the same", token_weight=data.token_weight)
-    refused(ranks, "tensors that require grad: expected the same", input=data.leaves()[0])
+    refused(ranks, "tensors that require grad: expected the same", hidden=data.leaves()[0])
 
 
 @sizes(2)
 def case_arguments_that_one_rank_refuses(ranks):
-    match = "rank 1 of the group refused its arguments: TypeError" if ranks.rank != 1 else "target: expected"
+    match = "rank 1 of the group refused its arguments: TypeError" if ranks.rank != 1 else "targets: expected"
     error = ValueError if ranks.rank != 1 else TypeError
-    refused(ranks, match, error, target=Data(ranks).target.double())
+    refused(ranks, match, error, targets=Data(ranks).target.double())
 
 
 @sizes(2)
@@ -56,9 +56,9 @@ def case_targets_out_of_range(ranks):
     data = Data(ranks)
     target = data.target.clone()
     target[5] = data.vocab
-    message = rf"target: expected 0 <= target < {data.vocab} or ignore_index -100, got {data.vocab} at target\[5\]"
-    refused(ranks, message, on="all", target=target)
-    refused(ranks, "target: expected the same", target=target)
+    message = rf"targets: expected 0 <= target < {data.vocab} or ignore_index -100, got {data.vocab} at targets\[5\]"
+    refused(ranks, message, on="all", targets=target)
+    refused(ranks, "targets: expected the same", targets=target)
 
 
 @sizes(2)
@@ -68,8 +68,8 @@ def case_shards_that_make_no_vocabulary(ranks):
             vocab_total=56)  # fmt: skip
     refused(ranks, "vocab_start: expected shards that follow one another", on="all", vocab_start=ranks.rank)
     refused(ranks, "vocab_start given: expected the same", vocab_start=0)
-    refused(ranks, "weight_shard: expected rows on one rank", on="all", weight_shard=data.weight[:0])
-    refused(ranks, rf"weight: expected shape \[{data.vocab}\]", on="all", weight=data.class_weight[1:])
+    refused(ranks, "weight: expected rows on one rank", on="all", weight=data.weight[:0])
+    refused(ranks, rf"class_weight: expected shape \[{data.vocab}\]", on="all", class_weight=data.class_weight[1:])
 
 
 @sizes(2)
@@ -82,7 +82,7 @@ def case_what_groups_do_not_do(ranks):
 def case_sequence_parallel_parts_that_differ(ranks):
     data = Data(ranks)
     count = 5 if ranks.rank == 1 else 4
-    with pytest.raises(ValueError, match=r"input: expected the same on all ranks of the group"):
-        call(ranks, data, input=data.input[:count], target=data.target[:count], sequence_parallel=True)
-    with pytest.raises(ValueError, match=r"target: expected shape .* with sequence_parallel"):
-        call(ranks, data, target=data.target[:5], sequence_parallel=True)
+    with pytest.raises(ValueError, match=r"hidden: expected the same on all ranks of the group"):
+        call(ranks, data, hidden=data.input[:count], targets=data.target[:count], sequence_parallel=True)
+    with pytest.raises(ValueError, match=r"targets: expected shape .* with sequence_parallel"):
+        call(ranks, data, targets=data.target[:5], sequence_parallel=True)

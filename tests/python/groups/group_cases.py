@@ -57,11 +57,11 @@ def case_learned_scale_and_temperature(ranks):
 def case_main_grad(ranks):
     data = Data(ranks, torch.float32)
     main_grad = torch.ones(data.rows_here, D)
-    _, (d_input, d_shard, _) = of_group(ranks, data, {}, main_grad=main_grad)
+    _, (d_hidden, d_shard, _) = of_group(ranks, data, {}, main_grad=main_grad)
     _, exact = of_whole(data.to(torch.float64), {})
     assert d_shard is None
     torch.testing.assert_close(main_grad - 1, exact[1][data.shard].float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(d_input, exact[0].float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(d_hidden, exact[0].float(), rtol=1e-5, atol=1e-6)
 
 
 @sizes(2, 3, 4)
@@ -84,10 +84,10 @@ def case_two_heads_at_once(ranks):
     data = Data(ranks)
     options = {"reduction": "none", "label_smoothing": 0.3}
     leaf, shard, _ = data.leaves(columns=data.shard)
-    loss = call(ranks, data, input=leaf, weight_shard=shard, **options)
+    loss = call(ranks, data, hidden=leaf, weight=shard, **options)
     more = 0 if ranks.rank == 0 else 9
     other = torch.cat([data.weight[data.shard], data.weight[:more]]).requires_grad_()
-    call(ranks, data, weight_shard=other, **options)
+    call(ranks, data, weight=other, **options)
     objective(loss, data).backward()
     agree(data, (loss, [leaf.grad, shard.grad]), of_whole(data, options), gradients=1e-13)
 
@@ -117,7 +117,7 @@ def case_nothing_outlives_its_use(ranks):
 def case_group_of_one(ranks):
     alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
     data = Data(ranks)
-    got = call(ranks.within(alone), data, weight_shard=data.weight)
+    got = call(ranks.within(alone), data, weight=data.weight)
     assert torch.equal(got, logitless.linear_cross_entropy(data.input, data.weight, data.target))
 
 
@@ -127,7 +127,7 @@ def case_two_groups_side_by_side(ranks):
     data = Data(ranks, seed=ranks.rank // 2)
     half = slice(0, 30) if ranks.rank % 2 == 0 else slice(30, 57)
     leaf = data.leaves()[0]
-    loss = call(ranks.within(pairs[ranks.rank // 2]), data, input=leaf, weight_shard=data.weight[half])
+    loss = call(ranks.within(pairs[ranks.rank // 2]), data, hidden=leaf, weight=data.weight[half])
     loss.backward()
-    loss_alone, (d_input, *_) = of_whole(data, {})
-    agree(data, (loss, [leaf.grad]), (loss_alone, [d_input]), WHOLE, loss=1e-13)
+    loss_alone, (d_hidden, *_) = of_whole(data, {})
+    agree(data, (loss, [leaf.grad]), (loss_alone, [d_hidden]), WHOLE, loss=1e-13)

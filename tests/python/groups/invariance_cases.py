@@ -10,7 +10,7 @@ STATS = ("nll", "lse", "entropy")
 def statistics(ranks, data, rows, needs_grad, **options):
     leaf = data.input[rows].clone().requires_grad_(needs_grad)
     options = {"reduction": "none", "softcap": 20.0, "batch_invariant": True} | options
-    return call(ranks, data, input=leaf, target=data.target[rows], **options)
+    return call(ranks, data, hidden=leaf, targets=data.target[rows], **options)
 
 
 def case_batch_invariant(ranks):
@@ -37,7 +37,7 @@ def case_batch_invariant_log_probs(ranks):
     data = Targets(ranks, torch.float32, shape=(60,))
 
     def log_probs(rows):
-        given = {"input": data.input[rows], "ids": data.target[rows], "batch_invariant": True}
+        given = {"hidden": data.input[rows], "ids": data.target[rows], "batch_invariant": True}
         return call(ranks, data, "linear_log_probs", **given)
 
     expected = log_probs(slice(None))

@@ -20,8 +20,8 @@ LATER = {"reduction": "none"}
 
 def least_budget(pass_, ranks, threads=1):
     """Of a float32 head whose shards have VOCAB rows each."""
-    gradients = () if pass_ == _options.FORWARD else ("d_hidden", "d_classifier")
-    tensors = dict.fromkeys(("hidden", "classifier", *gradients), _options.F32) | {"targets": _options.I64}
+    gradients = () if pass_ == _options.FORWARD else ("d_hidden", "d_weight")
+    tensors = dict.fromkeys(("hidden", "weight", *gradients), _options.F32) | {"targets": _options.I64}
     spec = native.spec(
         (TOKENS, VOCAB, HIDDEN), tensors, pass_=pass_, reduction="none", group_size=ranks.size, group_vocab=VOCAB,
         vocab_total=VOCAB * ranks.size, max_workspace_bytes=1,
@@ -75,9 +75,9 @@ def case_gradients_that_one_rank_alone_wants(ranks):
     data = Data(ranks)
     leaf, shard, _ = data.leaves(columns=data.shard)
     match = "tensors that require grad: expected the same .* on rank 1"
-    both = LATER | {"input": leaf, "weight_shard": shard}
-    refused_later(ranks, match, normal=both, input=data.input)
-    refused_later(ranks, match, normal=both, weight_shard=shard.detach())
+    both = LATER | {"hidden": leaf, "weight": shard}
+    refused_later(ranks, match, normal=both, hidden=data.input)
+    refused_later(ranks, match, normal=both, weight=shard.detach())
     refused_later(ranks, match, normal=both, scale=torch.tensor(1.0, requires_grad=True))
     with torch.no_grad() if ranks.rank == 1 else contextlib.nullcontext(), pytest.raises(ValueError, match=match):
         call(ranks, data, **both)
@@ -99,7 +99,7 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
     flat = torch.zeros(2 * rows.numel() - 1)
     shard = flat[: rows.numel()].view(rows.shape).copy_(rows).requires_grad_()
     buffer = torch.zeros_like(shard)
-    both = {"input": leaf, "weight_shard": shard, "main_grad": buffer}
+    both = {"hidden": leaf, "weight": shard, "main_grad": buffer}
     for reduction in ("none", "mean"):
         refused_later(ranks, "main_grad: expected the same .* got 'given' on rank 0 and None on rank 1",
                       normal=both | {"reduction": reduction}, main_grad=None)  # fmt: skip
@@ -147,7 +147,7 @@ def case_the_backward_pass_is_the_one_that_was_planned(ranks):
         if "scale" in options:
             given["scale"] = torch.tensor(0.5, requires_grad=True)
         for is_new in (True, False):
-            leaves = dict(zip(("input", "weight_shard", "linear_bias"), data.leaves(columns=data.shard)))
+            leaves = dict(zip(("hidden", "weight", "bias"), data.leaves(columns=data.shard)))
             with counted(Channel, "objects") as compared, counted(_passes, "GroupRun") as planned:
                 out = call(ranks, data, **leaves, **given)
                 assert (len(compared), len(planned)) == ((1, 3) if is_new else (0, 0)), name

@@ -70,7 +70,7 @@ OPTIONS = (
     {},
     {"label_smoothing": 0.1},
     {"label_smoothing": 0.2, "reduction": "none"},
-    {"weight": "@class_weight", "label_smoothing": 0.1, "reduction": "sum"},
+    {"class_weight": "@class_weight", "label_smoothing": 0.1, "reduction": "sum"},
 )
 
 
@@ -112,7 +112,7 @@ def case_two_groups_of_the_same_ranks(ranks):
     # Backward passes behind both forward passes.
     leaves = [head.leaves(columns=head.shard)[:2] for head in heads]
     losses = [
-        call(group, head, input=input, weight_shard=shard, **options)
+        call(group, head, hidden=input, weight=shard, **options)
         for (input, shard), head, group in zip(leaves, heads, others)
     ]
     for index in (1, 0):
@@ -142,15 +142,17 @@ def case_ranks_that_mean_other_heads(ranks):
     large, small = heads
     other = small.weight[small.shard] if ranks.size == 2 else small.weight[: small.rows[1] - 1]
     refused_alike(ranks, "vocab_total: expected the same .* got 100 on ranks? .* and 97 on rank 1", large,
-                  {"vocab_total": 100}, weight_shard=other, vocab_total=97)  # fmt: skip
+                  {"vocab_total": 100}, weight=other, vocab_total=97)  # fmt: skip
     refused_alike(ranks, "vocab_total: expected 9., the rows of all ranks' shards", large, {"vocab_total": 100},
-                  weight_shard=other)  # fmt: skip
+                  weight=other)  # fmt: skip
     if ranks.size == 3:  # of the last rank fewer rows are another vocabulary, which is right
         refused_alike(ranks, "vocab_start: expected shards that follow one another", large,
-                      {"vocab_start": large.start}, weight_shard=other)  # fmt: skip
+                      {"vocab_start": large.start}, weight=other)  # fmt: skip
     refused_alike(ranks, "vocab_start: expected shards that follow one another", large, {"vocab_start": large.start},
                   vocab_start=large.start - 1)  # fmt: skip
-    refused_alike(ranks, r"weight: expected shape \[9.\]", large, {"weight": large.class_weight}, weight_shard=other)
+    refused_alike(
+        ranks, r"class_weight: expected shape \[9.\]", large, {"class_weight": large.class_weight}, weight=other
+    )
 
 
 @sizes(2)
@@ -172,11 +174,11 @@ def case_targets_that_differ(ranks):
     for places, values in (((0, 1), (5, 39)), ((0, 1), (40, 3)), ((0, 2), (7, 3)), ((0,), (4,)), ((1,), (-100,))):
         other = head.target.clone()
         other[list(places)] = torch.tensor(values)
-        refused_alike(ranks, "target: expected the same .* got others on rank 1", head, target=other)
+        refused_alike(ranks, "targets: expected the same .* got others on rank 1", head, targets=other)
     several = torch.stack([head.target, head.target.flip(0)], dim=-1)
     for ids in (several, several.int()):
-        given = {"target": ids, "target_weight": torch.ones(several.shape)}
-        refused_alike(ranks, "target: expected the same", head, given, target=ids.flip(-1))
+        given = {"targets": ids, "target_weight": torch.ones(several.shape)}
+        refused_alike(ranks, "targets: expected the same", head, given, targets=ids.flip(-1))
 
 
 @sizes(2, 3)

@@ -93,7 +93,7 @@ def case_sparsified_gradients_are_unbiased(ranks):
 @sizes(2)
 def case_sparsified_gradients_that_one_rank_asks_for_otherwise(ranks):
     data = Data(ranks)
-    normal = SPARSIFIED | {"input": data.leaves()[0], "seed": 4}
+    normal = SPARSIFIED | {"hidden": data.leaves()[0], "seed": 4}
     for _ in range(2):  # of a configuration that is new, and then known
         refused(ranks, "seed: expected the same .* got 4 on rank 0 and 9 on rank 1", normal=normal, seed=9)
         call(ranks, data, **normal)

@@ -72,26 +72,31 @@ def case_log_probs_compiled_and_of_more_dimensions(ranks):
 def case_log_probs_in_a_group_of_one(ranks):
     alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
     data = Targets(ranks)
-    got = call(ranks.within(alone), data, weight_shard=data.weight, **LOG_PROBS)
+    got = call(ranks.within(alone), data, weight=data.weight, **LOG_PROBS)
     assert torch.equal(got, logitless.linear_log_probs(data.input, data.weight, data.target))
 
 
 @sizes(2)
 def case_targets_that_one_rank_alone_has(ranks):
     data = Targets(ranks)
-    several = {"target": data.target, "target_weight": data.target_weight}
-    refused(ranks, r"target: expected the same .* \[24, 5\]' on rank 1", **several)
-    refused(ranks, r"target: expected the same .* \[24, 5\]' on rank 0 and .*\[24, 4\]' on rank 1", normal=several,
-            target=data.target[:, :4], target_weight=data.target_weight[:, :4])  # fmt: skip
+    several = {"targets": data.target, "target_weight": data.target_weight}
+    refused(ranks, r"targets: expected the same .* \[24, 5\]' on rank 1", **several)
+    refused(ranks, r"targets: expected the same .* \[24, 5\]' on rank 0 and .*\[24, 4\]' on rank 1", normal=several,
+            targets=data.target[:, :4], target_weight=data.target_weight[:, :4])  # fmt: skip
     match = "rank 1 .* refused .*: " if ranks.rank != 1 else "^"
     refused(ranks, match + "target_weight: expected shape", normal=several, target_weight=data.target_weight[:, :4])
-    refused(ranks, match + "weight: expected None with several targets a row", normal=several, weight=data.class_weight)
-    refused(ranks, match + "target: expected at most 64", normal=several, target=data.target.repeat(1, 13),
+    refused(
+        ranks,
+        match + "class_weight: expected None with several targets a row",
+        normal=several,
+        class_weight=data.class_weight,
+    )
+    refused(ranks, match + "targets: expected at most 64", normal=several, targets=data.target.repeat(1, 13),
             target_weight=data.target_weight.repeat(1, 13))  # fmt: skip
-    refused(ranks, match + "target: expected shape .* want target_weight", normal=several, target_weight=None)
+    refused(ranks, match + "targets: expected shape .* want target_weight", normal=several, target_weight=None)
     wrong = data.target.clone()
     wrong[3, 2] = data.vocab
-    refused(ranks, rf"target: expected 0 <= target < {data.vocab} .* at target\[3, 2\]", on="all", target=wrong,
+    refused(ranks, rf"targets: expected 0 <= target < {data.vocab} .* at targets\[3, 2\]", on="all", targets=wrong,
             target_weight=data.target_weight)  # fmt: skip
 
 
@@ -105,7 +110,7 @@ def case_log_probs_that_one_rank_asks_for_otherwise(ranks):
     refused_log_probs("scale: expected the same .* on rank.* and 2.0 on rank 1", scale=2.0)
     refused_log_probs("ids: expected the same .* got others on rank 1", ids=data.target.flip(0))
     refused_log_probs(r"ids: expected the same .*\[24, 5\]' on rank.* \[24, 4\]' on rank 1", ids=data.target[:, :4])
-    refused_log_probs("tensors that require grad: expected the same", input=data.leaves()[0])
+    refused_log_probs("tensors that require grad: expected the same", hidden=data.leaves()[0])
     wrong = data.target.clone()
     wrong[3, 2] = data.vocab
     refused_log_probs(rf"ids: expected 0 <= target < {data.vocab} .* at ids\[3, 2\]", on="all", ids=wrong)

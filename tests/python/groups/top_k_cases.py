@@ -19,9 +19,9 @@ def case_top_k(ranks):
             expected = []
             for of in (data, wide):
                 given = options | ({"temperature": of.temperature} if "temperature" in options else {})
-                expected.append(logitless.linear_top_k(of.input, of.weight, k, linear_bias=of.bias, **given))
+                expected.append(logitless.linear_top_k(of.input, of.weight, k, bias=of.bias, **given))
             options = options | ({"temperature": data.temperature} if "temperature" in options else {})
-            got = top_k(ranks, data, k=k, linear_bias=data.bias[data.shard], **options)
+            got = top_k(ranks, data, k=k, bias=data.bias[data.shard], **options)
             assert_close("log_probs", got.log_probs, *(each.log_probs for each in expected), logit, ranks)
             assert torch.equal(got.ids, expected[0].ids)  # logits of a column are the same in any shard here
             every = ranks.gather(tuple(got))
@@ -43,7 +43,7 @@ def case_top_k_sequence_parallel(ranks):
     mine = ranks.part(data)
     expected = logitless.linear_top_k(data.input, data.weight, 6, temperature=data.temperature)
     for temperature in (data.temperature, data.temperature[mine]):
-        got = top_k(ranks, data, k=6, input=data.input[mine], temperature=temperature, sequence_parallel=True)
+        got = top_k(ranks, data, k=6, hidden=data.input[mine], temperature=temperature, sequence_parallel=True)
         assert got.ids.shape == (24, 3, 6) and torch.equal(got.ids, expected.ids)
         torch.testing.assert_close(got.log_probs, expected.log_probs, rtol=1e-12, atol=0)
 

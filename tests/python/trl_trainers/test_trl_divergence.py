@@ -69,7 +69,7 @@ def test_returns_and_gradients_are_those_of_trl(dtype, beta, temperature, scales
 def test_a_teacher_that_requires_grad_gets_none():
     logitless.trl.patch()
     tensors = oracle.make((ROWS,), VOCAB).leaves()
-    for name in ("teacher_input", "teacher_weight", "teacher_bias"):
+    for name in ("teacher_hidden", "teacher_weight", "teacher_bias"):
         tensors[name].requires_grad_()
     current().apply(*tensors.values(), 0.5)[0].sum().backward()
     assert tensors["teacher_weight"].grad is None and tensors["student_weight"].grad is not None

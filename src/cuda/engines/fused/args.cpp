@@ -119,7 +119,7 @@ bool supports(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
   if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExps) return false;
   const StoredColumns* stored = stored_by(args);
-  return aligned(args.hidden, args.hidden_stride) && aligned(args.classifier, args.classifier_stride) &&
+  return aligned(args.hidden, args.hidden_stride) && aligned(args.weight, args.weight_stride) &&
          (stored == nullptr || aligned(stored->data, stored->stride));
 }
 

@@ -28,8 +28,8 @@ inline constexpr int kWarpColumns = kTileColumns / 2;
 
 inline constexpr int kRowBytes = kBlockDepth * 2;  // of an operand in a stage
 inline constexpr int kHiddenBytes = kBlockRows * kRowBytes;
-inline constexpr int kClassifierBytes = kTileColumns * kRowBytes;
-inline constexpr int kStageBytes = kHiddenBytes + kClassifierBytes;
+inline constexpr int kWeightBytes = kTileColumns * kRowBytes;
+inline constexpr int kStageBytes = kHiddenBytes + kWeightBytes;
 // The stage that was read last, for each warp to pass elements through.
 inline constexpr int kPassBytes = kStageBytes / kWarps;
 

@@ -21,7 +21,7 @@ double share_of_products(const Device& device) {
   return device.capability / 10 == 10 ? 0.32 : 1;
 }
 
-// Share of L2 for the hidden rows of a raster group; the classifier's tiles, which stream through, have the
+// Share of L2 for the hidden rows of a raster group; the weight's tiles, which stream through, have the
 // rest of it.
 constexpr double kGroupShare = 0.4;
 

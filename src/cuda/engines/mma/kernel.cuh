@@ -64,7 +64,7 @@ struct Stages {
 // begins; what needs them before waits, and the compiler gives them away at once. And many at once keep
 // ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture_mma.md;
 // a ring of kFewStages wants them early.
-inline constexpr int kClassifierPiece = 3;
+inline constexpr int kWeightPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
   return epilogue == Epilogue::kExps ? 2 : 0;
 }
@@ -94,16 +94,15 @@ __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const Sha
       wait_for_stage<0>(params.stages);
       multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 1}, {stages.next, 0}, [&](int piece) {
         const uint32_t place = stages.before + at.copied;
-        constexpr int kLast = kClassifierPiece + 1;
+        constexpr int kLast = kWeightPiece + 1;
         if (piece == hidden_piece(kInstance.epilogue)) {
           copy_whole_rows<0, kBlockRows>(place, from.hidden, product.hidden_stride);
         }
-        if (piece == kClassifierPiece) {
-          copy_whole_rows<0, kRowsAtOnce>(place + kHiddenBytes, from.classifier, product.classifier_stride);
+        if (piece == kWeightPiece) {
+          copy_whole_rows<0, kRowsAtOnce>(place + kHiddenBytes, from.weight, product.weight_stride);
         }
         if (piece != kLast) return;
-        copy_whole_rows<kRowsAtOnce, kTileColumns>(place + kHiddenBytes, from.classifier,
-                                                   product.classifier_stride);
+        copy_whole_rows<kRowsAtOnce, kTileColumns>(place + kHiddenBytes, from.weight, product.weight_stride);
         ptx::copy_async_commit();
       });
       from.advance();

@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, i
 
 // Where the thread's copies of a whole tile read, from a block of depth on.
 struct Source {
-  const char *hidden, *classifier;
+  const char *hidden, *weight;
 
   // Of the block's i-th tile.
   template <class Args>
@@ -52,12 +52,12 @@ struct Source {
     const int row = ptx::thread_index() >> 2, element = block * kBlockDepth + (ptx::thread_index() & 3) * 8;
     hidden =
         static_cast<const char*>(product.hidden) + 2 * ((origin.x + row) * product.hidden_stride + element);
-    classifier = static_cast<const char*>(product.classifier) +
-                 2 * ((origin.y + row) * product.classifier_stride + element);
+    weight =
+        static_cast<const char*>(product.weight) + 2 * ((origin.y + row) * product.weight_stride + element);
   }
   __device__ __forceinline__ void advance() {
     hidden += kRowBytes;
-    classifier += kRowBytes;
+    weight += kRowBytes;
   }
 };
 
@@ -87,7 +87,7 @@ class Loader {
       const int first = block_ * kBlockDepth, depth = static_cast<int>(product.depth);
       copy_rows<kBlockRows>(stage, product.hidden, product.hidden_stride, origin.x,
                             static_cast<int>(product.rows), first, depth);
-      copy_rows<kTileColumns>(stage + kHiddenBytes, product.classifier, product.classifier_stride, origin.y,
+      copy_rows<kTileColumns>(stage + kHiddenBytes, product.weight, product.weight_stride, origin.y,
                               static_cast<int>(product.columns), first, depth);
     }
     ptx::copy_async_commit();

@@ -21,7 +21,7 @@ __device__ __forceinline__ int warp_index() {
 // the address is the other one, whatever the row's chunks are exchanged by.
 struct StageOffsets {
   uint32_t kept, given;  // the lane's first addresses for ldmatrix, of rows of hidden
-  uint32_t classifier;
+  uint32_t weight;
   uint32_t copied;  // the chunk of its first row that it copies (loader.cuh)
 
   __device__ static __forceinline__ StageOffsets of_thread() {
@@ -34,13 +34,13 @@ struct StageOffsets {
     at.given = (first ^ (kPairRows / 2)) * kRowBytes + of_lane;
     // Lanes 0..7 and 8..15 give 8 columns, elements 0..7 and 8..15 of depth: b0 and b1; the other lanes those
     // of the next 8 columns.
-    at.classifier = kHiddenBytes + (warp & 1) * (kWarpColumns * kRowBytes) +
-                    chunk_offset((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    at.weight = kHiddenBytes + (warp & 1) * (kWarpColumns * kRowBytes) +
+                chunk_offset((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
     at.copied = chunk_offset(thread >> 2, thread & 3);
     return at;
   }
   __device__ __forceinline__ void store(const SharedMemory& shared) const {
-    ptx::store_shared(shared.offsets(), kept, given, classifier, copied);
+    ptx::store_shared(shared.offsets(), kept, given, weight, copied);
   }
   __device__ static __forceinline__ StageOffsets load(const SharedMemory& shared) {
     const uint4 at = ptx::load_shared_uint4(shared.offsets());
@@ -65,7 +65,7 @@ struct Fragments {
     ptx::load_matrices(a[m], first + m % 2 * 16 * kRowBytes);
   }
   __device__ __forceinline__ void load_columns(const StageOffsets& at, Step step, int first) {
-    ptx::load_matrices(b, ((step.stage + at.classifier) ^ (32 * step.half)) + first * kRowBytes);
+    ptx::load_matrices(b, ((step.stage + at.weight) ^ (32 * step.half)) + first * kRowBytes);
   }
   __device__ __forceinline__ void load(const StageOffsets& at, Step step) {
 #pragma unroll

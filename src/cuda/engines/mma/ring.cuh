@@ -16,7 +16,7 @@ struct MmaParams : KernelParams<Args> {
   int32_t ahead = 0;   // tiles whose origins are known: that copies may be ahead of products, and one more
 };
 
-// [stages][hidden | classifier] [TileView] [origins] [ActiveRows] [tiles] [threads' offsets]. What is known
+// [stages][hidden | weight] [TileView] [origins] [ActiveRows] [tiles] [threads' offsets]. What is known
 // here is not kept in registers, of which there are none to spare beside 192 accumulators, nor found again in
 // every stage.
 struct SharedMemory {

@@ -114,7 +114,7 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
     throw Error(Status::kInternal, "portable sums that are batch-invariant need windows of whole strips");
   }
   const ConstMatrix hidden{args.hidden, args.dtype, args.hidden_stride};
-  const ConstMatrix classifier{args.classifier, args.dtype, args.classifier_stride};
+  const ConstMatrix weight{args.weight, args.dtype, args.weight_stride};
   Gemm g;
   g.allow_tf32 = args.allow_tf32;
   g.transpose_b = true;
@@ -131,7 +131,7 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
       g.m = tile.rows;
       g.n = tile.columns;
       g.a = hidden.from(row);
-      g.b = classifier.from(column);
+      g.b = weight.from(column);
       g.c.data = tile.z;
       overlap.first_waits_for_mark(buffer);
       if (multiplies_by_dot_products(args)) {

@@ -32,8 +32,8 @@ struct Config {
   LOGITLESS_HD constexpr int turns() const { return cooperative ? 1 : 2; }
 
   LOGITLESS_HD constexpr int hidden_bytes() const { return tile_rows() * kBlockDepth * 2; }
-  LOGITLESS_HD constexpr int classifier_bytes() const { return kTileColumns * kBlockDepth * 2; }
-  LOGITLESS_HD constexpr int stage_bytes() const { return hidden_bytes() + classifier_bytes(); }
+  LOGITLESS_HD constexpr int weight_bytes() const { return kTileColumns * kBlockDepth * 2; }
+  LOGITLESS_HD constexpr int stage_bytes() const { return hidden_bytes() + weight_bytes(); }
   LOGITLESS_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
   LOGITLESS_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
   // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the

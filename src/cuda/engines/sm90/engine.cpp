@@ -8,7 +8,7 @@
 namespace logitless::cuda::sm90 {
 namespace {
 
-// Hidden rows of a raster group that stay in L2 beside the classifier tiles that stream through it.
+// Hidden rows of a raster group that stay in L2 beside the weight tiles that stream through it.
 constexpr int64_t kGroupBytes = 20'000'000;
 
 // Cooperative tiles for deep products, unless of few rows many more would be padding. (Of few rows only:

@@ -41,8 +41,8 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
 
   const CUtensorMap hidden =
       make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
-  const CUtensorMap classifier = make_tensor_map(args.classifier, args.dtype, args.columns, args.depth,
-                                                 args.classifier_stride, kTileColumns / kClusterBlocks);
+  const CUtensorMap weight = make_tensor_map(args.weight, args.dtype, args.columns, args.depth,
+                                             args.weight_stride, kTileColumns / kClusterBlocks);
   const StoredColumns* stored = stored_by(args);
   const CUtensorMap out = stored == nullptr || stored->columns == 0
                               ? hidden
@@ -65,7 +65,7 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
   std::visit(
       [&](const auto& of_epilogue) {
         auto params = params_of(args, of_epilogue, raster, kBlockDepth);
-        void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&classifier),
+        void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&weight),
                              const_cast<CUtensorMap*>(&out), &params};
         queue.launch("logits kernel", launch, kernel, arguments);
       },

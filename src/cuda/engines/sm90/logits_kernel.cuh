@@ -21,7 +21,7 @@
 // and 2 compute.
 namespace logitless::cuda::sm90 {
 
-// Shared memory: [stages][hidden | classifier] [staging of warpgroup 1 | 2] [full barriers]
+// Shared memory: [stages][hidden | weight] [staging of warpgroup 1 | 2] [full barriers]
 // [empty barriers] [TileView] [ActiveRows] [two TileOrigins] [barrier of origins]
 // The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
 // the kernel.
@@ -37,7 +37,7 @@ template <Config kConfig>
 struct SharedMemory {
   __device__ static uint32_t base() { return ptx::shared_address(dynamic_shared_memory); }
   __device__ uint32_t hidden(int stage) const { return base() + stage * kConfig.stage_bytes(); }
-  __device__ uint32_t classifier(int stage) const { return hidden(stage) + kConfig.hidden_bytes(); }
+  __device__ uint32_t weight(int stage) const { return hidden(stage) + kConfig.hidden_bytes(); }
   __device__ uint32_t staging() const { return hidden(kConfig.stages); }
   __device__ uint32_t full(int stage) const { return staging() + kConfig.staging_bytes() + stage * 8; }
   __device__ uint32_t empty(int stage) const { return full(kConfig.stages) + stage * 8; }
@@ -126,9 +126,9 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
 // By a whole warp, of which one thread issues the copies.
 template <Config kConfig, class Args>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
-                                           const CUtensorMap& classifier, const KernelParams<Args>& params) {
+                                           const CUtensorMap& weight, const KernelParams<Args>& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
-  const uint32_t half = ptx::cluster_rank() * (kConfig.classifier_bytes() / kClusterBlocks);
+  const uint32_t half = ptx::cluster_rank() * (kConfig.weight_bytes() / kClusterBlocks);
   RingPosition<kConfig.stages> ring;
   for (int i = 0; i < tiles; ++i) {
     shared.meet_at_origin(i);
@@ -139,8 +139,8 @@ __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, 
         const uint32_t full = shared.full(ring.stage);
         ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
         ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, tile.row);
-        ptx::tma_load_multicast(shared.classifier(ring.stage) + half, &classifier, full, k * kBlockDepth,
-                                tile.column, (1 << kClusterBlocks) - 1);
+        ptx::tma_load_multicast(shared.weight(ring.stage) + half, &weight, full, k * kBlockDepth, tile.column,
+                                (1 << kClusterBlocks) - 1);
         ring.advance();
       }
     }
@@ -167,7 +167,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
   for (int k = 0; k < depth_blocks; ++k) {
     // Said to be the same for all lanes, so that descriptors are made by the uniform unit, an addition each.
     const uint32_t a = ptx::to_uniform(ptx::matrix_offset(shared.hidden(ring.stage) + first_row));
-    const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.classifier(ring.stage)));
+    const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.weight(ring.stage)));
     ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
     ptx::wgmma_fence();
 #pragma unroll
@@ -249,7 +249,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
 
 // The whole kernel; instances/define_kernel.cuh makes __global__ functions of it.
 template <Instance kInstance>
-__device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& classifier,
+__device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& weight,
                                                   const CUtensorMap& out,
                                                   const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
@@ -265,7 +265,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   if (threadIdx.x < 32) {
     if (threadIdx.x == 0) {
       ptx::tma_prefetch_descriptor(&hidden);
-      ptx::tma_prefetch_descriptor(&classifier);
+      ptx::tma_prefetch_descriptor(&weight);
       for (int stage = 0; stage < kConfig.stages; ++stage) {
         ptx::mbarrier_init(shared.full(stage), 1);
         // A computing warpgroup (two, if they cooperate) of each block reads a stage.
@@ -281,7 +281,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   if (threadIdx.x < 128) {
     ptx::give_registers<40>();
     if (threadIdx.x < 32) {
-      load_tiles<kConfig>(shared, hidden, classifier, params);
+      load_tiles<kConfig>(shared, hidden, weight, params);
     } else if (threadIdx.x < 64) {
       find_tiles<kConfig>(shared, params);
     }

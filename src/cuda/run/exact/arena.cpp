@@ -24,11 +24,11 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
     if (p.label_smoothing > 0) a.c = take<Real>(w, rows);
     a.exps = take_elements(w, dtype, rows * exps_stride(p, d));
     if (p.has.d_hidden) a.d_hidden = take<Real>(w, rows * depth);
-    if (p.has.d_classifier) {
-      const bool native = writes_d_classifier(p);
-      const bool in_place = native && (p.dtype.d_classifier == p.stats_dtype() || d.rounds_between_chunks);
+    if (p.has.d_weight) {
+      const bool native = writes_d_weight(p);
+      const bool in_place = native && (p.dtype.d_weight == p.stats_dtype() || d.rounds_between_chunks);
       if (chunks > 1 && !in_place) {
-        a.d_classifier = take<Real>(w, p.vocab * depth);
+        a.d_weight = take<Real>(w, p.vocab * depth);
       } else if (stages_apart(p)) {
         a.staging = take<Real>(w, d.vocab_window * depth);
       }
@@ -37,9 +37,9 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
   }
   a.top = lay_out_top<Real>(p, d, rows, w);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
-  if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
-  const bool stages = p.needs_backward() && p.has.d_classifier && !writes_d_classifier(p);
-  if (stages && a.d_classifier == nullptr && !stages_apart(p)) a.staging = a.window;
+  if (d.copies_weight) a.window = take_elements(w, dtype, d.vocab_window * depth);
+  const bool stages = p.needs_backward() && p.has.d_weight && !writes_d_weight(p);
+  if (stages && a.d_weight == nullptr && !stages_apart(p)) a.staging = a.window;
   a.logits = take<Real>(w, d.scratch_numbers(rows, p.vocab));
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return a;

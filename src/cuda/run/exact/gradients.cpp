@@ -19,7 +19,7 @@ template <class Real>
 Window rest_of_vocabulary(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const PlanDetail& d = run.detail;
-  if (size_of(run.dtype()) != 2 || d.copies_classifier) return {p.vocab, 0};
+  if (size_of(run.dtype()) != 2 || d.copies_weight) return {p.vocab, 0};
   const bool all_kept = d.kept_columns == p.vocab;
   const int64_t first = all_kept ? 0 : d.kept_columns;  // of the windows that end with them
   const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
@@ -38,28 +38,28 @@ Terms left_terms(const RunnerOf<Real>& run) {
       kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
   return {.count = rest.columns,
           .dz = run.exps().from(0, rest.first - window),
-          .matrix = run.classifier().from(rest.first)};
+          .matrix = run.weight().from(rest.first)};
 }
 
-// d_hidden += dz [rows, columns] classifier [columns, D]
+// d_hidden += dz [rows, columns] weight [columns, D]
 template <class Real>
 void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
-                  const ConstMatrix& classifier) {
+                  const ConstMatrix& weight) {
   Gemm g;
   g.m = chunk.rows;
   g.n = run.depth();
   g.k = std::min(window.columns, rest_of_vocabulary(run).first - window.first);
   g.a = dz;
-  g.b = classifier;
+  g.b = weight;
   g.c = run.padded(run.arena.d_hidden, run.problem.stats_dtype());
   g.beta = window.is_first ? 0.0f : 1.0f;
   product(run, g);
 }
 
-// d_classifier [columns, D] += factor dz^T hidden [rows, D]
+// d_weight [columns, D] += factor dz^T hidden [rows, D]
 template <class Real>
-void add_d_classifier(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
-                      const ConstMatrix& dz, const ConstMatrix& hidden, const float* factor) {
+void add_d_weight(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
+                  const ConstMatrix& hidden, const float* factor) {
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   Gemm g;
@@ -69,10 +69,10 @@ void add_d_classifier(const RunnerOf<Real>& run, const Chunk& chunk, const Windo
   g.a = dz;
   g.transpose_a = true;
   g.b = hidden;
-  const Matrix out = run.d_classifier().from(window.first);
-  const bool accumulate = p.accumulate.d_classifier || !chunk.is_first;
-  if (a.d_classifier != nullptr) {
-    g.c = run.padded(a.d_classifier, p.stats_dtype()).from(window.first);
+  const Matrix out = run.d_weight().from(window.first);
+  const bool accumulate = p.accumulate.d_weight || !chunk.is_first;
+  if (a.d_weight != nullptr) {
+    g.c = run.padded(a.d_weight, p.stats_dtype()).from(window.first);
     g.beta = chunk.is_first ? 0.0f : 1.0f;
   } else if (a.staging != nullptr) {
     g.c = run.padded(a.staging, staging_dtype(p));
@@ -135,20 +135,20 @@ void gradients_of_exps(const Runner& run, const Chunk& chunk, const ConstMatrix&
   const Window all{0, columns};
   const Matrix dz = run.exps();
   if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
-  // Windows are those of the staging, or of a copied classifier, which only d_hidden reads: after a pass over
+  // Windows are those of the staging, or of a copied weight, which only d_hidden reads: after a pass over
   // the whole vocabulary the last one is still there.
-  // The staging may be where the window's classifier was, which is done with when its gradient comes.
-  const bool staged = p.has.d_classifier && a.staging != nullptr;
-  if (p.has.d_classifier && !staged && run.products) add_d_classifier(run, chunk, all, dz, hidden, nullptr);
+  // The staging may be where the window's weight was, which is done with when its gradient comes.
+  const bool staged = p.has.d_weight && a.staging != nullptr;
+  if (p.has.d_weight && !staged && run.products) add_d_weight(run, chunk, all, dz, hidden, nullptr);
   if (!run.products || (!p.has.d_hidden && !staged)) return;
   for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
     const ConstMatrix part = dz.from(0, window.first);
     if (p.has.d_hidden) {
       const bool is_loaded = window.first + window.columns == p.vocab;
       add_d_hidden(run, chunk, window, part,
-                   is_loaded ? loaded_classifier(run, window) : load_classifier(run, window));
+                   is_loaded ? loaded_weight(run, window) : load_weight(run, window));
     }
-    if (staged) add_d_classifier(run, chunk, window, part, hidden, nullptr);
+    if (staged) add_d_weight(run, chunk, window, part, hidden, nullptr);
   });
 }
 
@@ -162,7 +162,7 @@ void rescale_for_lse(const Runner& run, const Chunk& chunk) {
                        .common = &run.arena.scalars->dz_scale},
                       run.queue);
   }
-  if (run.problem.has.d_classifier) reload_hidden(run, chunk);
+  if (run.problem.has.d_weight) reload_hidden(run, chunk);
 }
 
 template <class Real>
@@ -174,7 +174,7 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
   // dz of 16 bits is stored times dz_scale, which is 1 of the others.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
-    const ConstMatrix classifier = load_classifier(run, window);
+    const ConstMatrix weight = load_weight(run, window);
     const GradientArgsOf<Real> args{.lse = a.lse,
                                     .lse_low = a.lse_low,
                                     .a = a.a,
@@ -184,10 +184,10 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
                                     .class_weight = class_weight_of(run, window),
                                     .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
                                     .dz = {dz.data, window.columns, dz.stride}};
-    launch_logits(run, {logits_product(run, chunk, hidden, window, classifier), args});
+    launch_logits(run, {logits_product(run, chunk, hidden, window, weight), args});
     if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
-    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, classifier);
-    if (p.has.d_classifier && run.products) add_d_classifier(run, chunk, window, dz, hidden, factor);
+    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, weight);
+    if (p.has.d_weight && run.products) add_d_weight(run, chunk, window, dz, hidden, factor);
     if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
   });
 }

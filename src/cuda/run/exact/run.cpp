@@ -11,8 +11,8 @@ namespace {
 
 void keep_exps_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
     ExpsArgs args{row_sums(run, window)};
     if (run.detail.anchored && !tracks_max(run)) args.stats.max = nullptr;

@@ -72,7 +72,7 @@ DrawLists draw_lists(const Problem& problem, void* draws) {
 }
 
 DType dense_gradient_dtype(const Problem& p) {
-  return p.dtype.d_classifier == operand_dtype(p) ? p.dtype.d_classifier : DType::kF32;
+  return p.dtype.d_weight == operand_dtype(p) ? p.dtype.d_weight : DType::kF32;
 }
 
 bool writes_d_hidden(const Problem& p) {
@@ -90,7 +90,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   t.sizes = s;
   t.base = lay_out_rows<float>(p, d, w);
   Arena& a = t.base;
-  t.lists_columns = p.needs_backward() && (p.has.d_classifier || p.has.d_bias);
+  t.lists_columns = p.needs_backward() && (p.has.d_weight || p.has.d_bias);
   t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);
   a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
@@ -107,7 +107,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   }
   if (p.label_smoothing > 0) {
     t.sum_parts = take<float>(w, kSumParts * p.hidden);
-    t.classifier_sum = take<float>(w, p.hidden);
+    t.weight_sum = take<float>(w, p.hidden);
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
@@ -159,13 +159,13 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   share(w, operands, column_lists, [&](Workspace& v) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });
-  if (p.has.d_classifier) {
+  if (p.has.d_weight) {
     t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.hot) * depth);
     if (!fits_in_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
   if (p.has.d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);
   if (d.source == HiddenSource::kWorkspace) a.hidden = take_elements(w, dtype, rows * depth);
-  if (d.copies_classifier) a.window = take_elements(w, dtype, d.vocab_window * depth);
+  if (d.copies_weight) a.window = take_elements(w, dtype, d.vocab_window * depth);
   a.logits = take<float>(w, d.scratch_numbers(p.tokens, p.vocab));
   a.gemm = take<std::byte>(w, d.gemm_bytes);
   return t;

@@ -80,12 +80,12 @@ struct SparsifiedArena {
   KeptRow* by_column = nullptr;    // [L]
   // For products
   void* hidden_copy = nullptr;     // [N, padded D] with 0 for ignored rows, where d_hidden has no room for it
-  void* dense_gradient = nullptr;  // [K + H, D] of d_classifier's dtype, or fp32
+  void* dense_gradient = nullptr;  // [K + H, D] of d_weight's dtype, or fp32
   float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
   // With label smoothing
-  float* sum_parts = nullptr;       // [kSumParts, D]
-  float* classifier_sum = nullptr;  // [D]
-  float* hidden_sum = nullptr;      // [D]
+  float* sum_parts = nullptr;   // [kSumParts, D]
+  float* weight_sum = nullptr;  // [D]
+  float* hidden_sum = nullptr;  // [D]
 };
 
 // Bytes of Buffers::draws, and its parts.

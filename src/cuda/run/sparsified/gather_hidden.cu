@@ -5,7 +5,7 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Columns that are worked on in all rows before the next ones are: so few that the classifier's part in L2
+// Columns that are worked on in all rows before the next ones are: so few that the weight's part in L2
 // serves all rows.
 constexpr int64_t kSliceBytes = int64_t{40} << 20;
 
@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
   }
   const Kept* kept = t.kept + row * t.sizes.capacity;
   const int count = t.kept_count[row];
-  const C* classifier = g.classifier.row<C>(0) + column;
-  const Extent readable = extent_of<C>(g.classifier, t.vocab, g.columns);
-  constexpr int kInFlight = kAligned ? 8 : 4;  // classifier rows that a thread waits for at once
+  const C* weight = g.weight.row<C>(0) + column;
+  const Extent readable = extent_of<C>(g.weight, t.vocab, g.columns);
+  constexpr int kInFlight = kAligned ? 8 : 4;  // weight rows that a thread waits for at once
   float sum[8] = {};
   int i = 0;
   for (; i + kInFlight <= count; i += kInFlight) {
@@ -36,13 +36,13 @@ __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
     for (int k = 0; k < kInFlight; ++k) {
       const Kept element = kept[i + k];
       values[k] = element.value;
-      rows[k] = start_load8<kAligned>(classifier + element.column * g.classifier.stride, left, readable);
+      rows[k] = start_load8<kAligned>(weight + element.column * g.weight.stride, left, readable);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) add8(sum, end_load8(rows[k], left), values[k], g.operand_dtype);
   }
   for (; i < count; ++i) {
-    const auto row = start_load8<kAligned>(classifier + kept[i].column * g.classifier.stride, left, readable);
+    const auto row = start_load8<kAligned>(weight + kept[i].column * g.weight.stride, left, readable);
     add8(sum, end_load8(row, left), kept[i].value, g.operand_dtype);
   }
   if constexpr (kSmooth) smooth8(sum, g.smoothing, row, column, left);
@@ -68,9 +68,9 @@ void launch(const GatherHidden& g, bool aligned, const Queue& queue) {
 
 void launch_gather_hidden(const GatherHidden& g, const Queue& queue) {
   if (g.t.rows == 0) return;
-  const bool aligned = is_aligned8(g.classifier, g.columns) && is_aligned8(g.to, g.columns);
-  const int64_t slice_bytes = 16 * 8 * g.t.vocab * static_cast<int64_t>(size_of(g.classifier.dtype));
-  for_dtype(g.classifier.dtype, [&](auto from) {
+  const bool aligned = is_aligned8(g.weight, g.columns) && is_aligned8(g.to, g.columns);
+  const int64_t slice_bytes = 16 * 8 * g.t.vocab * static_cast<int64_t>(size_of(g.weight.dtype));
+  for_dtype(g.weight.dtype, [&](auto from) {
     for_dtype(g.to.dtype, [&](auto to) {
       using C = decltype(from);
       using To = decltype(to);

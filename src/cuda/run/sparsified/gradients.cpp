@@ -88,8 +88,8 @@ void dense_bias_gradient(const Runner& run, const SparsifiedArena& t, const Cons
                        run.queue);
 }
 
-void dense_classifier_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
-                               int64_t columns, const ConstMatrix& hidden) {
+void dense_weight_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
+                           int64_t columns, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   Gemm g;
   g.m = columns;
@@ -104,21 +104,21 @@ void dense_classifier_gradient(const Runner& run, const SparsifiedArena& t, cons
                         .count = columns,
                         .columns = p.hidden,
                         .from = g.c,
-                        .to = run.d_classifier(),
-                        .accumulate = p.accumulate.d_classifier,
+                        .to = run.d_weight(),
+                        .accumulate = p.accumulate.d_weight,
                         .smoothing = smoothing_of_columns(run, t)},
                        run.queue);
 }
 
 void dense_hidden_gradient(const Runner& run, const SparsifiedArena& t, const ConstMatrix& dz,
-                           int64_t columns, const ConstMatrix& classifier) {
+                           int64_t columns, const ConstMatrix& weight) {
   const Problem& p = run.problem;
   Gemm g;
   g.m = p.tokens;
   g.n = p.hidden;
   g.k = columns;
   g.a = dz;
-  g.b = classifier;
+  g.b = weight;
   if (t.hidden_gradient != nullptr) {
     g.n = run.depth();
     g.c = run.padded(t.hidden_gradient, DType::kF32);
@@ -135,14 +135,14 @@ void dense_gradients(const Runner& run, const SparsifiedArena& t, const Chunk& c
                      const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const int64_t columns = t.sizes.dense + t.sizes.hot;
-  const ConstMatrix classifier = choose_hot(run, t);
-  const ConstMatrix dz = make_dz(run, t, chunk, hidden, classifier);
+  const ConstMatrix weight = choose_hot(run, t);
+  const ConstMatrix dz = make_dz(run, t, chunk, hidden, weight);
   if (p.has.d_bias) dense_bias_gradient(run, t, dz, columns);
   if (!run.products) return;
-  if (p.has.d_classifier) {
-    dense_classifier_gradient(run, t, dz, columns, without_ignored(run, t, chunk, hidden));
+  if (p.has.d_weight) {
+    dense_weight_gradient(run, t, dz, columns, without_ignored(run, t, chunk, hidden));
   }
-  if (p.has.d_hidden) dense_hidden_gradient(run, t, dz, columns, classifier);
+  if (p.has.d_hidden) dense_hidden_gradient(run, t, dz, columns, weight);
 }
 
 void gather_hidden(const Runner& run, const SparsifiedArena& t) {
@@ -151,25 +151,25 @@ void gather_hidden(const Runner& run, const SparsifiedArena& t) {
   g.t = t;
   g.columns = p.hidden;
   g.zeroes_ignored = !p.accumulate.d_hidden;
-  g.classifier = run.classifier();
+  g.weight = run.weight();
   g.operand_dtype = run.dtype();
   g.to = run.d_hidden();
   g.base = t.hidden_gradient == nullptr ? g.to : run.padded(t.hidden_gradient, DType::kF32);
-  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.classifier_sum};
+  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.weight_sum};
   launch_gather_hidden(g, run.queue);
 }
 
-void gather_classifier(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
+void gather_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
-  GatherClassifier g{};
+  GatherWeight g{};
   g.t = t;
   g.columns = p.hidden;
   g.hidden = hidden;
   g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;
-  g.to = run.d_classifier();
-  g.accumulate = p.accumulate.d_classifier;
+  g.to = run.d_weight();
+  g.accumulate = p.accumulate.d_weight;
   g.smoothing = smoothing_of_columns(run, t);
-  launch_gather_classifier(g, run.queue);
+  launch_gather_weight(g, run.queue);
 }
 
 }  // namespace
@@ -190,7 +190,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
                          run.queue);
   }
   dense_gradients(run, t, chunk, hidden);
-  const bool lists = p.has.d_bias || (p.has.d_classifier && run.products);
+  const bool lists = p.has.d_bias || (p.has.d_weight && run.products);
   if (lists) launch_column_lists(t, run.queue);
   if (p.has.d_hidden && run.products) gather_hidden(run, t);
   if (lists) {  // in the place of the lists of rows
@@ -200,7 +200,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
     launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
                        run.arena.d_bias, run.queue);
   }
-  if (p.has.d_classifier && run.products) gather_classifier(run, t, hidden);
+  if (p.has.d_weight && run.products) gather_weight(run, t, hidden);
 }
 
 }  // namespace logitless::cuda

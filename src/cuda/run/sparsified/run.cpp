@@ -102,14 +102,14 @@ void guess_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, 
   if (merges) merge_guesses(run, t);
 }
 
-// The kernel of the first draw, over windows of the classifier. Condition: whether there are rows to draw
+// The kernel of the first draw, over windows of the weight. Condition: whether there are rows to draw
 // from. set(product, args) completes them.
 template <class Set>
 void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
                  const Condition& condition, const Set& set) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix classifier = load_classifier(run, window, condition);
-    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    const ConstMatrix weight = load_weight(run, window, condition);
+    LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     DrawArgs args{row_sums(run, window)};
     args.anchor = run.arena.anchor;
     args.stats.weighted = nullptr;
@@ -158,16 +158,16 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
 }
 
 // sum_j w_j C_j, and from it, in forward passes, the rows' sums of weighted logits.
-void sum_classifier(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
+void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const float* weight = class_weight_of(run, {});
-  launch_weighted_rows({.data = run.classifier(),
+  launch_weighted_rows({.data = run.weight(),
                         .operand_dtype = run.dtype(),
                         .rows = p.vocab,
                         .columns = p.hidden,
                         .weight = weight,
                         .parts = t.sum_parts,
-                        .sum = t.classifier_sum},
+                        .sum = t.weight_sum},
                        run.queue);
   if (!p.needs_forward() || !sums_while_drawing(run)) return;
   const StatSlots& slots = run.arena.slots;
@@ -212,7 +212,7 @@ void finish_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
 
 ConstMatrix copy_columns(const Runner& run, const SparsifiedArena& t, int64_t count) {
   RowsCopy c{};
-  c.from = run.classifier();
+  c.from = run.weight();
   c.row_map = c.target = t.columns;
   c.to = run.padded(t.columns_copy, run.dtype());
   c.rows = count;
@@ -234,14 +234,14 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
     // After the slots were last set.
-    if (p.label_smoothing > 0 && p.vocab > 0) sum_classifier(run, t, hidden);
+    if (p.label_smoothing > 0 && p.vocab > 0) sum_weight(run, t, hidden);
   }
   finish_chunk(run, chunk, hidden, sums_to_guess);
   if (p.vocab == 0) return;
   if (p.needs_forward()) {
     finish_draw(run, t, chunk, hidden);
   } else {
-    if (p.label_smoothing > 0) sum_classifier(run, t, hidden);
+    if (p.label_smoothing > 0) sum_weight(run, t, hidden);
     if (!p.has.draws) {
       choose_columns(run, t);
       draw_with_lse(run, t, chunk, hidden);

@@ -34,7 +34,7 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
   // Longer lists forgive a rougher guess.
   const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
   s.sampled = std::min(p.vocab - s.dense, of_largest(sampled, p, 64));
-  if (p.needs_backward() && p.has.d_classifier) {
+  if (p.needs_backward() && p.has.d_weight) {
     s.hot = std::min(p.vocab / 160 / 8 * 8, of_largest(static_cast<double>(kHotColumns), p, 8));
   }
   const double expected = 1 / p.threshold;

@@ -17,7 +17,7 @@ inline constexpr int32_t kLeastHot = 32;
 // Of the threshold: a guess of lse may be too high by a factor of 2, see docs/sparsification.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
-// as the guess it is at most 1 over threshold.) A single such row costs a pass over the classifier, and lists
+// as the guess it is at most 1 over threshold.) A single such row costs a pass over the weight, and lists
 // for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
 inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
 inline double most_expected(double threshold) {

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* hidden = matrix.row<T>(row);
   double dot = 0;
   for (int64_t d = threadIdx.x; d < columns; d += kThreads)
-    dot += double{to_float(hidden[d])} * t.classifier_sum[d];
+    dot += double{to_float(hidden[d])} * t.weight_sum[d];
   double sum =
       transform.scale * block_sum<kThreads>(dot) + (transform.bias != nullptr ? double{*t.sum_parts} : 0.0);
   sum *= transform.inverse_temperature_of(row);

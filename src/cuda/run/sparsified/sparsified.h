@@ -123,7 +123,7 @@ struct WeightedRows {
   float* sum;  // [columns]
 };
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
-// sum_j w_j z_ij = (scale * hidden_i . classifier_sum + sum_j w_j bias_j) / T_i, in the first slot
+// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first slot
 // Rows that are ignored are left alone. class_weight: [V] or null.
 void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
                             const LogitTransform<float>& transform, const float* class_weight,
@@ -137,12 +137,12 @@ struct Smoothing {
   const float* sum = nullptr;
 };
 
-// ---- gather_hidden.cu: d_hidden_i (+)= sum of value * classifier row
+// ---- gather_hidden.cu: d_hidden_i (+)= sum of value * weight row
 struct GatherHidden {
   SparsifiedArena t;
   int64_t columns;
   bool zeroes_ignored;
-  ConstMatrix classifier;
+  ConstMatrix weight;
   DType operand_dtype;  // to which fp32 rows are rounded
   ConstMatrix base;     // to add to
   Matrix to;
@@ -154,9 +154,9 @@ void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
 // d_bias: [V] += sums of values, or null.
 void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue);
 
-// ---- gather_classifier.cu: d_classifier_j (+)= sum of value * hidden row, of the columns that are neither
+// ---- gather_weight.cu: d_weight_j (+)= sum of value * hidden row, of the columns that are neither
 // dense nor hot
-struct GatherClassifier {
+struct GatherWeight {
   SparsifiedArena t;
   int64_t columns;
   ConstMatrix hidden;
@@ -165,7 +165,7 @@ struct GatherClassifier {
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary
 };
-void launch_gather_classifier(const GatherClassifier& g, const Queue& queue);
+void launch_gather_weight(const GatherWeight& g, const Queue& queue);
 // Rows of the dense and hot columns: to[column[k]] = (accumulate ? to : 0) + from[k]
 struct ScatterDense {
   const int32_t* column;  // below 0: there is none

@@ -78,8 +78,7 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
   float dot = 0;
 #pragma unroll 4
   for (int64_t d = lane; d < r.depth; d += 32) {
-    dot = fmaf(element(r.hidden, row, d, r.hidden.dtype), element(r.classifier, column, d, r.hidden.dtype),
-               dot);
+    dot = fmaf(element(r.hidden, row, d, r.hidden.dtype), element(r.weight, column, d, r.hidden.dtype), dot);
   }
   return r.transform.logit(warp_sum(dot), r.transform.bias_of(column),
                            r.transform.inverse_temperature_of(row));

@@ -15,8 +15,8 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& h
     launch_sample_bias(run.transform.bias, sizes.step, sizes.sampled, top.bias, run.queue);
   int64_t group = 0;
   for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
-    const ConstMatrix classifier = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
-    LogitsProduct product = logits_product(run, chunk, hidden, window, classifier);
+    const ConstMatrix weight = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
+    LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     product.transform.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
     product.target = nullptr;
     product.row_block_active = active;
@@ -48,7 +48,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const ConstMatrix&
   launch_choose_listed(run.arena.top, static_cast<int>(sizes.capacity), rows, run.queue);
   RedoTop redo{};
   redo.hidden = hidden;
-  redo.classifier = run.classifier();
+  redo.weight = run.weight();
   redo.depth = p.hidden;
   redo.columns = p.vocab;
   redo.transform = run.transform.from(chunk.first, 0);
@@ -70,8 +70,8 @@ void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const 
     if (lists) find_thresholds(run, chunk, hidden, active, sizes);
   }
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix classifier = load_classifier(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, classifier);
+    const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
+    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
     TopArgsOf<Real> args{row_sums(run, window)};
     args.top.k = run.problem.top_k;

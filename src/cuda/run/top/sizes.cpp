@@ -43,8 +43,7 @@ TopSizes top_sizes(const Problem& p, const PlanDetail& d) {
   s.step = step_of(p, traits);
   s.sampled = ceil_div(p.vocab, s.step);
   if (s.sampled == 0) return s;  // an empty shard
-  s.window =
-      d.copies_classifier && d.vocab_window < p.vocab ? std::min(s.sampled, d.vocab_window) : s.sampled;
+  s.window = d.copies_weight && d.vocab_window < p.vocab ? std::min(s.sampled, d.vocab_window) : s.sampled;
   const auto groups_of = [&](int64_t columns) {
     return ceil_div(columns, traits.top_tile) * traits.top_groups;
   };

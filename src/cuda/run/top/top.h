@@ -36,10 +36,10 @@ struct TopRows {
 void launch_choose_listed(const TopArena& top, int capacity, const TopRows& rows, const Queue& queue);
 
 // The rows that are to be done again: all of their logits, with no product's help. Right, and slow: a
-// multiprocessor takes about as long for a row as it takes to read the classifier.
+// multiprocessor takes about as long for a row as it takes to read the weight.
 struct RedoTop {
-  ConstMatrix hidden;      // [rows, depth] operands
-  ConstMatrix classifier;  // [columns, depth] the caller's, rounded to hidden's dtype where it has another
+  ConstMatrix hidden;  // [rows, depth] operands
+  ConstMatrix weight;  // [columns, depth] the caller's, rounded to hidden's dtype where it has another
   int64_t depth, columns;
   LogitTransform<float> transform;
   StatSlots stats;  // whose maxima say when no better one can follow

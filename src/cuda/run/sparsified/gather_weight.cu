@@ -15,8 +15,8 @@ enum class Aligned { kNone, kHidden, kBoth };
 
 // Sum over list[begin], list[begin + step], ...
 template <bool kAligned, class H>
-__device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier& g, const H* hidden,
-                                         int begin, int end, int step, int left) {
+__device__ __forceinline__ void add_list(float (&sum)[8], const GatherWeight& g, const H* hidden, int begin,
+                                         int end, int step, int left) {
   int i = begin;
   for (; i + (kInFlight - 1) * step < end; i += kInFlight * step) {
     Vector8<H> rows[kInFlight];
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_list(float (&sum)[8], const GatherClassifier
 
 // Columns with many elements, 256 hidden columns at a time, by all warps of a block.
 template <class H, class To, Aligned kAligned, bool kSmooth>
-__device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
+__device__ void gather_heavy(const GatherWeight& g, int block, int blocks) {
   __shared__ float parts[kMostThreads / 32][32][9];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
@@ -68,7 +68,7 @@ __device__ void gather_heavy(const GatherClassifier& g, int block, int blocks) {
 
 // The other columns: a block has a few of the vocabulary, a thread eight of the hidden ones.
 template <class H, class To, Aligned kAligned, bool kSmooth>
-__device__ void gather_light(const GatherClassifier& g, int64_t block) {
+__device__ void gather_light(const GatherWeight& g, int64_t block) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
@@ -90,7 +90,7 @@ __device__ void gather_light(const GatherClassifier& g, int64_t block) {
 // The first blocks to be started have the long lists; the others fill the processors while those end.
 template <class H, class To, Aligned kAligned, bool kSmooth>
 __global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && sizeof(H) == 2 ? 2 : 1)
-    gather_classifier_kernel(GatherClassifier g) {
+    gather_weight_kernel(GatherWeight g) {
   if (blockIdx.x >= kHeavyBlocks) {
     gather_light<H, To, kAligned, kSmooth>(g, int64_t{blockIdx.x} - kHeavyBlocks);
   } else if (blockIdx.y == 0) {
@@ -117,7 +117,7 @@ __global__ void scatter_dense_kernel(ScatterDense s) {
 
 }  // namespace
 
-void launch_gather_classifier(const GatherClassifier& g, const Queue& queue) {
+void launch_gather_weight(const GatherWeight& g, const Queue& queue) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
   const dim3 grid(kHeavyBlocks + blocks_for(g.t.vocab, kColumnsEach), blocks.blocks);
   const bool from = is_aligned8(g.hidden, g.padded);
@@ -128,9 +128,9 @@ void launch_gather_classifier(const GatherClassifier& g, const Queue& queue) {
       using To = decltype(t);
       for_gather(to, g.smoothing.sum != nullptr, [&](auto is_to, auto is_smooth) {
         constexpr Aligned kRows = is_to.value ? Aligned::kBoth : Aligned::kHidden;
-        const auto kernel = from ? gather_classifier_kernel<H, To, kRows, is_smooth.value>
-                                 : gather_classifier_kernel<H, To, Aligned::kNone, is_smooth.value>;
-        queue.launch("gather_classifier", kernel, grid, blocks.threads, 0, g);
+        const auto kernel = from ? gather_weight_kernel<H, To, kRows, is_smooth.value>
+                                 : gather_weight_kernel<H, To, Aligned::kNone, is_smooth.value>;
+        queue.launch("gather_weight", kernel, grid, blocks.threads, 0, g);
       });
     });
   });
