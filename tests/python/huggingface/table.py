@@ -1,6 +1,6 @@
 """Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
 
-    python tests/python/huggingface/table.py [--only REGEX] [--write docs/transformers.md]
+    python tests/python/huggingface/table.py [--only REGEX] [--write docs/hugging_face.md]
     python tests/python/huggingface/table.py --record classes.jsonl --minutes 5    # again and again, until it is whole
 
 The table replaces what the file has from "## Classes" on. A record keeps what was found, so that the next call goes on
@@ -127,24 +127,55 @@ class Record:
                 lines.write(json.dumps(row) + "\n")
 
 
+KINDS_OF_VERDICT = {
+    "equal": "equal",
+    "refused": "not supported",
+    "unbuildable": "not built at this size",
+    "undecided": "undecided",
+    "different": "DIFFERENT",
+}
+PER_ROW = 2  # classes in a row of the table
+
+
+def reason(name: str, detail: str) -> str:
+    """The first sentence of a detail, without the class's name, as a cell of a table."""
+    text = detail.removeprefix("UnsupportedError: ").removeprefix("logitless.transformers: ")
+    text = re.split(r";|\. ", text.replace(f"{name}.", "").replace(name, "the model"))[0]
+    return re.sub(r"[\w.]+\(\)", r"`\g<0>`", text.replace("|", "/").strip())
+
+
+def folded(title: str, rows: list[str]) -> list[str]:
+    """A table that a reader opens."""
+    return ["", f'??? note "{title}"', "", *(f"    {row}" for row in rows)]
+
+
 def table(found: dict[str, tuple[str, str]]) -> str:
-    kinds = {"equal": "equal", "refused": "refused", "unbuildable": "not built at this size"}
-    kinds |= {"undecided": "undecided", "different": "DIFFERENT"}
-    sizes = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in kinds}
-    counts = [f"{sizes[v]} {text}" for v, text in kinds.items() if sizes[v] or v in ("equal", "refused", "unbuildable")]
+    sizes = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in KINDS_OF_VERDICT}
+    shown = [v for v in KINDS_OF_VERDICT if sizes[v] or v in ("equal", "refused", "unbuildable")]
+    counts = ", ".join(f"{sizes[v]} {KINDS_OF_VERDICT[v]}" for v in shown)
+
+    def title(verdict: str) -> str:
+        return f"{sizes[verdict]} classes are {KINDS_OF_VERDICT[verdict]}"
+
     lines = [
-        f"transformers {transformers.__version__}, classes: {', '.join(counts)}.",
+        f"transformers {transformers.__version__}, classes: {counts}.",
         "",
-        "Equal, with the largest error of loss and gradients in float32 against float64, each tensor in units of its",
-        "largest element, or of a thousandth of the model's largest gradient where that is more (* where float32 alone",
-        "would hide a thousandth of a tensor, and float64 does not):",
-        "",
-        ", ".join(f"{name} ({detail})" for name, (verdict, detail) in found.items() if verdict == "equal") + ".",
+        "The error is the largest of the loss and the gradients in float32, against float64. Its unit is each tensor's",
+        "largest element, or a thousandth of the model's largest gradient where that is more. A star marks classes in",
+        "which float32 cannot show a difference of a thousandth, and float64 does.",
     ]
-    for verdict in ("refused", "unbuildable", "undecided", "different"):
-        rows = [f"| {n} | {d.replace('|', '/')} |" for n, (v, d) in found.items() if v == verdict]
-        if rows:
-            lines += ["", f"| {kinds[verdict].capitalize()} | Why |", "|---|---|", *rows]
+    cells = [f"{name} | {detail}" for name, (verdict, detail) in found.items() if verdict == "equal"]
+    rows = [cells[start : start + PER_ROW] for start in range(0, len(cells), PER_ROW)]
+    rows = [row + [" | "] * (PER_ROW - len(row)) for row in rows]
+    head = ["| " + " | ".join(["Class | Error"] * PER_ROW) + " |", "|" + "---|" * (2 * PER_ROW)]
+    lines += folded(title("equal"), head + [f"| {' | '.join(row)} |" for row in rows])
+    for verdict in shown[1:]:
+        reasons: dict[str, list[str]] = {}
+        for name, (_, detail) in ((n, f) for n, f in found.items() if f[0] == verdict):
+            reasons.setdefault(reason(name, detail), []).append(name)
+        if reasons:
+            rows_of = [f"| {', '.join(names)} | {why} |" for why, names in reasons.items()]
+            lines += folded(title(verdict), ["| Class | Why |", "|---|---|", *rows_of])
     return "\n".join(lines) + "\n"
 
 
