@@ -7,6 +7,7 @@ from typing import Any
 
 from record import Record, Row
 from shapes import Shape
+from terms import MATMULS, in_words, plain
 
 # Okabe and Ito's colours, which people with any colour vision tell apart: the first two are ours; others have markers.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -37,6 +38,11 @@ def _plain_logarithm(axis: Any, low: float, high: float) -> None:
     axis.set_ticks([], minor=True)
 
 
+def legend_below(figure: Any) -> None:
+    """A legend that leaves the axes their width."""
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+
+
 def save_figure(figure: Any, folder: pathlib.Path, name: str) -> pathlib.Path:
     from matplotlib import pyplot
 
@@ -50,39 +56,56 @@ def _gradients(record: Record, shape: Shape) -> list[Row]:
     return [r for r in record.rows if r.shape == shape.name and r.pass_ == "gradients" and r.status == "ok"]
 
 
+def _label(row: Row) -> str:
+    """A method's name in the legend. Ours is one line over all budgets."""
+    words = plain(in_words(row.method))
+    return f"{words.partition(',')[0]}, {'exact' if row.threshold is None else 'sparsified'}" if row.ours else words
+
+
+def _sizes(shape: Shape) -> str:
+    return f"{shape.tokens:,} tokens, vocabulary {shape.vocab:,}, hidden size {shape.hidden:,}"
+
+
 def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path) -> pathlib.Path:
-    """Ours as a line over the budgets, every peer a point; horizontal line: the three bare products."""
+    """Ours as a line over the budgets, every peer a point; horizontal line: three matmuls. Times are steady where the
+    record has them."""
     rows = [r for r in _gradients(record, shape) if r.burst_ms is not None and r.extra_mib is not None]
+    steady = all(row.sustained_ms is not None for row in rows)
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        words = row.method.split()
-        own = words[0] if row.threshold is None else f"{words[0]} sparsified"
-        lines.setdefault(own if row.ours else row.method, []).append(row)
-    title = f"Forward and backward, N {shape.tokens}, V {shape.vocab}, D {shape.hidden}"
-    figure, axes = new_axes(title, "peak memory beyond inputs and gradients, MiB", "milliseconds")
+        lines.setdefault(_label(row), []).append(row)
+    how = "steady" if steady else "after idle"
+    memory, time = "peak memory beyond inputs and gradients, MiB", f"forward and backward, ms, {how}"
+    figure, axes = new_axes(f"{shape.name}: {_sizes(shape)}", memory, time)
     widest, slowest, fastest = 1.0, 0.0, float("inf")
-    own, other = iter(COLORS), 0
+    other, ours = 0, sorted({label for label, points in lines.items() if points[0].ours})  # exact before sparsified
     for label, points in lines.items():
         points.sort(key=lambda row: row.extra_mib or 0.0)
         beyond = [max((row.extra_mib or 0.0) - row.gradient_mib, 1.0) for row in points]
-        times = [row.burst_ms or 0.0 for row in points]
+        times = [(row.sustained_ms if steady else row.burst_ms) or 0.0 for row in points]
         widest, slowest, fastest = max(widest, *beyond), max(slowest, *times), min(fastest, *times)
         if points[0].ours:
-            axes.plot(beyond, times, "o-", color=next(own), label=label, linewidth=2)
+            color = COLORS[ours.index(label)]
+            axes.plot(beyond, times, "o-", color=color, label=label, linewidth=2)
+            for place in sorted({0, len(points) - 1}):
+                words = plain(in_words(points[place].method)).partition(", ")[2]
+                at, spot = (beyond[place], times[place]), (0, 8 if len(points) > 1 else -14)
+                axes.annotate(words, at, spot, textcoords="offset points", ha="center", fontsize="small", color=color)
         else:
             style = {"marker": MARKERS[other % len(MARKERS)], "color": COLORS[2 + other % 5]}
             axes.plot(beyond, times, linestyle="none", markersize=7, label=label, **style)
             other += 1
     gemms = record.gemms.get(shape.name)
-    if gemms and gemms.burst:
-        axes.axhline(sum(gemms.burst.values()), color="black", linestyle="--", label="three bare products")
+    products = gemms and (gemms.sustained if steady else gemms.burst)
+    if products:
+        axes.axhline(sum(products.values()), color="black", linestyle="--", label=MATMULS)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(0.7, 1.4 * widest)
     axes.set_ylim(0.8 * fastest, 1.25 * slowest)
     _plain_logarithm(axes.xaxis, 1.0, widest)
     _plain_logarithm(axes.yaxis, fastest, slowest)
-    figure.legend(loc="outside right upper")
+    legend_below(figure)
     return save_figure(figure, folder, f"time-against-memory-{shape.name}")
 
 
@@ -92,20 +115,20 @@ def _workspace(row: Row) -> float | None:
 
 
 def plot_time_against_budget(record: Record, folder: pathlib.Path) -> pathlib.Path:
-    """A line a shape, in shares of its bare products."""
+    """A line a shape, in three matmuls of it."""
     lines = {}
     for shape in record.shapes:
         rows = [r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio]
         sizes = [_workspace(row) for row in rows]
         points = sorted((size, row.burst_ratio or 0.0) for size, row in zip(sizes, rows) if size is not None)
-        lines[f"{shape.name}: {shape.tokens} x {shape.vocab} x {shape.hidden}"] = points
+        lines[f"{shape.name}: {_sizes(shape)}"] = points
     what = "workspace" if any(row.extra_mib is not None for row in record.rows) else "budget"
-    figure, axes = new_axes("Forward and backward", f"{what}, MiB", "time, in that of the three bare products")
+    figure, axes = new_axes("Forward and backward, after idle", f"{what}, MiB", "time, in three matmuls")
     for label, points, color, marker in zip(lines, lines.values(), COLORS * len(lines), MARKERS * len(lines)):
         places, ratios = zip(*points)
         axes.plot(places, ratios, marker=marker, color=color, label=label)
-    axes.axhline(1, color="black", linestyle="--", label="three bare products")
-    axes.axhline(4 / 3, color="gray", linestyle=":", label="four: all logits made twice")
+    axes.axhline(1, color="black", linestyle="--", label=MATMULS)
+    axes.axhline(4 / 3, color="gray", linestyle=":", label="four matmuls: all logits computed twice")
     axes.set_xscale("log")
     sizes = [mib for points in lines.values() for mib, _ in points]
     _plain_logarithm(axes.xaxis, min(sizes), max(sizes))

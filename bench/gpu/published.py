@@ -1,92 +1,119 @@
-"""The tables of the pages in docs/ whose figures are in bench/records, and their plots.
+"""The tables of docs/results.md and of README.md whose figures are in bench/records, and the plots of records.
 
     python bench/gpu/published.py
 
-A record is what run.py --json writes, or bench/steps.py --json where its name begins with steps; --show of the same
-program prints all of it. Those of the studies are read in studies.py, which makes plots of them: programs that are gone
-wrote them, and the studies' pages keep their tables. A table stands between two comments that name it.
+run.py --json writes a record, and so do steps.py, host.py, parallel.py and fsdp.py beside it; --show of the same
+program prints all of it. studies.py reads those of the studies and makes plots of them; the studies' pages keep their
+tables. A table stands between two comments that name its record, behind a line that says where its figures are from.
 """
 
 from __future__ import annotations
 
 import functools
 import pathlib
-import statistics
+import re
 from collections.abc import Callable
 from typing import Any
 
 from plots import plot_time_against_budget, plot_time_against_memory
+from ranks import in_turns
 from record import Record, Row, load, read_json
-from step_record import load_steps, plot_steps, published_steps
-from studies import ROOT, draw_batches, draw_fine_tuning
+from step_record import StepRecord, load_steps, plot_steps, published_steps
+from studies import ROOT, draw_batches, draw_fine_tuning_loss, draw_memory_of_a_step
 from table import host_table, markdown, number
+from terms import MATMULS, budget_words, current, gradients_are, in_words
 
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
-TRAINING = ROOT / "docs" / "results_training.md"
-PARALLEL = ROOT / "docs" / "parallel.md"
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "plots"
-OVERLAP = "overlap-2026-11-24"
-PLOTTED = ("gemma-2-2b", "llama-3-8b")  # against memory
+HEAD, HEADS = "head-2026-11-25", "heads-2026-11-22"  # plotted against memory: one head, and another of the second
+
+
+def two(idle: float | None, steady: float | None, form: str = ".2f") -> str:
+    """After idle and steady."""
+    return f"{number(idle, form)} / {number(steady, form)}"
+
+
+def beyond(row: Row) -> str:
+    """MiB beyond inputs and gradients."""
+    return "-" if row.extra_mib is None else f"{row.extra_mib - row.gradient_mib:,.0f}"
 
 
 def heads(record: Record) -> list[str]:
-    """A row a method, of each head milliseconds and MiB beyond gradients."""
+    """A row a method, of each head milliseconds after idle, and MiB beyond gradients."""
     head, methods = [""], dict.fromkeys(row.method for row in record.rows)
     for shape in record.shapes:
-        head += [f"{shape.name}, ms", "MiB beyond gradients" if len(head) == 1 else "MiB"]
+        head += [f"{shape.name}, ms", "extra MiB"]
     lines = []
     for method in methods:
-        cells = [method]
+        cells = [in_words(method)]
         for shape in record.shapes:
             row = next(row for row in record.rows if (row.method, row.shape) == (method, shape.name))
-            cells += [number(row.burst_ms, ".1f") if row.status == "ok" else "fails", number(row.extra_mib, ".0f")]
+            cells += [number(row.burst_ms, ".1f") if row.status == "ok" else "fails", beyond(row)]
         lines.append(cells)
     return markdown(head, lines)
 
 
-def one_head(record: Record, words: dict[str, str] | None = None) -> list[str]:
-    """A row a way to gradients of one head: time, memory, errors. words: the methods to show, and what they are."""
+def one_head(record: Record) -> list[str]:
+    """A row a way to loss and gradients of one head: time, memory, errors."""
     (shape,) = record.shapes
-    errors = {item.method: item for item in record.accuracy}
-    bare = number(sum(record.gemms[shape.name].burst.values()), ".1f")
-    lines = [] if words else [["three bare products", bare, "1.00", *["-"] * 4]]
-    for row in (row for row in record.rows if row.pass_ == "gradients" and row.method in (words or {row.method})):
+    errors, matmuls = {item.method: item for item in record.accuracy}, record.gemms[shape.name]
+    idle, steady = (sum(of.values()) for of in (matmuls.burst, matmuls.sustained))
+    lines = [[MATMULS, two(idle, steady, ".1f"), "1.00 / 1.00", *["-"] * 5]]
+    for row in (row for row in record.rows if row.pass_ == "gradients"):
         error = errors[row.method]
-        cells = [words[row.method] if words else row.method, number(row.burst_ms, ".1f")]
-        assert row.extra_mib is not None
-        cells += [number(row.burst_ratio), f"{row.extra_mib - row.gradient_mib:,.0f}"]
+        cells = [in_words(row.method), two(row.burst_ms, row.sustained_ms, ".1f")]
+        cells += [two(row.burst_ratio, row.sustained_ratio), beyond(row), gradients_are(row.method)]
         cells += [number(error.loss_error, ".0e"), number(error.d_hidden_error, ".2%")]
         lines.append([*cells, number(error.d_weight_error, ".2%")])
-    if words:
-        order = list(words.values())
-        lines.sort(key=lambda line: order.index(line[0]))
-    head = ["", "time, ms", "of three bare products", "MiB beyond inputs and gradients", "error of the loss"]
+    head = ["", "ms", f"of {MATMULS}", "extra MiB", "loss and gradients are", "error of the loss"]
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
 
+# README's rows: methods of HEAD's record, and what they are called there.
+FIRST_PAGE = {
+    "canonical": "PyTorch eager (transformers' default)",
+    "torch.compile": "torch.compile",
+    "liger": "Liger",
+    "logitless default": "**Logitless**, exact",
+    "logitless 160 MiB": "**Logitless**, exact, at most 160 MiB",
+    "logitless sparsified 2^-9": "**Logitless**, [sparsified gradients](docs/sparsified.md)",
+}
+
+
+def first_page() -> list[str]:
+    """Steady time and memory of a few ways, and whether their gradients are exact."""
+    record: Record = loaded(HEAD)
+    found = {current(row.method): row for row in record.rows if row.pass_ == "gradients"}
+    rows = [(words, found[method]) for method, words in FIRST_PAGE.items()]
+    lines = [[words, number(row.sustained_ms, ".1f"), beyond(row), gradients_are(row.method)] for words, row in rows]
+    return markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines)
+
+
 def budgets(record: Record) -> list[str]:
-    """A row a budget, of each head burst / sustained in its three bare products."""
+    """A row a budget, of each head the time in three matmuls."""
 
     def cell(row: Row) -> str:
-        return "refused" if row.status == "refused" else f"{row.burst_ratio:.2f} / {row.sustained_ratio:.2f}"
+        return "none fits" if row.status == "refused" else two(row.burst_ratio, row.sustained_ratio)
 
     lines = []
     for budget in dict.fromkeys(row.budget_mib for row in record.rows):
         found = {row.shape: row for row in record.rows if row.budget_mib == budget}
-        lines.append(["unlimited" if budget is None else str(budget), *(cell(found[s.name]) for s in record.shapes)])
+        name = budget_words("unlimited") if budget is None else str(budget)
+        lines.append([name, *(cell(found[s.name]) for s in record.shapes)])
     return markdown(["budget, MiB", *(shape.name for shape in record.shapes)], lines)
 
 
 def ratios(record: Record) -> list[str]:
-    """A row a head: F and 3F, the loss over F, each way to gradients over 3F, and memory of the loss."""
+    """A row a head: its matmuls, the loss in one of them, each way to gradients in three, and memory of the loss."""
     methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "logitless loss"]
-    head = ["head", "N x V x D", "F, ms", "3F, ms", "loss / F"]
-    head += [f"{method.removeprefix('logitless ')} / 3F" for method in methods] + ["loss, MiB"]
+    head = ["head", "N x V x D", "one matmul, ms", "three, ms", "loss"]
+    head += [budget_words(method.removeprefix("logitless ")) for method in methods] + ["loss, MiB"]
 
     def cell(row: Row) -> str:
-        return f"{row.burst_ratio:.2f} / {row.sustained_ratio:.2f}" if row.status == "ok" else row.status
+        words = {"ok": two(row.burst_ratio, row.sustained_ratio), "refused": "none fits"}
+        return words.get(row.status, row.status)
 
     lines = []
     for shape in record.shapes:
@@ -101,12 +128,48 @@ def ratios(record: Record) -> list[str]:
     return markdown(head, lines)
 
 
-def overlap() -> list[str]:
-    """Does the sum of d_hidden over ranks hide behind d_weight's product? Medians of each way at each head."""
-    shapes: dict[str, dict[str, list[float]]] = read_json(RECORDS / f"{OVERLAP}.json")["shapes"]
-    ways = list(next(iter(shapes.values())))
-    lines = [[way, *(number(statistics.median(of[way]), ".3f") for of in shapes.values())] for way in ways]
-    return markdown(["ms", *shapes], lines)
+# Ways of two ranks, by the names of their record, and what they are called.
+WAYS = {
+    "sparsified, peaked, vocabulary parallel": "sparsified 2^-9, peaked logits",
+    "sparsified, flat, vocabulary parallel": "sparsified 2^-9, flat logits",
+    "sequence parallel": "exact, sequence parallel",
+    "vocabulary parallel": "exact",
+    "loss, vocabulary parallel": "loss alone",
+    "shards alone": "half the vocabulary on each GPU, no exchange",
+}
+
+
+def groups(record: dict[str, Any]) -> list[str]:
+    """A row a way to share a head, of each head the time over one GPU's, and the memory of both."""
+    shapes = {name: {current(way): of for way, of in found.items()} for name, found in record["shapes"].items()}
+
+    def cell(found: dict[str, Any], way: str) -> str:
+        alone = way.replace("vocabulary parallel", "one GPU") if "," in way else "one GPU"
+        ratio = (in_turns(found[way], found[alone], which)[1] for which in ("ms", "steady_ms"))
+        return two(*ratio, ".3f")
+
+    lines = [[words, *(cell(found, way) for found in shapes.values())] for way, words in WAYS.items()]
+    for way, words in {"vocabulary parallel": "exact, ms", "one GPU": "one GPU, exact, ms"}.items():
+        times = [[in_turns(found[way], None, which)[0] for which in ("ms", "steady_ms")] for found in shapes.values()]
+        lines.append([words, *(two(*of, ".1f") for of in times)])
+    peaks = ["peak above inputs: one GPU, each of two, MiB"]
+    for found in shapes.values():
+        both = (found[way]["peak_bytes"] / 2**20 for way in ("one GPU", "vocabulary parallel"))
+        peaks.append(", ".join(f"{mib:,.0f}" for mib in both))
+    lines.append(peaks)
+    return markdown(["time over one GPU's", *(" x ".join(name.split("x")) for name in shapes)], lines)
+
+
+def sharded_steps(record: dict[str, Any]) -> list[str]:
+    """A row a head of whole steps under FSDP2. Memory is above weights and optimizer."""
+    found = {head: of for head, of in record["heads"].items() if head != "no head"}
+    rest, lines = record["heads"]["no head"]["peak_bytes"], []
+    for head, of in found.items():
+        ms, ratio = in_turns(of, found["stock"], "ms")
+        peak = of["peak_bytes"]
+        gib = [number(size / 2**30, ".1f") for size in (peak, peak - rest)]
+        lines.append([in_words(head), number(ms, ".0f"), number(ratio, ".3f"), *gib])
+    return markdown(["head", "ms a step", "x stock", "peak, GiB", "of it the head's, GiB"], lines)
 
 
 KINDS: dict[str, Callable[[Any], list[str]]] = {
@@ -118,23 +181,13 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "random": ratios,
     "host": host_table,
     "steps": published_steps,
+    "parallel": groups,
+    "fsdp": sharded_steps,
 }
-# Rows of README's table, which is of the first of TABLES.
-FIRST_PAGE = {
-    "canonical": "whole logits, upcast to float32 as transformers does, eager PyTorch",
-    "torch.compile": "the same, torch.compile",
-    "liger": "Liger",
-    "apple cce": "Apple's cut-cross-entropy, which filters gradients",
-    "apple cce_exact": "the same without filter, float32 sums",
-    "logitless unlimited": 'Logitless, `max_workspace_bytes="fastest"`',
-    "logitless default": "Logitless, nothing given",
-    "logitless 256 MiB": 'Logitless, `"256MiB"`',
-    "logitless 160 MiB": 'Logitless, `"160MiB"`',
-    "logitless sparsified 2^-9": 'Logitless, [`gradient="sparsified"`](docs/sparsification.md) at 2^-9',
-}
+PLAIN = ("parallel", "fsdp")  # kinds of records that are no lists of rows
 TABLES = (  # a kind and a date
-    "head-2026-11-25",
-    "heads-2026-11-22",
+    HEAD,
+    HEADS,
     "heads-2026-11-20",
     "budgets-2026-11-22",
     "products-2026-11-23",
@@ -142,24 +195,49 @@ TABLES = (  # a kind and a date
     "random-2026-11-23",
     "host-2026-11-23",
     "steps-2026-11-23",
+    "parallel-2026-11-24",
+    "fsdp-2026-11-24",
 )
 
 
+def kind_of(name: str) -> str:
+    return name.partition("-")[0]
+
+
+@functools.cache
 def loaded(name: str) -> Any:
     path = RECORDS / f"{name}.json"
-    return load_steps(path) if name.startswith("steps") else load(path)
+    if kind_of(name) in PLAIN:
+        return read_json(path)
+    return load_steps(path) if kind_of(name) == "steps" else load(path)
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """Device, date, command: a plain record has them beside its figures."""
+    record = loaded(name)
+    return record if kind_of(name) in PLAIN else record.meta  # type: ignore[no-any-return]
+
+
+def source(name: str) -> str:
+    """Where a table is from: GPU, date, commands, record."""
+    facts = facts_of(name)
+    gpu = re.match(r"NVIDIA \w+", facts["device"])
+    assert gpu, name
+    which = f"Two {gpu[0]}s" if facts.get("ranks", 1) == 2 else f"One {gpu[0]}"
+    commands = facts.get("command") or f"python bench/gpu/run.py {facts['options']}"
+    each = [re.sub(r" --json \S+", "", command) for command in commands.split("; ")]
+    run = ", ".join(f"`{command}`" for command in each).replace("--thinned", "--sparsified")
+    return f"{which}, {facts['date'][:10]}: {run}; record: `bench/records/{name}.json`."
 
 
 def table_of(name: str) -> list[str]:
-    return KINDS[name.partition("-")[0]](loaded(name))
+    return [source(name), "", *KINDS[kind_of(name)](loaded(name))]
 
 
 # By page and name.
 PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
-    README: {TABLES[0]: lambda: one_head(loaded(TABLES[0]), FIRST_PAGE)},
-    RESULTS: {name: functools.partial(table_of, name) for name in TABLES if not name.startswith("steps")},
-    TRAINING: {name: functools.partial(table_of, name) for name in TABLES if name.startswith("steps")},
-    PARALLEL: {OVERLAP: overlap},
+    README: {HEAD: first_page},
+    RESULTS: {name: functools.partial(table_of, name) for name in TABLES},
 }
 
 
@@ -178,17 +256,18 @@ def main() -> None:
     for page in PAGES:
         page.write_text(with_tables(page, page.read_text()))
     plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS)
-    record = loaded("heads-2026-11-22")
-    for shape in record.shapes:
-        if shape.name in PLOTTED:
-            plot_time_against_memory(record, shape, PLOTS)
+    for name, head in ((HEAD, "gemma-2-2b"), (HEADS, "llama-3-8b")):
+        record: Record = loaded(name)
+        (shape,) = (shape for shape in record.shapes if shape.name == head)
+        plot_time_against_memory(record, shape, PLOTS)
     for name in TABLES:
-        if name.startswith("steps"):
-            steps = loaded(name)
+        if kind_of(name) == "steps":
+            steps: StepRecord = loaded(name)
             for model in steps.models:
                 plot_steps(steps, model, PLOTS)
     draw_batches(PLOTS)
-    draw_fine_tuning(PLOTS)
+    draw_fine_tuning_loss(PLOTS)
+    draw_memory_of_a_step(PLOTS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What whole training steps took: the record, its table and its plots."""
+"""Whole training steps: their record, its table and its plots."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from plots import COLORS, MARKERS, new_axes, save_figure
+from plots import COLORS, MARKERS, legend_below, new_axes, save_figure
 from record import Record, read_json
 from table import markdown, number
+from terms import in_words, plain
 
 GIB = 1 << 30
 
@@ -109,6 +110,8 @@ def _cells(row: StepRow) -> list[str]:
 
 
 HEADINGS = ["head", "tokens/s", "ms a step", "x stock", "peak GiB", "GiB beyond *", "loss", "gradient", "rounds"]
+# On a page, whose text says what is beyond.
+PUBLISHED = ["head", "tokens/s", "ms a step", "x stock", "peak, GiB", "beyond weights and optimizer, GiB"]
 FOOTNOTE = (
     "\\* Beyond weights and optimizer; gradients are in it as they come. Times are medians (least to most), ratios are "
     "to the stock head's step of the same round. The loss is that of the first step; gradient: how far that of the "
@@ -134,15 +137,16 @@ def published_steps(record: StepRecord) -> list[str]:
     lines: list[str] = []
     for model in record.models:
         lines += ["", _sizes(model) + ":", ""] if lines else [_sizes(model) + ":", ""]
-        cells = [_cells(row)[:6] for row in record.steps if row.model == model.model]
-        lines += markdown(HEADINGS[:6], cells)
+        rows = [row for row in record.steps if row.model == model.model]
+        cells = [[_cells(row)[0].replace(row.head, in_words(row.head), 1), *_cells(row)[1:6]] for row in rows]
+        lines += markdown(PUBLISHED, cells)
     return lines
 
 
 def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path) -> pathlib.Path:
     """Speed against memory: a point a head. Up and to the left is better."""
     rows = [r for r in record.steps if r.model == model.model and r.tokens_per_second and r.beyond_gib is not None]
-    title = f"Whole training steps, {model.model}, {model.sequences} x {model.length} tokens, V {model.vocab}"
+    title = f"{model.model}: whole steps of {model.sequences} x {model.length:,} tokens, vocabulary {model.vocab:,}"
     figure, axes = new_axes(title, "peak memory beyond weights and optimizer, GiB", "tokens a second")
     own = other = 0
     for row in rows:
@@ -152,8 +156,11 @@ def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path) -> pat
         else:
             style = {"marker": MARKERS[other % len(MARKERS)], "color": COLORS[2 + other % 5]}
             other += 1
-        axes.plot([row.beyond_gib], [row.tokens_per_second], linestyle="none", markersize=9, label=row.head, **style)
+        style |= {"linestyle": "none", "markersize": 9, "label": plain(in_words(row.head))}
+        axes.plot([row.beyond_gib], [row.tokens_per_second], **style)
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.1 * max(row.tokens_per_second or 0.0 for row in rows))
-    figure.legend(loc="outside right upper")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    speeds = [row.tokens_per_second or 0.0 for row in rows]
+    axes.set_ylim(0.9 * min(speeds), 1.05 * max(speeds))
+    legend_below(figure)
     return save_figure(figure, folder, f"steps-{model.model}")

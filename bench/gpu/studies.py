@@ -4,19 +4,28 @@ have its tables."""
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 from typing import Any
 
-from plots import COLORS, MARKERS, new_axes, save_figure
+from plots import COLORS, MARKERS, legend_below, new_axes, save_figure
 from record import read_json
+from terms import current, in_words, plain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Cell = dict[str, Any]
 GIB_IN_MIB = 1024
 BATCHES = {"torch.compile": 0, "logitless": 2, "sparsified": 3}  # heads, and their colours and markers
-# Categories of memory, from below: what every head has, then what heads differ by.
-SHADES = {"weights": "#999999", "optimizer": "#bbbbbb", "gradients": "#56b4e9", "activations": "#009e73"}
-SHADES |= {"head": "#d55e00", "other": "#cc79a7"}
+# Categories of memory, from below, with their colours. The categories that no head changes come first.
+SHADES = {"weights": "#999999", "optimizer": "#cccccc", "other": "#777777"}
+SHADES |= {"activations": "#56b4e9", "gradients": "#0072b2", "head": "#d55e00"}
+STEP = {"stock": "stock transformers", "logitless": "Logitless, fastest", "logitless 256 MiB": "Logitless, 256 MiB"}
+PHASES = {"layers forward": 4.0, "head": 1.5, "layers backward": 4.0, "optimizer": 2.5}  # widths in the picture
+
+
+def shown(head: str) -> str:
+    """The head's name on the pages: records keep the one that it had."""
+    return plain(in_words(head))
 
 
 @functools.cache
@@ -33,39 +42,75 @@ def draw_batches(folder: pathlib.Path) -> None:
         model, _, rest = key.partition("/")
         rows = [cell | {"head": rest.removeprefix("largest/")}] if "largest/" in rest else cell.get("rows", [])
         for row in rows:
-            if row["head"] in BATCHES and row["status"] == "ok":
+            name = current(row["head"])
+            if name in BATCHES and row["status"] == "ok":
                 batch = cell["batch"] if "batch" in cell else int(rest[1:])
-                found.setdefault((model, row["head"]), []).append((batch, row["tokens_per_second"]))
-    figure, axes = new_axes("Whole steps over the batch", "sequences of 2,048 tokens", "tokens a second")
+                found.setdefault((model, name), []).append((batch, row["tokens_per_second"]))
+    figure, axes = new_axes("Whole steps over the batch", "sequences of 2,048 tokens", "tokens per second")
     for (model, name), points in found.items():
-        look = {"marker": MARKERS[BATCHES[name]], "color": COLORS[BATCHES[name]], "label": f"{model}, {name}"}
+        look = {"marker": MARKERS[BATCHES[name]], "color": COLORS[BATCHES[name]], "label": f"{model}: {shown(name)}"}
         axes.plot(*zip(*sorted(points)), "--" if model == "transformer" else "-", **look)
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside right upper")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    legend_below(figure)
     save_figure(figure, folder, "study-batches")
 
 
-def draw_fine_tuning(folder: pathlib.Path) -> None:
-    """Loss curves on each other, and memory over a step."""
+def draw_fine_tuning_loss(folder: pathlib.Path) -> None:
+    """Loss curves on each other."""
     heads = {name: cell for name, cell in study("fine_tuning").items() if "held_out" in cell}
-    figure, axes = new_axes("Fine-tuning, training loss", "step", "nats a token")
+    figure, axes = new_axes("Fine-tuning, training loss", "step", "nats per token")
     for index, (name, cell) in enumerate(heads.items()):
         look = {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)], "linewidth": 1.2}
         steps = range(1, len(cell["losses"]) + 1)
-        axes.plot(steps, cell["losses"], label=name, markevery=(index, 12), **look)
-    figure.legend(loc="outside right upper")
+        axes.plot(steps, cell["losses"], label=shown(name), markevery=(index, 12), **look)
+    legend_below(figure)
     save_figure(figure, folder, "study-fine-tuning-loss")
+
+
+def phase_places(timeline: list[dict[str, float]]) -> list[float]:
+    """Where each moment stands in the picture: moments of a phase are spread evenly over the phase's width."""
+    sizes = [sum(now.values()) for now in timeline]
+    peak = sizes.index(max(sizes))
+    head = [i for i in range(peak - 1, peak + 2) if timeline[i]["head"] > 1]
+    end = next(i for i in range(peak, len(timeline)) if timeline[i]["activations"] < 10)
+    bounds = [0, head[0], head[-1] + 1, end, len(timeline)]
+    found, left = [], 0.0
+    for first, last, width in zip(bounds, bounds[1:], PHASES.values()):
+        found += [left + width * (i + 0.5) / (last - first) for i in range(last - first)]
+        left += width
+    return found
+
+
+def draw_memory_of_a_step(folder: pathlib.Path) -> None:
+    """README's picture: memory of one step of fine-tuning by category, a part a head."""
+    cells = study("fine_tuning")
     figure, _ = new_axes("", "", "")
     figure.clear()
-    parts = figure.subplots(1, len(heads), sharey=True)
-    for axes, (name, cell) in zip(parts, heads.items()):
-        timeline = cell["memory"]["timeline"]
+    figure.set_size_inches(10, 4.2)
+    parts = figure.subplots(1, len(STEP), sharey=True)
+    edges = list(itertools.accumulate(PHASES.values()))
+    middles = [edge - width / 2 for edge, width in zip(edges, PHASES.values())]
+    for axes, (name, title) in zip(parts, STEP.items()):
+        timeline = cells[name]["memory"]["timeline"]
+        places = phase_places(timeline)
         sizes = [[now[category] / GIB_IN_MIB for now in timeline] for category in SHADES]
-        axes.stackplot(range(len(timeline)), sizes, labels=list(SHADES), colors=list(SHADES.values()))
-        axes.set_title(name, fontsize="small")
-        axes.set_xticks([])
+        axes.stackplot(places, sizes, labels=list(SHADES), colors=list(SHADES.values()))
+        axes.set_title(f"{title}: {cells[name]['peak_gib']:.1f} GiB", fontsize="medium", fontweight="bold")
+        peak = max(range(len(timeline)), key=lambda i: sum(timeline[i].values()))
+        text = f"head\n{timeline[peak]['head'] / GIB_IN_MIB:.1f} GiB"
+        look = {"color": SHADES["head"], "arrowprops": {"arrowstyle": "-", "color": SHADES["head"]}}
+        place = (places[peak], cells[name]["peak_gib"])
+        axes.annotate(text, place, (2.0, 29), ha="center", va="center", fontweight="bold", **look)
+        for edge in edges:
+            axes.axvline(edge, color="black", alpha=0.25, linewidth=0.8)
+        axes.set_xticks(middles, [phase.replace(" ", "\n") for phase in PHASES], fontsize="small")
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlim(0, edges[-1])
+        axes.set_ylim(0, 36)
         axes.grid(True, axis="y", alpha=0.3)
-    parts[0].set_ylabel("GiB")
-    figure.supxlabel("one step: forward, head, backward, optimizer")
-    figure.legend(*parts[0].get_legend_handles_labels(), loc="outside right upper")
-    save_figure(figure, folder, "study-fine-tuning-memory")
+    parts[0].set_ylabel("GPU memory, GiB")
+    figure.supxlabel("one training step (phases are not to scale in time)", fontsize="medium")
+    handles, labels = parts[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right center")
+    save_figure(figure, folder, "memory-of-a-step")

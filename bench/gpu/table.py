@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from record import Accuracy, Record, Row
 from shapes import Shape
+from terms import in_words
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -93,6 +94,6 @@ def host_table(record: Record) -> list[str]:
             return "" if row is None else row.status
         return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})"
 
-    head = [method.replace("canonical", "eager PyTorch") + passes[pass_] for method, pass_ in columns]
+    head = [in_words(method) + passes[pass_] for method, pass_ in columns]
     lines = [[shape.name, *(cell(found.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
     return markdown(["head", *head], lines)

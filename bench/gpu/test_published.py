@@ -8,6 +8,7 @@ import re
 import pytest
 
 import published
+import terms
 from record import load, read_json, write_json
 
 
@@ -34,21 +35,47 @@ def test_records_of_studies_can_be_read() -> None:
     assert paths and all(path.name.endswith(".json.xz") and read_json(path)["cells"] for path in paths)
 
 
-def test_every_record_is_published_and_says_what_it_is_of() -> None:
-    # docs/architecture_mma.md, docs/parallel.md and docs/parallel_clients.md say what these found.
-    of_others = {"mma-2026-11-25", "parallel-2026-11-24", published.OVERLAP, "fsdp-2026-11-24"}
-    assert {path.stem for path in published.RECORDS.glob("*.json")} == set(published.TABLES) | of_others
+def test_every_record_is_published_and_says_where_it_is_from() -> None:
+    in_words = {"mma-2026-11-25", "overlap-2026-11-24"}  # a line of docs/results.md each
+    assert {path.stem for path in published.RECORDS.glob("*.json")} == set(published.TABLES) | in_words
+    assert all(f"`bench/records/{name}.json`" in published.RESULTS.read_text() for name in in_words)
     for name in published.TABLES:
-        record = published.loaded(name)
-        assert getattr(record, "steps", record.rows) and {"device", "date"} <= set(record.meta), name
+        assert {"device", "date"} <= set(published.facts_of(name)), name
+        assert re.match(r"(One|Two) NVIDIA H\d00s?, 2026-11-\d\d: `python bench/", published.source(name)), name
+
+
+def test_tables_speak_the_words_of_the_pages() -> None:
+    tables = "\n".join(line for name in published.TABLES for line in published.table_of(name)[1:])
+    assert not re.search(r"thinned|classifier|canonical|burst|sustained|bare|apple|3F", tables)
+    assert [terms.in_words(name) for name in ("logitless/mma 160 MiB", "logitless", "logitless thinned 2^-9")] == [
+        "Logitless (mma), 160 MiB",
+        'Logitless, `"fastest"`',
+        "Logitless, sparsified 2^-9",
+    ]
+
+
+def test_the_first_page_has_six_rows_and_says_what_gradients_are() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in published.first_page()]
+    assert rows[0] == ["", "time, ms", "extra memory, MiB", "loss and gradients are"] and len(rows) == 2 + 6
+    assert [row[3] for row in rows[2:]] == ["exact"] * 5 + ["unbiased"]
+    assert terms.gradients_are("apple cce") == "filtered" and terms.gradients_are("apple cce_exact") == "exact"
 
 
 def test_a_plot_has_words_as_words_and_no_two_methods_alike(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     from plots import plot_time_against_memory
 
-    record = load(str(published.RECORDS / "heads-2026-11-22.json"))
+    record = load(str(published.RECORDS / f"{published.HEAD}.json"))
     path = plot_time_against_memory(record, record.shapes[0], tmp_path)
     text = path.read_text()
-    assert re.search(r">logitless sparsified</text>", text) and re.search(r">torch.compile</text>", text)
+    words = ("Logitless, sparsified", "Logitless, exact", "torch.compile", terms.MATMULS)
+    assert all(f">{word}</text>" in text for word in words)
     assert path.read_text() == (published.ROOT / "docs" / "plots" / path.name).read_text()
+
+
+def test_the_first_picture_is_that_of_the_record(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    published.draw_memory_of_a_step(tmp_path)
+    text = (tmp_path / "memory-of-a-step.svg").read_text()
+    assert all(f">{words}</text>" in text for words in ("stock transformers: 32.1 GiB", "11.7 GiB", "optimizer"))
+    assert text == (published.PLOTS / "memory-of-a-step.svg").read_text()

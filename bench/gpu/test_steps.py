@@ -189,4 +189,5 @@ def test_the_plot_has_the_names_of_its_heads(tmp_path: pathlib.Path) -> None:
     record = made_up_record()
     path = plot_steps(record, record.models[0], tmp_path)
     text = path.read_text()
-    assert all(f">{head}</text>" in text for head in ("stock", "logitless", "trl")) and ">liger<" not in text
+    heads = ("stock (the model's own head)", 'Logitless, "fastest"', "TRL")
+    assert all(f">{head}</text>" in text for head in heads) and ">Liger<" not in text

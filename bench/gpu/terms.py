@@ -1,0 +1,67 @@
+"""Methods and heads of records in the words of the pages.
+
+Records keep the short names of the programs that wrote them, so a page's words may change without a new run.
+"""
+
+from __future__ import annotations
+
+import re
+
+MATMULS = "three matmuls"
+NAMES = {
+    "three bare products": MATMULS,
+    "canonical": "PyTorch eager (transformers' default)",
+    "stock": "stock (the model's own head)",
+    "torch.compile": "torch.compile",
+    "torch fused": "PyTorch's `F.linear_cross_entropy`",
+    "torch fused chunked": "PyTorch's `F.linear_cross_entropy`, in chunks",
+    "liger": "Liger",
+    "liger fp32": "Liger, float32 sums",
+    "liger fp32 sums": "Liger, float32 sums",
+    "apple cce": "cut-cross-entropy (drops small gradients)",
+    "cce": "cut-cross-entropy (drops small gradients)",
+    "apple cce_exact": "cut-cross-entropy, exact, float32 sums",
+    "verl": "verl",
+    "fla": "flash-linear-attention",
+    "trl": "TRL",
+    "quack": "QuACK",
+    "quack untuned": "QuACK, untuned",
+    "quack scaled-exp": "QuACK, scaled exp",
+    "sparsified": "Logitless, sparsified",
+}
+# A method's gradients, where they are not exact.
+FILTERED = ("apple cce",)
+EXACT, UNBIASED, FILTERS = "exact", "unbiased", "filtered"
+
+
+def current(name: str) -> str:
+    """A record's name, in its oldest ones thinned for sparsified."""
+    return re.sub(r"\bthinned\b", "sparsified", name)
+
+
+def budget_words(name: str) -> str:
+    """The part of a method's name that says its budget, or that its gradients are sparsified."""
+    known = {"": '`"fastest"`', "unlimited": '`"fastest"`', "default": "nothing given"}
+    return known.get(name, current(name))
+
+
+def in_words(method: str) -> str:
+    """A method, or a head, as the pages call it."""
+    name = current(method)
+    found = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
+    if not found:
+        return NAMES.get(name, name)
+    engine, rest = found[1], found[2] or ""
+    return f"Logitless{f' ({engine})' if engine else ''}, {budget_words(rest)}"
+
+
+def gradients_are(method: str) -> str:
+    """A method's loss and gradients: exact, unbiased or filtered."""
+    if "sparsified" in current(method):
+        return UNBIASED
+    return FILTERS if method in FILTERED else EXACT
+
+
+def plain(words: str) -> str:
+    """Words without Markdown, for a plot."""
+    return words.replace("`", "")
