@@ -21,7 +21,7 @@ from record import Record, Row, load, read_json
 from step_record import StepRecord, load_steps, plot_steps, published_steps
 from studies import ROOT, draw_batches, draw_fine_tuning_loss, draw_memory_of_a_step
 from table import host_table, markdown, number
-from terms import MATMULS, budget_words, current, gradients_are, in_words
+from terms import MATMULS, budget_words, gradients_are, in_words
 
 RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
@@ -85,7 +85,7 @@ FIRST_PAGE = {
 def first_page() -> list[str]:
     """Steady time and memory of a few ways, and whether their gradients are exact."""
     record: Record = loaded(HEAD)
-    found = {current(row.method): row for row in record.rows if row.pass_ == "gradients"}
+    found = {row.method: row for row in record.rows if row.pass_ == "gradients"}
     rows = [(words, found[method]) for method, words in FIRST_PAGE.items()]
     lines = [[words, number(row.sustained_ms, ".1f"), beyond(row), gradients_are(row.method)] for words, row in rows]
     return markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines)
@@ -141,7 +141,7 @@ WAYS = {
 
 def groups(record: dict[str, Any]) -> list[str]:
     """A row a way to share a head, of each head the time over one GPU's, and the memory of both."""
-    shapes = {name: {current(way): of for way, of in found.items()} for name, found in record["shapes"].items()}
+    shapes = {name: {way: of for way, of in found.items()} for name, found in record["shapes"].items()}
 
     def cell(found: dict[str, Any], way: str) -> str:
         alone = way.replace("vocabulary parallel", "one GPU") if "," in way else "one GPU"
@@ -226,7 +226,7 @@ def source(name: str) -> str:
     which = f"Two {gpu[0]}s" if facts.get("ranks", 1) == 2 else f"One {gpu[0]}"
     commands = facts.get("command") or f"python bench/gpu/run.py {facts['options']}"
     each = [re.sub(r" --json \S+", "", command) for command in commands.split("; ")]
-    run = ", ".join(f"`{command}`" for command in each).replace("--thinned", "--sparsified")
+    run = ", ".join(f"`{command}`" for command in each)
     return f"{which}, {facts['date'][:10]}: {run}; record: `bench/records/{name}.json`."
 
 

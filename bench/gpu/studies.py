@@ -10,7 +10,7 @@ from typing import Any
 
 from plots import COLORS, MARKERS, legend_below, new_axes, save_figure
 from record import read_json
-from terms import current, in_words, plain
+from terms import in_words, plain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Cell = dict[str, Any]
@@ -42,7 +42,7 @@ def draw_batches(folder: pathlib.Path) -> None:
         model, _, rest = key.partition("/")
         rows = [cell | {"head": rest.removeprefix("largest/")}] if "largest/" in rest else cell.get("rows", [])
         for row in rows:
-            name = current(row["head"])
+            name = row["head"]
             if name in BATCHES and row["status"] == "ok":
                 batch = cell["batch"] if "batch" in cell else int(rest[1:])
                 found.setdefault((model, name), []).append((batch, row["tokens_per_second"]))

@@ -34,20 +34,15 @@ FILTERED = ("apple cce",)
 EXACT, UNBIASED, FILTERS = "exact", "unbiased", "filtered"
 
 
-def current(name: str) -> str:
-    """A record's name, in its oldest ones thinned for sparsified."""
-    return re.sub(r"\bthinned\b", "sparsified", name)
-
-
 def budget_words(name: str) -> str:
     """The part of a method's name that says its budget, or that its gradients are sparsified."""
     known = {"": '`"fastest"`', "unlimited": '`"fastest"`', "default": "nothing given"}
-    return known.get(name, current(name))
+    return known.get(name, name)
 
 
 def in_words(method: str) -> str:
     """A method, or a head, as the pages call it."""
-    name = current(method)
+    name = method
     found = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
     if not found:
         return NAMES.get(name, name)
@@ -57,7 +52,7 @@ def in_words(method: str) -> str:
 
 def gradients_are(method: str) -> str:
     """A method's loss and gradients: exact, unbiased or filtered."""
-    if "sparsified" in current(method):
+    if "sparsified" in method:
         return UNBIASED
     return FILTERS if method in FILTERED else EXACT
 

@@ -215,7 +215,7 @@ ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
     notes.push_back(
         "sparsified gradients are right in the mean and noisy in each step: training from random weights "
         "ended as with exact ones, fine-tuning of 100 steps at 2^-9 0.029 nats above, and more with few "
-        "labels; docs/sparsification.md says when not to use them");
+        "labels; docs/sparsified.md says when not to use them");
   }
   if (any([](const auto& plan) { return plan["slow"] == true; })) {
     notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");

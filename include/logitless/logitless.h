@@ -18,7 +18,7 @@
  * to 1. Gradients of the K log-probabilities are those of a sum of losses whose weights are -1 times their
  * upstream gradients.
  *
- * Gradients are exact, or sparsified: unbiased, from a few elements of the softmax (docs/sparsification.md).
+ * Gradients are exact, or sparsified: unbiased, from a few elements of the softmax (docs/sparsified.md).
  * Sparsified keeps every p_ij >= threshold and the target's as they are, and each other element with
  * probability p_ij / threshold at the weight threshold: at most about 1 / threshold elements a row. The loss
  * stays exact.

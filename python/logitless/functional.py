@@ -135,7 +135,7 @@ def linear_cross_entropy(
             ``kept_count`` and ``draw_variance``.
         differentiable_stats: False detaches the statistics, so that asking for them costs no recomputation (below).
         gradient: ``"exact"``, or ``"sparsified"``: unbiased, from about 1 / threshold elements of a row's softmax at
-            most (docs/sparsification.md); on CUDA it is exact where a flat softmax of these sizes would be slower to
+            most (docs/sparsified.md); on CUDA it is exact where a flat softmax of these sizes would be slower to
             sparsify, as of a small vocabulary. ``"always-sparsified"`` never is. The loss is exact in all cases.
         threshold: of sparsified gradients, in [2^-126, 1]: softmax elements of at least this size and the
             target's are kept as they are, smaller ones by chance.
@@ -148,7 +148,7 @@ def linear_cross_entropy(
             are, how many and in which place, and whether gradients are made, under any budget. The CPU's always do. Not
             with sparsified gradients; the gradient of ``hidden`` is not promised to (docs/numerics.md).
 
-    DTensors, and weights that FSDP2 has sharded: docs/parallel_clients.md. What they return are DTensors, replicated or
+    DTensors, and weights that FSDP2 has sharded: docs/distributed.md. What they return are DTensors, replicated or
     sharded as the hidden states' tokens are; an FSDP weight with plain hidden states returns plain tensors.
 
     Returns:
@@ -169,7 +169,7 @@ def linear_cross_entropy(
     statistics. Under autocast the products round float32 hidden and weight a part at a time,
     without copies of them, and write float32 gradients at once; others are cast as for ``F.linear``. On CUDA float32
     products use TF32 where PyTorch permits it (``torch.backends.cuda.matmul``). Sparsified gradients take less
-    than half the time of exact ones on a trained head (docs/results_sparsified.md); where upstream gradients come
+    than half the time of exact ones on a trained head (docs/results.md); where upstream gradients come
     later, the drawn elements are kept for them. ``kept_count`` and ``draw_variance`` are those of the gradient of the
     loss: free where gradients are made in the forward pass, and else (also without any gradient) from a draw of their
     own, at the cost of a second forward pass.

@@ -4,7 +4,7 @@
 
 FOLDER is a checkout of the library's repository, which this tool does not fetch, so no other test runs it. The library
 itself is not needed, nor is Triton or a GPU: where its tests import its fused head they get Logitless's, what they
-compare with comes out of the checkout, and the device "cuda" is the CPU. docs/compat.md has the results.
+compare with comes out of the checkout, and the device "cuda" is the CPU. docs/pytorch.md has the results.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TIMEOUT = 120.0  # seconds, for a function
 
 
 def _serve(rank, world, device, file, pipe):
-    import logitless.distributed  # noqa: F401, before the group, as docs/parallel.md asks for
+    import logitless.distributed  # noqa: F401, before the group, as docs/distributed.md asks for
     import torch
     import torch.distributed as dist
     from torch.utils._pytree import tree_map_only

@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import logitless
 import torch
 from torch import nn
 
@@ -32,21 +31,8 @@ def language_model(where: Place) -> None:
     where["batch"] = torch.randint(99, (2, 8))
 
 
-def with_head(where: Place) -> None:
-    where["model"] = nn.Module()
-    where["model"].lm_head = nn.Linear(256, 32_000, bias=False)
-
-
 def with_criterion(where: Place) -> None:
     where["model"] = types.SimpleNamespace(config=types.SimpleNamespace(), criterion=None)
-
-
-def of_policy(where: Place) -> None:
-    where |= {"logitless": logitless, "old_log_probs": -torch.rand(2, 6), "advantages": torch.randn(2, 6)}
-
-
-def loss_alone(where: Place) -> None:
-    where |= {"logitless": logitless, "weight": where["lm_head"].weight}
 
 
 def of_one_rank(where: Place) -> None:
@@ -62,35 +48,10 @@ def of_readme(where: Place) -> None:
     of_one_rank(where)
 
 
-def of_parallel_clients(where: Place) -> None:
-    from logitless.nn import FusedHead
-    from torch.distributed.device_mesh import init_device_mesh
-
-    of_one_rank(where)
-    with_head(where)
-    loss_alone(where)
-    where["model"].lm_head = FusedHead.from_linear(where["model"].lm_head)
-    where |= {"mesh": init_device_mesh("cpu", (1,)), "cp_group": where["tp_group"], "items": 12}
-
-
-def of_two_heads(where: Place) -> None:
-    where |= {"student_hidden": where["hidden"], "teacher_hidden": torch.randn(2, 6, 384)}
-    where |= {"student_head": nn.Linear(256, 5_000, bias=False), "teacher_head": nn.Linear(384, 5_000, bias=False)}
-    where["completion_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
-
-
 PAGES = {
     "README.md": of_readme,
-    "docs/compat.md": with_criterion,
-    "docs/divergence.md": of_two_heads,
-    "docs/fla.md": with_criterion,
-    "docs/fused_head.md": with_head,
-    "docs/parallel.md": of_one_rank,
-    "docs/parallel_clients.md": of_parallel_clients,
-    "docs/peft.md": language_model,
-    "docs/reinforcement_learning.md": of_policy,
-    "docs/sparsification.md": loss_alone,
-    "docs/transformers.md": language_model,
+    "docs/distributed.md": of_one_rank,
+    "docs/pytorch.md": with_criterion,
 }
 
 

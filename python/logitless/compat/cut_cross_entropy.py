@@ -2,7 +2,7 @@
 
 Signatures are those of the public repository apple/ml-cross-entropy at version 25.6.4, which its instructions install.
 PyPI has 25.1.1 only, whose arguments are among these with the same meaning; there ``ignore_index`` stands where
-``bias`` does here, so positional arguments after ``targets`` are refused where their types tell. See docs/compat.md.
+``bias`` does here, so positional arguments after ``targets`` are refused where their types tell. See docs/pytorch.md.
 """
 
 from __future__ import annotations

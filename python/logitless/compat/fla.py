@@ -6,7 +6,7 @@
     model.criterion = logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
 with ``fuse_linear_cross_entropy=True`` in the configuration of those that have it, as GLA and Gated DeltaNet do; KDA
-uses a fused criterion whenever it trains. See docs/compat.md.
+uses a fused criterion whenever it trains. See docs/pytorch.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``LigerFusedLinearCrossEntropyLoss`` and ``liger_fused_linear_cross_entropy`` are those of ``liger_kernel.transformers``
 and ``liger_kernel.transformers.functional``, ``LigerFusedLinearCrossEntropyFunction`` is that of ``liger_kernel.ops``.
-See docs/compat.md.
+See docs/pytorch.md.
 """
 
 from __future__ import annotations

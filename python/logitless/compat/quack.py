@@ -1,4 +1,4 @@
-"""The names of QuACK 0.6.5 (PyPI: quack-kernels), of its module ``quack.linear_cross_entropy``. See docs/compat.md."""
+"""The names of QuACK 0.6.5 (PyPI: quack-kernels), of its module ``quack.linear_cross_entropy``. See docs/pytorch.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The names of PyTorch 2.13.0: ``torch.nn.functional.linear_cross_entropy`` and ``torch.nn.LinearCrossEntropyLoss``.
 
-For PyTorch from 2.6 on, which need not have them. See docs/compat.md.
+For PyTorch from 2.6 on, which need not have them. See docs/pytorch.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     config.loss = FusedHeadLoss.Config()            # was ChunkedLossWrapper.Config(...)
 
 Read against torchtitan 0.3.0, which is imported here, and needed. The trainer calls ``set_lm_head``, leaves the head
-out of the model's forward, and calls the loss with hidden states. See docs/parallel_clients.md.
+out of the model's forward, and calls the loss with hidden states. See docs/distributed.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A head whose vocabulary is shared by a group of ranks: what its products and its exchanges take. A prediction.
 
-    python -m logitless.cost_model.groups        # the table of docs/parallel.md
+    python -m logitless.cost_model.groups        # the table of docs/distributed.md
 
 Products are what the library's planner predicts for the largest shard. An exchange takes ``CALL_SECONDS`` and its bytes
 over a rank's links, as rings send them. Both constants are fitted to bare collectives of NCCL between two H200s that

@@ -1,6 +1,6 @@
 """Parallel heads: the functions of ``logitless`` where the ranks of a group hold shards of the vocabulary.
 
-docs/parallel.md has what is exchanged, what is the same on every rank to the bit, and what is refused.
+docs/distributed.md has what is exchanged, what is the same on every rank to the bit, and what is refused.
 """
 
 from __future__ import annotations

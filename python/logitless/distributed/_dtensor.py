@@ -1,6 +1,6 @@
 """``logitless.linear_cross_entropy`` of DTensors: what each placement means, and the local problem that it makes.
 
-Of each dimension of the mesh, by the placements of hidden and weight (see docs/parallel_clients.md):
+Of each dimension of the mesh, by the placements of hidden and weight (see docs/distributed.md):
 
     hidden       weight      each rank computes
     Replicate   Replicate   the same

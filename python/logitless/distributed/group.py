@@ -78,7 +78,7 @@ def linear_cross_entropy(
     all tokens. ``max_workspace_bytes`` must fit a backward pass that comes later, too, or the forward pass is refused.
 
     Hosts compare shapes, dtypes, options and where shards lie before every call. Where one differs, all of them raise;
-    docs/parallel.md has what is noticed on which device.
+    docs/distributed.md has what is noticed on which device.
 
     Raises:
         InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.

@@ -3,7 +3,7 @@
     import logitless.transformers
     model = logitless.transformers.patch(model)
 
-See :func:`patch` and docs/transformers.md. This package needs PyTorch; transformers itself is never imported here, the
+See :func:`patch` and docs/hugging_face.md. This package needs PyTorch; transformers itself is never imported here, the
 model that is handed over decides.
 """
 

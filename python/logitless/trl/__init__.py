@@ -3,7 +3,7 @@
     import logitless.trl
     logitless.trl.patch()
 
-See :func:`patch` and docs/trl.md. This package needs PyTorch; TRL is imported by :func:`patch` only.
+See :func:`patch` and docs/hugging_face.md. This package needs PyTorch; TRL is imported by :func:`patch` only.
 """
 
 from __future__ import annotations

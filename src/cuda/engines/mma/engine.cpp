@@ -14,7 +14,7 @@ namespace {
 constexpr double kEpilogueSeconds = 2.7e-6;
 
 // What these kernels reach of a device's products: of Hopper's 0.68, measured on an H200, where the losses of
-// three heads then lie within 1% (docs/architecture_mma.md). Predictions: all of them where there is nothing
+// three heads then lie within 1% (docs/architecture.md). Predictions: all of them where there is nothing
 // faster; of Blackwell's for data centers, whose processors have twice Hopper's, half of Hopper's.
 double share_of_products(const Device& device) {
   if (device.capability / 10 == 9) return 0.683;

@@ -62,7 +62,7 @@ struct Stages {
 
 // Behind which pieces of a stage's second step copies are started. A copy reads its registers only when it
 // begins; what needs them before waits, and the compiler gives them away at once. And many at once keep
-// ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture_mma.md;
+// ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture.md;
 // a ring of kFewStages wants them early.
 inline constexpr int kWeightPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
     __syncthreads();  // the last stage has been read, and is room for what passes between warps
     const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
     // By warps without rows, too: barriers that some warps of a block pass and others do not are taken for
-    // races by compute-sanitizer's racecheck (docs/architecture_mma.md).
+    // races by compute-sanitizer's racecheck (docs/architecture.md).
     exchange_halves(acc, pass);
     if (!is_active) continue;
     run_epilogue<kInstance>(acc, view, params, pass);

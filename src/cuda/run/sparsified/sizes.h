@@ -14,7 +14,7 @@ inline constexpr int64_t kSampledColumns = 768;
 // Most columns that become hot (hot.cu); each of them has more than kLeastHot kept elements.
 inline constexpr int64_t kHotColumns = 1024;
 inline constexpr int32_t kLeastHot = 32;
-// Of the threshold: a guess of lse may be too high by a factor of 2, see docs/sparsification.md.
+// Of the threshold: a guess of lse may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
 // as the guess it is at most 1 over threshold.) A single such row costs a pass over the weight, and lists

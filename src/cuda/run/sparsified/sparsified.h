@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of sparsified gradients (docs/sparsification.md). Every launcher only queues; pointers are of the
+// Kernels of sparsified gradients (docs/sparsified.md). Every launcher only queues; pointers are of the
 // device. Rows are the caller's: they are not compacted. N tokens, V columns of the shard, K dense columns, S
 // sampled ones. Most kernels are given the whole arena.
 #include <cstdint>
