@@ -44,7 +44,7 @@ int main() try {
   for (const logitless::PlanInfo& plan : context.plans(problem)) {
     std::printf("  %-13s %8.2f MB, cost %.1f of a matrix product\n",
                 logitless_plan_kind_name(static_cast<logitless_plan_kind>(plan.kind)),
-                static_cast<double>(plan.workspace_bytes) * 1e-6, plan.cost_f);
+                static_cast<double>(plan.workspace_bytes) * 1e-6, plan.cost_matmuls);
   }
 
   problem.max_workspace_bytes = 4 << 20;

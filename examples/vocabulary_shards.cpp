@@ -99,10 +99,10 @@ Result in_turn(const Head& head) {
     logitless::merge_row_stats(any_shard, from, merged);
   }
   Result result;
-  std::vector<float> lse(kTokens), lse_low(kTokens);  // together the log of the sum of exps
+  std::vector<float> lse(kTokens), lse_residual(kTokens);  // together the log of the sum of exp_logits
   merged.loss = &result.loss;
   merged.lse = lse.data();
-  merged.lse_low = lse_low.data();
+  merged.lse_residual = lse_residual.data();
   logitless::loss_from_row_stats(any_shard, merged);
 
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -111,7 +111,7 @@ Result in_turn(const Head& head) {
     problem.accumulate.d_hidden = 1;  // the sum over workers
     logitless::Buffers buffers = head.buffers(kStarts[rank], kStarts[rank + 1]);
     buffers.lse = lse.data();
-    buffers.lse_low = lse_low.data();
+    buffers.lse_residual = lse_residual.data();
     buffers.d_hidden = result.d_hidden.data();
     buffers.d_weight = result.d_weight.data() + kStarts[rank] * kHidden;  // the worker's own rows
     logitless::run_once(context, problem, buffers);

@@ -102,8 +102,8 @@ def seen_plan(method: Method) -> Iterator[list[str]]:
     def run(plan: Any, *args: Any, **kwargs: Any) -> Any:
         info = plan.info
         size = f"{info.workspace_bytes / MIB:.2f} MiB"
-        parts = f"{info.token_chunk} tokens and {info.vocab_window} columns at once, {info.kept_columns} kept"
-        texts[:] = [f"{info.kind}, {info.cost_f:g} F, {size}, {info.backend} {info.config}, {parts}"]
+        parts = f"{info.token_chunk} tokens and {info.vocab_window} columns at once, {info.cached_columns} kept"
+        texts[:] = [f"{info.kind}, {info.cost_matmuls:g} F, {size}, {info.backend} {info.config}, {parts}"]
         return original(plan, *args, **kwargs)
 
     with mock.patch.object(native, "run", run):

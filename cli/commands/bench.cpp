@@ -85,9 +85,9 @@ std::vector<std::byte> normal_numbers(int64_t count, double std, logitless_dtype
   std::vector<std::byte> out(elements * size);
   if (wide != nullptr) wide->resize(elements);
   for (size_t i = 0; i < elements; ++i) {
-    const size_t slot = (i * 40503 + i / 65537) % pool.size();
-    if (wide != nullptr) (*wide)[i] = static_cast<float>(pool[slot]);
-    std::memcpy(&out[i * size], &encoded[slot * size], size);
+    const size_t partial = (i * 40503 + i / 65537) % pool.size();
+    if (wide != nullptr) (*wide)[i] = static_cast<float>(pool[partial]);
+    std::memcpy(&out[i * size], &encoded[partial * size], size);
   }
   return out;
 }

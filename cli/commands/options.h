@@ -99,8 +99,8 @@ void print_report(const nlohmann::ordered_json& document, bool as_json);
 // Objects as a table with a column for each key.
 std::string table_text(const nlohmann::ordered_json& rows, std::initializer_list<const char*> keys);
 
-// A plan as JSON: plan, backend, workspace_bytes, cost_f, predicted_seconds, token_chunk,
-// kept_columns, vocab_window, threads, config, engine, reason, choice.
+// A plan as JSON: plan, backend, workspace_bytes, cost_matmuls, predicted_seconds, token_chunk,
+// cached_columns, vocab_window, threads, config, engine, reason, choice.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 
 }  // namespace logitless::cli

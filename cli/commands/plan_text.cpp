@@ -83,10 +83,10 @@ void print_table(const ordered_json& plans, bool verbose) {
   Table table({"  plan", "workspace", "cost", "time", "fits", "tokens", "columns", "kept"});
   for (const auto& plan : plans) {
     table.add({std::string(plan["chosen"] ? "* " : "  ") + text_of(plan, "plan"),
-               format_budget(plan["workspace_bytes"]), format_number(plan["cost_f"], 3) + " F",
+               format_budget(plan["workspace_bytes"]), format_number(plan["cost_matmuls"], 3) + " F",
                format_seconds(plan["predicted_seconds"]) + (plan["slow"] ? " !" : ""),
                plan["fits"] ? "yes" : "no", columns_text(plan["token_chunk"]),
-               columns_text(plan["vocab_window"]), columns_text(plan["kept_columns"])});
+               columns_text(plan["vocab_window"]), columns_text(plan["cached_columns"])});
   }
   std::istringstream rows(table.text());
   std::string row;
@@ -108,7 +108,7 @@ void print_chosen(const ordered_json& result) {
   const double held = result["materialized"][has_gradients ? "logits_and_gradient_bytes" : "logits_bytes"];
   print_line("The chosen plan (*) is " + text_of(plan, "plan") + ": " + format_budget(workspace) +
              " of workspace, " + format_seconds(plan["predicted_seconds"]) + " (predicted), " +
-             format_number(plan["cost_f"], 3) + " F.");
+             format_number(plan["cost_matmuls"], 3) + " F.");
   print_line(std::string("The float32 logits ") + (has_gradients ? "and their gradient " : "") + "take " +
              format_bytes(held) +
              (workspace > held ? ", which is less: they are small."
@@ -152,7 +152,7 @@ std::string why_not(const ordered_json& plan, const ordered_json& chosen, const 
 }
 
 bool look_alike(const ordered_json& plan, const ordered_json& other) {
-  constexpr std::array kShown{"plan", "token_chunk", "vocab_window", "kept_columns", "config"};
+  constexpr std::array kShown{"plan", "token_chunk", "vocab_window", "cached_columns", "config"};
   return std::all_of(kShown.begin(), kShown.end(), [&](const char* key) { return plan[key] == other[key]; });
 }
 

@@ -10,11 +10,11 @@ function powerText(value) {
 const countText = (count) => (count ? formatCount(count) : "–");
 const columns = { // by what they show of a plan
   workspace_bytes: ["Workspace", formatWorkspace],
-  cost_f: ["Cost", (cost) => `${Number(cost.toPrecision(3))} F`],
+  cost_matmuls: ["Cost", (cost) => `${Number(cost.toPrecision(3))} F`],
   predicted_seconds: ["Predicted", (seconds, plan) => formatSeconds(seconds) + (plan.slow ? " !" : "")],
   fits: ["Fits", (fits) => (fits ? "yes" : "no")],
   token_chunk: ["Tokens at once", countText],
-  kept_columns: ["Columns kept", countText],
+  cached_columns: ["Columns kept", countText],
   vocab_window: ["Window", countText],
 };
 

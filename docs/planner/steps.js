@@ -64,7 +64,7 @@ function keptSteps(N, V, chunk, bytes) {
 
 // The exponentials of some columns, or none, are kept; windows of the others are made again.
 function windowSteps(N, V, chunk, plan, bytes, hiddenOnly) {
-  const kept = Math.min(plan.kept_columns, V);
+  const kept = Math.min(plan.cached_columns, V);
   const wide = Math.max(Math.min(plan.vocab_window || V, V - kept), 1);
   const windows = Math.ceil((V - kept) / wide);
   const each = 1 + (kept > 0 ? 1 : 0) + windows;

@@ -174,17 +174,17 @@ typedef struct logitless_plan_info {
   int32_t kind; /* logitless_plan_kind */
   int32_t threads;
   uint64_t workspace_bytes; /* beyond inputs and outputs: exact, and all that the run uses */
-  double cost_f;            /* work in units of F */
+  double cost_matmuls;      /* work in units of F */
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at once; 0: none */
   char backend[32];
-  char config[128];        /* the kernels' configuration, for people */
-  uint64_t draws_bytes;    /* of the tensor draws; 0: not asked for */
-  char engine[32];         /* which kernels, by the name that logitless_context_options.engine takes */
-  char reason[128];        /* why these, for people */
-  int64_t kept_columns;    /* the first columns, whose exponentials the gradients are made of; 0: none */
-  int64_t vocab_window;    /* columns that are made at once of the others; 0: no such cut */
-  int64_t gathers;         /* of a group: all-gathers in a run, of statistics, guesses of lse and cuts */
+  char config[128];       /* the kernels' configuration, for people */
+  uint64_t draws_bytes;   /* of the tensor draws; 0: not asked for */
+  char engine[32];        /* which kernels, by the name that logitless_context_options.engine takes */
+  char reason[128];       /* why these, for people */
+  int64_t cached_columns; /* the first columns, whose exponentials the gradients are made of; 0: none */
+  int64_t vocab_window;   /* columns that are made at once of the others; 0: no such cut */
+  int64_t gathers;        /* of a group: all-gathers in a run, of statistics, lse_estimates of lse and cuts */
   uint64_t gathered_bytes; /* that they bring to each rank, its own among them */
   uint64_t reduced_bytes;  /* of d_hidden, which is added up over the group; 0 where it is not */
   char choice[96];         /* why this plan among others, for people; "" where plans are listed */
@@ -285,7 +285,7 @@ LOGITLESS_API logitless_status logitless_scale_gradients(const logitless_context
 
 /* Pieces for a vocabulary cut into shards, on host memory; they read the sizes, dtypes and options of a plan
  * of any of the shards. merge: joins the statistics of `from` (another shard, same rows) into `into`;
- * associative. rebase: changes the anchor of the sums to new_max [N] stats >= max (a maximum over all
+ * associative. rebase: changes the logit_offset of the sums to new_max [N] stats >= max (a maximum over all
  * shards), after which sum_exp, target_logit, sum_exp_logit, weighted_logit_sum, logit_sum and sum_sq_exp of
  * all shards add up. loss: from the joined statistics to the losses and what else is told of a whole
  * vocabulary. Needs targets and weights among the tensors. */

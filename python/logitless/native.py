@@ -94,9 +94,9 @@ class PlanInfoStruct(ctypes.Structure):
     """logitless_plan_info"""
 
     _fields_ = _fields(
-        """int32 kind, threads; size workspace_bytes; double cost_f, predicted_seconds; int64 token_chunk;
+        """int32 kind, threads; size workspace_bytes; double cost_matmuls, predicted_seconds; int64 token_chunk;
         char backend[32], config[128]; size draws_bytes; char engine[32], reason[128];
-        int64 kept_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
+        int64 cached_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
     )
 
 
@@ -343,14 +343,14 @@ class PlanInfo:
         backend: which backend runs it.
         threads: threads used: those asked for, or fewer where a problem is too small for them.
         workspace_bytes: memory beyond inputs and outputs; exact.
-        cost_f: work in units of one bare matrix product of the problem (2 N V D FLOP).
+        cost_matmuls: work in units of one bare matrix product of the problem (2 N V D FLOP).
         predicted_seconds: the planner's estimate.
         token_chunk: rows whose exponentials are kept at once, 0 for none.
         config: the kernels' configuration, for people.
         engine: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
         reason: why these, for people.
         draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
-        kept_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
+        cached_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
         vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
         gathers: of a group of ranks: all-gathers in a run, of row statistics, guesses of lse and, on the host, cuts.
         gathered_bytes: that they bring to each rank.
@@ -361,14 +361,14 @@ class PlanInfo:
     backend: str
     threads: int
     workspace_bytes: int
-    cost_f: float
+    cost_matmuls: float
     predicted_seconds: float
     token_chunk: int
     config: str
     engine: str
     reason: str
     draws_bytes: int = 0
-    kept_columns: int = 0
+    cached_columns: int = 0
     vocab_window: int = 0
     gathers: int = 0
     gathered_bytes: int = 0

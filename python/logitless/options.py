@@ -321,7 +321,7 @@ class Flags(NamedTuple):
 
 # ---- what a backward pass reads of a forward pass: names of tensors
 
-LSE = ("lse", "lse_low")  # of all of them: a forward pass writes both or none
+LSE = ("lse", "lse_residual")  # of all of them: a forward pass writes both or none
 SAVED = (*LSE, "entropy", "draws")
 
 # ---- checks

@@ -58,7 +58,7 @@ def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) ->
             found[name] = Result((*rows, columns), "int64" if name == "top_ids" else stats)
     if pass_ == FORWARD:
         if "lse" in flags.stats:
-            found["lse_low"] = Result(rows, stats)
+            found["lse_residual"] = Result(rows, stats)
         if flags.keeps_draws:
             found["draws"] = Result((0,), "uint8")
         return found

@@ -217,7 +217,7 @@ stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream",
 
 _DRAWS_ALIGNMENT = 64  # in bytes, of tensors.def; PyTorch's allocators give it
 _SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
-_ROWS = ("lse", "lse_low", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
+_ROWS = ("lse", "lse_residual", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
 
 
 def _check_rows(tensors: Tensors) -> None:

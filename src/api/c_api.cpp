@@ -361,8 +361,8 @@ logitless_status logitless_row_stats_rebase(const logitless_plan* plan, const lo
     const Buffers b = stats_buffers(p, stats, stats_count);
     if (p.tokens > 0) required(new_max, "new_max");
     for (int64_t row = 0; row < p.tokens; ++row) {
-      const double anchor = load_as_double(new_max, p.stats_dtype(), row);
-      write_row_stats(p, b, row, rebase(read_row_stats(p, b, row), anchor));
+      const double logit_offset = load_as_double(new_max, p.stats_dtype(), row);
+      write_row_stats(p, b, row, rebase(read_row_stats(p, b, row), logit_offset));
     }
   });
 }

@@ -271,13 +271,13 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.kind = static_cast<int32_t>(plan.kind);
   out.threads = plan.threads;
   out.workspace_bytes = plan.workspace_bytes;
-  out.cost_f = plan.cost_f;
+  out.cost_matmuls = plan.cost_matmuls;
   out.predicted_seconds = plan.predicted_seconds;
   out.token_chunk = plan.token_chunk;
   write_text(backend, out.backend, sizeof out.backend);
   write_text(plan.config.c_str(), out.config, sizeof out.config);
   out.draws_bytes = plan.draws_bytes;
-  out.kept_columns = plan.kept_columns;
+  out.cached_columns = plan.cached_columns;
   out.vocab_window = plan.vocab_window;
   write_text(plan.engine.c_str(), out.engine, sizeof out.engine);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);

@@ -35,8 +35,9 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
       static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
-      static_cast<long long>(plan.kept_columns), static_cast<unsigned long long>(plan.workspace_bytes),
-      fixed_text(plan.cost_f, 2).c_str(), plan.choice.c_str(), plan.engine.c_str(), plan.reason.c_str());
+      static_cast<long long>(plan.cached_columns), static_cast<unsigned long long>(plan.workspace_bytes),
+      fixed_text(plan.cost_matmuls, 2).c_str(), plan.choice.c_str(), plan.engine.c_str(),
+      plan.reason.c_str());
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_
 #define LOGITLESS_STORE(name, ...) store_if(buffers.name, dtype, row, 0);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
-  store_if(buffers.lse_low, dtype, row, 0);
+  store_if(buffers.lse_residual, dtype, row, 0);
   if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
 }
 
@@ -82,7 +82,8 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
 
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row) {
   const DType dtype = context.problem.stats_dtype();
-  return {load_as_double(context.buffers.lse, dtype, row), load_or(context.buffers.lse_low, dtype, row, 0)};
+  return {load_as_double(context.buffers.lse, dtype, row),
+          load_or(context.buffers.lse_residual, dtype, row, 0)};
 }
 
 int64_t seed_of(const Problem& problem, const Buffers& buffers) {
@@ -120,14 +121,14 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   const Buffers& b = context_.buffers;
   const DType dtype = p.stats_dtype();
   ++valid_;
-  if (p.is_open_shard()) return;
+  if (p.is_unmerged_shard()) return;
   const RowLoss<double> out =
       row_loss(context_.params, row_weights(context_, row), stats, target_of_row(p, b.targets, row));
 #define LOGITLESS_STORE(name, ...) store_if(b.name, dtype, row, out.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
   const double stored = dtype == DType::kF64 ? out.lse : static_cast<double>(static_cast<float>(out.lse));
-  store_if(b.lse_low, dtype, row, rest_of(log_sum_exp_parts(stats), stored));
+  store_if(b.lse_residual, dtype, row, tail_columns(log_sum_exp_parts(stats), stored));
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;
   if (out.is_top1 > 0) ++correct_;
@@ -137,7 +138,7 @@ void HostLossWriter::finish() {
   const Problem& p = context_.problem;
   const Buffers& b = context_.buffers;
   if (b.valid_count != nullptr) *b.valid_count = valid_;
-  if (p.is_open_shard()) return;
+  if (p.is_unmerged_shard()) return;
   if (p.reduction != Reduction::kNone) store_if(b.loss, p.stats_dtype(), 0, sum_ / context_.divisor);
   if (b.correct_count != nullptr) *b.correct_count = correct_;
 }
@@ -165,7 +166,7 @@ RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, 
   stats.max = load_or(buffers.max, dtype, row, stats.max);
 #define LOGITLESS_LOAD(name, part, kind, ...)        \
   stats.part = load_or(buffers.name, dtype, row, 0); \
-  stats.part = moved_sum(stats.part, mass_of(SumKind::kind, stats), -anchor_of(stats.max));
+  stats.part = moved_sum(stats.part, mass_of(SumKind::kind, stats), -offset_of(stats.max));
   LOGITLESS_ROW_SUMS(LOGITLESS_LOAD)
 #undef LOGITLESS_LOAD
   if (buffers.argmax != nullptr) stats.argmax = buffers.argmax[row];

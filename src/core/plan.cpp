@@ -37,7 +37,7 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
     if (plan.workspace_bytes < smallest->workspace_bytes) smallest = &plan;
     if (max_workspace_bytes != 0 && plan.workspace_bytes > max_workspace_bytes) continue;
     const auto rank = [](const Plan& p) {
-      return std::pair(p.predicted_seconds * p.handicap, p.workspace_bytes);
+      return std::pair(p.predicted_seconds * p.rounding_penalty, p.workspace_bytes);
     };
     if (best == nullptr || rank(plan) < rank(*best)) best = &plan;
   }
@@ -55,7 +55,7 @@ namespace {
 constexpr uint64_t kDefaultExtra = uint64_t{64} << 20;
 
 double ranked_seconds(const Plan& plan) {
-  return plan.predicted_seconds * plan.handicap * plan.default_handicap;
+  return plan.predicted_seconds * plan.rounding_penalty * plan.default_penalty;
 }
 
 // Null where there is none.

@@ -17,8 +17,8 @@ namespace logitless {
 
 enum class PlanKind : int {
   kForward = 0,      // loss only, 1F
-  kWhole = 1,        // all exps are kept, 3F
-  kTokenChunks = 2,  // exps of one chunk of tokens are kept, 3F
+  kWhole = 1,        // all exp_logits are kept, 3F
+  kTokenChunks = 2,  // exp_logits of one chunk of tokens are kept, 3F
   kVocabChunks = 3,  // logits are computed again for the gradients, up to 4F
   kBackward = 4,     // gradients only, from a known lse, 3F
   kSparsified = 5,   // sparsified gradients, with or without the forward pass, about 1F
@@ -44,35 +44,36 @@ struct Plan {
   PlanKind kind = PlanKind::kForward;
   uint64_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
   uint64_t draws_bytes = 0;      // of Buffers::draws
-  double cost_f = 0;             // work in units of F = 2NVD FLOP
+  double cost_matmuls = 0;       // work in units of F = 2NVD FLOP
   double predicted_seconds = 0;
-  double handicap = 1;  // times the seconds where plans are compared: what a rounding must gain
+  double rounding_penalty = 1;  // times the seconds where plans are compared: what a rounding must gain
   // More of it where the choice is by default: for what is not predicted.
-  double default_handicap = 1;
+  double default_penalty = 1;
   std::string choice;  // why it was chosen among others, for people; empty: it was not
   int threads = 1;
-  std::string engine;        // which kernels, by the name that BackendOptions::engine takes
-  std::string reason;        // why these, for people
-  std::string config;        // their configuration, for people
-  int64_t token_chunk = 0;   // rows whose exps are kept at once
-  int64_t kept_columns = 0;  // the first ones, whose exps are kept for the gradients
-  int64_t vocab_window = 0;  // columns made at once of those that are not kept; 0: no such cut
-  // In a group: all-gathers of row statistics, guesses and cuts, and the bytes that they bring to each rank.
+  std::string engine;          // which kernels, by the name that BackendOptions::engine takes
+  std::string reason;          // why these, for people
+  std::string config;          // their configuration, for people
+  int64_t token_chunk = 0;     // rows whose exp_logits are kept at once
+  int64_t cached_columns = 0;  // the first ones, whose exp_logits are kept for the gradients
+  int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
+  // In a group: all-gathers of row statistics, lse_estimates and cuts, and the bytes that they bring to each
+  // rank.
   int64_t gathers = 0;
   uint64_t gathered_bytes = 0;
   std::shared_ptr<const BackendPlan> backend_plan;
 };
 
-// The fastest of those within the budget (0: no budget), each with its handicap. Throws kBudgetTooSmall
-// naming the smallest need.
+// The fastest of those within the budget (0: no budget), each with its rounding_penalty. Throws
+// kBudgetTooSmall naming the smallest need.
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);
 
 // A budget that any plan fits.
 inline constexpr uint64_t kFastest = std::numeric_limits<int64_t>::max();
 
 // The default, where the caller says nothing of memory: the smallest plan that takes at most kNearlyFastest
-// times the fastest one's time, each with its handicap. If that has more than default_bytes(), the fastest
-// within these, while its time is at most kFastEnough times the fastest one's, without handicaps.
+// times the fastest one's time, each with its rounding_penalty. If that has more than default_bytes(), the
+// fastest within these, while its time is at most kFastEnough times the fastest one's, without penalties.
 inline constexpr double kNearlyFastest = 1.03, kFastEnough = 1.06;
 // A quarter of the float32 logits, and 64 MiB. Of a group those of its largest shard: all ranks plan alike.
 uint64_t default_bytes(const Problem& problem);
@@ -85,9 +86,9 @@ Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_
 struct PlanRank {
   uint64_t bytes = 0;
   double seconds = 0;
-  double handicap = 1;
+  double rounding_penalty = 1;
   bool is_no_worse(const PlanRank& other) const {
-    return bytes <= other.bytes && seconds <= other.seconds && handicap <= other.handicap;
+    return bytes <= other.bytes && seconds <= other.seconds && rounding_penalty <= other.rounding_penalty;
   }
 };
 
@@ -103,7 +104,7 @@ class DefaultCandidates {
     }
     std::erase_if(entries_, [&](const Entry& entry) { return rank.is_no_worse(entry.rank); });
     entries_.push_back({rank, candidate});
-    fastest_ = std::min(fastest_, rank.seconds * rank.handicap);
+    fastest_ = std::min(fastest_, rank.seconds * rank.rounding_penalty);
   }
   template <class Use>
   void for_each(const Use& use) const {

@@ -83,7 +83,7 @@ struct Problem {
   bool is_shard() const { return vocab != vocab_total; }
   bool in_group() const { return group_size > 0; }
   // A shard on its own, whose statistics a caller joins with those of others.
-  bool is_open_shard() const { return is_shard() && !in_group(); }
+  bool is_unmerged_shard() const { return is_shard() && !in_group(); }
   // How many targets a row has, whatever kind they are.
   int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
   bool has_gradients() const { return has.d_hidden || has.d_weight || has.d_bias; }

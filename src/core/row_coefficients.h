@@ -105,16 +105,17 @@ LOGITLESS_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_w
 }
 
 // What storing lse takes off it; 0 where that is no number.
-LOGITLESS_HD inline double rest_of(const LogSumExp<double>& lse, double stored) {
+LOGITLESS_HD inline double tail_columns(const LogSumExp<double>& lse, double stored) {
   const double rest = (lse.high - stored) + lse.low;
   return std::isfinite(rest) ? rest : 0;
 }
 
-// lse as its rounding to T and what that took off, for saved statistics: `low` may be passed on as lse_low.
+// lse as its rounding to T and what that took off, for saved statistics: `low` may be passed on as
+// lse_residual.
 template <class T>
 LOGITLESS_HD inline LogSumExp<T> split_to(const LogSumExp<double>& lse) {
   const T high = static_cast<T>(lse.value());
-  return {high, static_cast<T>(rest_of(lse, static_cast<double>(high)))};
+  return {high, static_cast<T>(tail_columns(lse, static_cast<double>(high)))};
 }
 
 // Upstream gradients of one row.

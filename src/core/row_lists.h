@@ -8,10 +8,12 @@
 //   name    of the tensor (logitless/tensors.def) that shards are merged by: a sum of the logits themselves.
 //   A
 //           problem needs it where it allows the tensor
-//   part    of RowStats and of the backends' statistics of tiles: relative to the maximum or another anchor,
+//   part    of RowStats and of the backends' statistics of tiles: relative to the maximum or another
+//   logit_offset,
 //           as its kind says, so that no digits are lost to an offset that all logits have in common
 //   kind    how it merges: of SumKind (row_stats.h)
-//   term    what a logit z of class weight w adds to the part, with d = z - anchor and e = exp(d); q is its
+//   term    what a logit z of class weight w adds to the part, with d = z - logit_offset and e = exp(d); q is
+//   its
 //           weight as a target, 1 or 0 where a row has one
 #define LOGITLESS_OPTIONAL_SUMS(X)                             \
   X(sum_exp_logit, sum_offset, kExpOffset, e == 0 ? 0 : e * d) \
@@ -30,7 +32,7 @@
 //   formula  from the statistics `stats`, log_sum = log sum_exp, the global id `target`, the sum q of the
 //            targets' weights (1 where a row has one), and max; max and log_sum are NaN where the maximum is
 //            +inf, so that with such a logit all losses are NaN, as in PyTorch
-// (argmax is one of RowStats; lse_low is what storing lse takes off it.)
+// (argmax is one of RowStats; lse_residual is what storing lse takes off it.)
 #define LOGITLESS_ROW_OUTPUTS(X)                                                        \
   X(nll, (q * max - stats.target_logit) + q * log_sum) /* no digit lost to an offset */ \
   X(lse, max + log_sum)                                                                 \

@@ -34,23 +34,23 @@ enum class SumKind {
 
 // The number that sums are relative to: the maximum, or 0 where differences from it are no numbers.
 template <class T>
-LOGITLESS_HD inline T anchor_of(T max) {
+LOGITLESS_HD inline T offset_of(T max) {
   return std::isfinite(max) ? max : T(0);
 }
 
-// How often the anchor is in a sum.
+// How often the logit_offset is in a sum.
 template <class T>
 LOGITLESS_HD inline T mass_of(SumKind kind, const RowStats<T>& stats) {
   return kind == SumKind::kOffset ? stats.weight : kind == SumKind::kExpOffset ? stats.sum_exp : T(0);
 }
 
-// A sum with the anchor less `by`; no anchor in it: as it is, even with a sum that is no number.
+// A sum with the logit_offset less `by`; no logit_offset in it: as it is, even with a sum that is no number.
 template <class T>
 LOGITLESS_HD inline T moved_sum(T sum, T mass, T by) {
   return mass == 0 ? sum : sum + by * mass;
 }
 
-// A sum of exps relative to another maximum; factor: rebase_factor() of the two.
+// A sum of exp_logits relative to another maximum; factor: rebase_factor() of the two.
 template <class T>
 LOGITLESS_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
   if (kind == SumKind::kPlain || kind == SumKind::kOffset) return sum;
@@ -60,19 +60,19 @@ LOGITLESS_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
 // A sum of the logits themselves from one relative to the maximum.
 template <class T>
 LOGITLESS_HD inline T told_sum(SumKind kind, T part, const RowStats<T>& stats) {
-  return moved_sum(part, mass_of(kind, stats), anchor_of(stats.max));
+  return moved_sum(part, mass_of(kind, stats), offset_of(stats.max));
 }
 
 // Statistics of a whole vocabulary whose `weighted` is of the logits themselves, with all relative to the
 // maximum. An offset has taken digits off such a sum.
 template <class T>
 LOGITLESS_HD inline RowStats<T> with_weighted_offset(RowStats<T> stats, T class_weight_sum) {
-  stats.weighted = moved_sum(stats.weighted, class_weight_sum, -anchor_of(stats.max));
+  stats.weighted = moved_sum(stats.weighted, class_weight_sum, -offset_of(stats.max));
   stats.weight = class_weight_sum;
   return stats;
 }
 
-// exp(z - max) for a factor between two anchors: 1 for equal anchors, infinities included.
+// exp(z - max) for a factor between two logit_offsets: 1 for equal logit_offsets, infinities included.
 template <class T>
 LOGITLESS_HD inline T rebase_factor(T from, T to) {
   return from == to ? T(1) : std::exp(from - to);
@@ -82,7 +82,7 @@ LOGITLESS_HD inline T rebase_factor(T from, T to) {
 template <class T>
 LOGITLESS_HD inline RowStats<T> rebase(const RowStats<T>& stats, T new_max) {
   const T factor = rebase_factor(stats.max, new_max);
-  const T by = anchor_of(stats.max) - anchor_of(new_max);
+  const T by = offset_of(stats.max) - offset_of(new_max);
   RowStats<T> out = stats;
   out.max = new_max;
 #define LOGITLESS_REBASE(name, part, kind, ...) \
@@ -116,8 +116,8 @@ LOGITLESS_HD inline T log_sum_exp(const RowStats<T>& stats) {
   return stats.max + std::log(stats.sum_exp);
 }
 
-// The log of a sum of exps in two parts, so that log p = z - lse loses nothing to an offset that all logits
-// have in common: their sum may hold no digit of `low`.
+// The log of a sum of exp_logits in two parts, so that log p = z - lse loses nothing to an offset that all
+// logits have in common: their sum may hold no digit of `low`.
 template <class T>
 struct LogSumExp {
   T high = 0, low = 0;

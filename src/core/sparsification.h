@@ -7,16 +7,17 @@
 // Sparsified gradients: which elements of the softmax are kept, and at what weight. What every backend
 // shares.
 //
-// A row's elements are first drawn with q_ij = exp(z_ij - guess_i), before lse_i is known: each with
-// probability min(1, q / threshold), a systematic draw over some columns at a time. Any guess made without
-// the seed gives unbiased gradients; a guess of at most lse (q >= p) keeps every p >= threshold for certain.
-// When lse is known, elements whose weight p / min(1, q / threshold) is below the threshold are drawn once
-// more, independently: as if the guess had been lse all along, an element p < threshold is kept with
-// probability p / threshold at the weight threshold. The target is not drawn: its gradient is exact.
+// A row's elements are first drawn with q_ij = exp(z_ij - lse_estimate_i), before lse_i is known: each with
+// probability min(1, q / threshold), a systematic draw over some columns at a time. Any lse_estimate made
+// without the seed gives unbiased gradients; a lse_estimate of at most lse (q >= p) keeps every p >=
+// threshold for certain. When lse is known, elements whose weight p / min(1, q / threshold) is below the
+// threshold are drawn once more, independently: as if the lse_estimate had been lse all along, an element p <
+// threshold is kept with probability p / threshold at the weight threshold. The target is not drawn: its
+// gradient is exact.
 //
 // In a group of ranks there is one draw alone: an element p < threshold is kept while uniform * threshold <
-// p, whatever the guess was. So the same seed keeps the same elements for any cut of the vocabulary, and in
-// the float64 reference.
+// p, whatever the lse_estimate was. So the same seed keeps the same elements for any cut of the vocabulary,
+// and in the float64 reference.
 //
 // The second draw's uniform belongs to the element (draw_uniform(draw_bits(seed, row, global column))), and
 // an element stays while uniform * threshold < weight. Weights fall as lse rises, so what is left out by a
@@ -60,7 +61,7 @@ LOGITLESS_HD inline float second_draw(float weight, float threshold, float unifo
   return uniform * threshold < weight ? threshold : 0;
 }
 
-// The same from p and p_over_q = exp(guess - lse).
+// The same from p and p_over_q = exp(lse_estimate - lse).
 LOGITLESS_HD inline float sparsified_weight(float p, float p_over_q, float threshold, float uniform) {
   const float drawn = threshold * p_over_q;
   return second_draw(p > drawn ? p : drawn, threshold, uniform);
@@ -79,9 +80,9 @@ inline int64_t sparsified_row_capacity(double threshold, int64_t vocab) {
 
 // Estimates the variance of a row of dz over its squared norm, from what was kept: an element that is kept
 // with the probability p / weight and whose gradient is then weight * factor (weight: the threshold, or more
-// where the guess was above lse) has the variance p (weight - p) factor^2 as if drawn on its own (systematic
-// draws have less), estimated by weight * (weight - p) factor^2 where it is kept; the exact square p^2
-// factor^2 by weight * p factor^2. Label smoothing's dense part of dz is not counted.
+// where the lse_estimate was above lse) has the variance p (weight - p) factor^2 as if drawn on its own
+// (systematic draws have less), estimated by weight * (weight - p) factor^2 where it is kept; the exact
+// square p^2 factor^2 by weight * p factor^2. Label smoothing's dense part of dz is not counted.
 template <class T>
 struct DrawVariance {
   T variance = 0, square = 0;

@@ -182,9 +182,10 @@ void check_sparsification(const Problem& p) {
   require(!p.has.draws || (sparsified && p.pass != Pass::kForwardBackward), "draws",
           "none in a plan unless the gradient is sparsified and the pass forward or backward", "one");
   if (!sparsified) return;
-  require(!p.batch_invariant, "batch_invariant",
-          "0 with sparsified gradients, whose sums are relative to a guess that other rows have a part in",
-          "1");
+  require(
+      !p.batch_invariant, "batch_invariant",
+      "0 with sparsified gradients, whose sums are relative to a lse_estimate that other rows have a part in",
+      "1");
   require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
           "0 with sparsified gradients and a softcap: every element of a row then has a part of its own",
           text(p.label_smoothing));
@@ -197,7 +198,7 @@ void check_pass(const Problem& p) {
     require(p.has_gradients(), "pass", "forward when no gradient is wanted", "a pass with gradients");
   }
   if (p.pass == Pass::kForwardBackward) {
-    require(!p.is_open_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
+    require(!p.is_unmerged_shard(), "pass", "forward, then backward, for a shard of the vocabulary",
             "forward_backward");
   }
 #define LOGITLESS_CHECK(name)                                             \
@@ -216,7 +217,8 @@ void check_top_k(const Problem& p) {
   if (p.top_k == 0) return;
   require(p.pass == Pass::kForward, "top_k",
           "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
-  require(!p.is_open_shard(), "top_k", "0 for a shard of the vocabulary without group_size", text(p.top_k));
+  require(!p.is_unmerged_shard(), "top_k", "0 for a shard of the vocabulary without group_size",
+          text(p.top_k));
   require(!p.has.draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
   require(!p.batch_invariant, "top_k", "0 with batch_invariant, whose passes all make the same sums",
           text(p.top_k));
@@ -226,7 +228,7 @@ void check_targets_per_row(const Problem& p) {
   if (p.targets_per_row == 0) return;
   require(!p.has.class_weight, "class_weight",
           "none with targets_per_row: multiply the weights of the targets by those of their classes", "one");
-  require(!p.is_open_shard(), "targets_per_row", "0 for a shard of the vocabulary without group_size",
+  require(!p.is_unmerged_shard(), "targets_per_row", "0 for a shard of the vocabulary without group_size",
           text(p.targets_per_row));
   require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with sparsified gradients",
           text(p.targets_per_row));
@@ -294,7 +296,7 @@ Buffers validated(const Problem& p, Buffers b) {
   check_stride("weight.stride", &b.weight_stride, p.vocab, p.hidden, b.weight);
   check_stride("d_hidden.stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
   check_stride("d_weight.stride", &b.d_weight_stride, p.vocab, p.hidden, b.d_weight);
-  if (p.needs_forward() && p.is_open_shard()) check_open_shard(p, b);
+  if (p.needs_forward() && p.is_unmerged_shard()) check_open_shard(p, b);
   check_allowed(p, b);
   require(p.group_d_hidden == GroupDHidden::kPart || p.tokens == 0 || b.d_hidden_stride == p.hidden,
           "d_hidden.stride", "rows without gaps, which ranks add up", "a longer one");

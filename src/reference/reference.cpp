@@ -74,7 +74,7 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   RowStats<double> stats;
   stats.max = z;
   stats.argmax = id;
-  const double d = z - anchor_of(z);
+  const double d = z - offset_of(z);
   const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
 #define LOGITLESS_SUM(name, part, kind, term) \
   if (sums.name) stats.part = term;
@@ -350,10 +350,10 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   lay_out(problem, plan.threads, counter);
   plan.workspace_bytes = counter.used();
   if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
-  plan.cost_f = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
-                (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
+  plan.cost_matmuls = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
+                      (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
-  plan.predicted_seconds = plan.cost_f * gemm_flop(problem) / kFlopPerSecond / plan.threads;
+  plan.predicted_seconds = plan.cost_matmuls * gemm_flop(problem) / kFlopPerSecond / plan.threads;
   plan.engine = "scalar";
   plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "the reference was asked for";
   plan.config = "float64";

@@ -54,9 +54,9 @@ def test_plan_json(ok):
     assert sum(plan["chosen"] for plan in result["plans"]) == 1
     for plan in result["plans"]:
         assert plan["fits"] == (plan["workspace_bytes"] <= 256 * 2**20)
-        assert plan["cost_f"] > 0 and plan["predicted_seconds"] > 0
-        assert 0 <= plan["kept_columns"] <= 32768 and 0 < plan["vocab_window"] <= 32768
-    kept = {plan["plan"]: plan["kept_columns"] for plan in result["plans"]}
+        assert plan["cost_matmuls"] > 0 and plan["predicted_seconds"] > 0
+        assert 0 <= plan["cached_columns"] <= 32768 and 0 < plan["vocab_window"] <= 32768
+    kept = {plan["plan"]: plan["cached_columns"] for plan in result["plans"]}
     assert kept["whole"] == 32768
 
 
@@ -174,9 +174,9 @@ def test_smallest_budget_works_and_one_byte_less_does_not(ok, run):
 
 def test_no_gradient_needs_less(ok):
     problem = ["--json", "plan", "--model", "gpt2", "--tokens", "1k"]
-    assert ok(*problem, "--no-grad").json["chosen"]["cost_f"] <= 1
+    assert ok(*problem, "--no-grad").json["chosen"]["cost_matmuls"] <= 1
     assert ok(*problem, "--no-grad").json["problem"]["gradients"] is False
-    assert ok(*problem).json["chosen"]["cost_f"] > 1
+    assert ok(*problem).json["chosen"]["cost_matmuls"] > 1
 
 
 def test_models_have_sources(ok):
@@ -249,7 +249,7 @@ def test_what_is_printed_is_enough_as_a_budget(ok, sizes, device):
 def test_no_two_plans_look_alike(ok, device, model):
     for budget in ([], ["--budget", "300MiB"], ["--budget", "40MiB"]):
         plans = ok("--json", "plan", "--model", model, "--device", device, *budget).json["plans"]
-        shown = [tuple(plan[key] for key in ("plan", "token_chunk", "vocab_window", "kept_columns", "config"))
+        shown = [tuple(plan[key] for key in ("plan", "token_chunk", "vocab_window", "cached_columns", "config"))
                  for plan in plans]  # fmt: skip
         assert len(set(shown)) == len(shown)
 

@@ -7,8 +7,8 @@
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/engines/sm90/config.h"
 #include "cuda/engines/sm90/launch.h"
-#include "cuda/rows/anchor.h"
 #include "cuda/rows/exp2.cuh"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/softcap.h"
 
 namespace logitless::cuda::sm90 {
@@ -38,8 +38,8 @@ void store(const StoredColumns& to, DType dtype, int64_t row, int64_t column, fl
   }
 }
 
-float exp_of(float z, const SplitAnchor& anchor) {
-  return exp2_approx(std::fma(z - anchor.far, kLog2E, anchor.shift));
+float exp_of(float z, const SplitOffset& logit_offset) {
+  return exp2_approx(std::fma(z - logit_offset.far, kLog2E, logit_offset.shift));
 }
 
 struct Row {
@@ -75,11 +75,13 @@ struct Row {
     return column < product.columns ? z[static_cast<size_t>(column)] : -INFINITY;
   }
 
-  // The slot of the tile at a column of the window.
-  int64_t slot(int64_t column) const {
+  // The partial of the tile at a column of the window.
+  int64_t partial(int64_t column) const {
     return product.batch_invariant ? (product.column_offset + column) / kTileColumns : 0;
   }
-  int64_t place(const StatSlots& slots, int64_t column) const { return slot(column) * slots.stride + row; }
+  int64_t place(const PartialStats& partials, int64_t column) const {
+    return partial(column) * partials.stride + row;
+  }
   bool is_target(int64_t column) const { return column == target - product.column_offset; }
 };
 
@@ -97,16 +99,16 @@ void write_target_logit(const Row& r, const RowSums& args) {
   }
 }
 
-void join_maximum(const Row& r, const StatSlots& slots, int64_t first, int64_t end) {
-  if (slots.max == nullptr) return;
-  const int64_t place = r.place(slots, first);
+void join_maximum(const Row& r, const PartialStats& partials, int64_t first, int64_t end) {
+  if (partials.max == nullptr) return;
+  const int64_t place = r.place(partials, first);
   for (int64_t j = first; j < end; ++j) {
     const auto column = static_cast<int32_t>(r.product.column_offset + j);
     const int32_t known =
-        slots.argmax != nullptr && slots.argmax[place] >= 0 ? slots.argmax[place] : INT32_MAX;
-    if (!is_better(r.at(j), column, slots.max[place], known)) continue;
-    slots.max[place] = r.at(j);
-    if (slots.argmax != nullptr) slots.argmax[place] = column;
+        partials.argmax != nullptr && partials.argmax[place] >= 0 ? partials.argmax[place] : INT32_MAX;
+    if (!is_better(r.at(j), column, partials.max[place], known)) continue;
+    partials.max[place] = r.at(j);
+    if (partials.argmax != nullptr) partials.argmax[place] = column;
   }
 }
 
@@ -114,16 +116,16 @@ double weight_of(const RowSums& args, int64_t column) {
   return args.class_weight != nullptr ? double{args.class_weight[column]} : 1;
 }
 
-void add_parts(const StatSlots& slots, int64_t place, const RowStats<double>& parts) {
+void add_parts(const PartialStats& partials, int64_t place, const RowStats<double>& parts) {
 #define LOGITLESS_ADD(name, part, ...) \
-  if (slots.part != nullptr) slots.part[place] += static_cast<float>(parts.part);
+  if (partials.part != nullptr) partials.part[place] += static_cast<float>(parts.part);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_ADD)
 #undef LOGITLESS_ADD
 }
 
 void make_stats(const Row& r, const RowSums& args) {
   write_target_logit(r, args);
-  const StatSlots& slots = args.stats;
+  const PartialStats& partials = args.stats;
   for_tiles(r, [&](int64_t first, int64_t end) {
     int32_t at = INT32_MAX;
     float largest = -INFINITY;
@@ -142,10 +144,10 @@ void make_stats(const Row& r, const RowSums& args) {
     RowStats<double> mine = parts;
     mine.max = largest, mine.sum_exp = sum;
     mine.argmax = r.product.column_offset + at;
-    const int64_t place = r.place(slots, first);
-    const RowStats<double> all = merge(stats_of_slot(slots, r.slot(first), r.row), mine);
-    put_slot(slots, place, all);
-    if (slots.argmax != nullptr) slots.argmax[place] = static_cast<int32_t>(all.argmax);
+    const int64_t place = r.place(partials, first);
+    const RowStats<double> all = merge(stats_of_partial(partials, r.partial(first), r.row), mine);
+    put_partial(partials, place, all);
+    if (partials.argmax != nullptr) partials.argmax[place] = static_cast<int32_t>(all.argmax);
   });
 }
 
@@ -153,9 +155,9 @@ void make(const Row& r, const StatsArgs& args) {
   make_stats(r, args);
 }
 
-void make(const Row& r, const ExpsArgs& args) {
+void make(const Row& r, const ExpLogitsArgs& args) {
   write_target_logit(r, args);
-  const SplitAnchor anchor = split_anchor(args.anchor[r.row]);
+  const SplitOffset logit_offset = split_offset(args.logit_offset[r.row]);
   const float softcap = r.product.transform.softcap;
   const float inverse_cap = inverse_softcap(softcap * r.inverse_temperature);
   for_tiles(r, [&](int64_t first, int64_t end) {
@@ -163,13 +165,13 @@ void make(const Row& r, const ExpsArgs& args) {
     float sum = 0;
     RowStats<double> parts;
     for (int64_t j = first; j < end; ++j) {
-      const float e = exp_of(r.at(j), anchor);
+      const float e = exp_of(r.at(j), logit_offset);
       sum += e;
-      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j), r.at(j) - effective_anchor(anchor),
-                  double{e});
-      if (j >= args.exps.columns) continue;
+      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j),
+                  r.at(j) - rounded_offset(logit_offset), double{e});
+      if (j >= args.exp_logits.columns) continue;
       const float slope = softcap == 0 ? 1.0f : softcap_slope(r.at(j), inverse_cap);
-      store(args.exps, r.product.dtype, r.row, j, std::ldexp(e * slope, kKeptExponent));
+      store(args.exp_logits, r.product.dtype, r.row, j, std::ldexp(e * slope, kKeptExponent));
     }
     args.stats.sum[r.place(args.stats, first)] += sum;
     add_parts(args.stats, r.place(args.stats, first), parts);
@@ -182,14 +184,15 @@ void make(const Row& r, const GradientArgs& args) {
   const float factor = args.factor != nullptr ? *args.factor : 1.0f;
   for (int64_t j = 0; j < r.product.columns; ++j) {
     const float weight = args.class_weight != nullptr ? args.class_weight[j] : 1.0f;
-    const float v = dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_low), weight, r.is_target(j));
+    const float v =
+        dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_residual), weight, r.is_target(j));
     const float slope = r.product.transform.slope(r.at(j), r.inverse_temperature);
     store(args.dz, r.product.dtype, r.row, j, v * slope * factor);
   }
 }
 
 // The draw of one share of a tile; returns the expected number of kept elements, times threshold.
-float draw(const Row& r, const Draws& draws, int64_t first, int share, const SplitAnchor& anchor,
+float draw(const Row& r, const Draws& draws, int64_t first, int share, const SplitOffset& logit_offset,
            int64_t index) {
   const float threshold = draws.threshold[r.row], certain = draws.certain_share * threshold;
   const auto first_column = static_cast<int32_t>(r.product.column_offset + first);
@@ -200,7 +203,7 @@ float draw(const Row& r, const Draws& draws, int64_t first, int share, const Spl
   float expected = 0;
   for (int i = 0; i < kShareColumns; ++i) {
     const int64_t j = first + column_of_share(share, i);
-    const float q = exp_of(r.at(j), anchor);
+    const float q = exp_of(r.at(j), logit_offset);
     const bool large = q >= certain;
     expected += large ? threshold : q;
     if (!large) running += q;
@@ -217,20 +220,20 @@ float draw(const Row& r, const Draws& draws, int64_t first, int share, const Spl
 void make(const Row& r, const DrawArgs& args) {
   write_target_logit(r, args);
   const int64_t index = args.draws.row != nullptr ? args.draws.row[r.row] : r.row;
-  const float low = args.draws.guess_low != nullptr ? args.draws.guess_low[index] : 0.0f;
-  const SplitAnchor anchor = split_anchor(args.anchor[r.row], low);
+  const float low = args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[index] : 0.0f;
+  const SplitOffset logit_offset = split_offset(args.logit_offset[r.row], low);
   for_tiles(r, [&](int64_t first, int64_t end) {
     join_maximum(r, args.stats, first, end);
     float sum = 0, expected = 0;
     RowStats<double> parts;
     for (int64_t j = first; j < end; ++j) {
-      const float q = exp_of(r.at(j), anchor);
+      const float q = exp_of(r.at(j), logit_offset);
       sum += q;
-      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j), r.at(j) - effective_anchor(anchor),
-                  double{q});
+      add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j),
+                  r.at(j) - rounded_offset(logit_offset), double{q});
     }
     for (int share = 0; share < kShares; ++share) {
-      expected += draw(r, args.draws, first, share, anchor, index);
+      expected += draw(r, args.draws, first, share, logit_offset, index);
     }
     if (args.stats.sum == nullptr) return;
     const int64_t place = r.place(args.stats, first);

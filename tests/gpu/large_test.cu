@@ -156,7 +156,7 @@ class Large : public EngineTest {
           EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
           for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
         });
-    // d_weight of some ids, from the lse of all rows. Kept exps and the rows they multiply are rounded;
+    // d_weight of some ids, from the lse of all rows. Kept exp_logits and the rows they multiply are rounded;
     // so may be the sum between two chunks.
     const std::vector<int64_t> ids{0, s.vocab / 2 + 1, s.vocab - 2, s.vocab - 1};
     expect_gradient("d_weight", d_weight, weight, ids, hidden, s.tokens, s.hidden, 3,

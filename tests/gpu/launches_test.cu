@@ -101,20 +101,21 @@ int64_t parts(int64_t number, int64_t size) {
   return size == 0 ? 1 : (number + size - 1) / size;
 }
 
-// Targets, slots, sums, losses.
+// Targets, partials, sums, losses.
 TEST_P(LaunchCounts, LossAlone) {
   Case c = case_of();
   c.problem.has.bias = c.problem.has.d_bias = 0;
   expect_at_most(4, c, logitless::Pass::forward, LOGITLESS_PLAN_FORWARD);
 }
 
-// Targets, rows, exps, four for blocks that are done again, losses and factors; sums of d_bias, d_hidden.
-TEST_P(LaunchCounts, AllExpsKept) {
+// Targets, rows, exp_logits, four for blocks that are done again, losses and factors; sums of d_bias,
+// d_hidden.
+TEST_P(LaunchCounts, AllExpLogitsKept) {
   expect_at_most(10, case_of(), logitless::Pass::forward_backward, LOGITLESS_PLAN_WHOLE);
 }
 
 // A softcap bounds logits: no block is done again.
-TEST_P(LaunchCounts, AllExpsKeptWithSoftcap) {
+TEST_P(LaunchCounts, AllExpLogitsKeptWithSoftcap) {
   Case c = case_of();
   c.problem.softcap = 30;
   expect_at_most(6, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_WHOLE);
@@ -140,7 +141,7 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
       const Counted got = counted(c, logitless::Pass::forward_backward, budget);
       const int64_t chunks = parts(c.problem.tokens, got.plan.token_chunk);
       const int64_t windows = parts(c.problem.vocab, got.plan.vocab_window);
-      // Before and after; with a window of kept exps seven more a chunk.
+      // Before and after; with a window of kept exp_logits seven more a chunk.
       EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.plan.config << got.launches.names;
     } catch (const logitless::Error& error) {
       ASSERT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();

@@ -9,7 +9,7 @@
 #include "core/dtype.h"
 #include "core/row_stats.h"
 #include "cuda/engines/mma/launch.h"
-#include "cuda/rows/anchor.h"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
 #include "guarded.h"
@@ -102,11 +102,11 @@ TEST_P(Logits, StatisticsOfEveryRow) {
     LogitsArgs args = args_of(problem, hidden, weight);
     args.target = target.get();
     args.of_epilogue = StatsArgs{};
-    const int slots = plan_logits(args, device, false).slots;
-    const size_t count = static_cast<size_t>(slots * shape.rows);
+    const int partials = plan_logits(args, device, false).partials;
+    const size_t count = static_cast<size_t>(partials * shape.rows);
     const Guarded<float> max(std::vector<float>(count, -INFINITY)), sum(std::vector<float>(count, 0.0f));
     StatsArgs stats;
-    stats.stats = {.slots = slots, .stride = shape.rows, .max = max.get(), .sum = sum.get()};
+    stats.stats = {.partials = partials, .stride = shape.rows, .max = max.get(), .sum = sum.get()};
     stats.target_logit = target_logit.get();
     args.of_epilogue = stats;
     launch_logits(args, device, Queue(cudaStream_t{}));
@@ -115,7 +115,7 @@ TEST_P(Logits, StatisticsOfEveryRow) {
     const auto maxima = max.read(), sums = sum.read(), at_target = target_logit.read();
     for (int64_t i = 0; i < shape.rows; ++i) {
       RowStats<double> got, truth;
-      for (int64_t s = 0; s < slots; ++s) {
+      for (int64_t s = 0; s < partials; ++s) {
         got = merge(got, {.max = maxima[s * shape.rows + i], .sum_exp = sums[s * shape.rows + i]});
       }
       for (int64_t j = 0; j < shape.columns; ++j)

@@ -129,29 +129,31 @@ class Launches {
 
   std::function<void()> loss(const Device& device) {
     StatsArgs args;
-    args.stats = slots(StatsArgs{}, device);
+    args.stats = partials(StatsArgs{}, device);
     args.target_logit = target_logit_;
     return launch(args, device);
   }
-  std::function<void()> kept_exps(const Device& device) {
-    ExpsArgs args;
-    args.stats = slots(ExpsArgs{}, device);
+  std::function<void()> kept_exp_logits(const Device& device) {
+    ExpLogitsArgs args;
+    args.stats = partials(ExpLogitsArgs{}, device);
     args.target_logit = target_logit_;
-    // Near the maximum of normal logits, whose exps then sum up to about 1.
-    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
+    // Near the maximum of normal logits, whose exp_logits then sum up to about 1.
+    args.logit_offset = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
     const int64_t stride = (columns_ + 7) / 8 * 8;
-    if (exps_ == nullptr) require(cudaMalloc(&exps_, static_cast<size_t>(rows_ * stride) * 2), "cudaMalloc");
-    args.exps = {exps_, columns_, stride};
+    if (exp_logits_ == nullptr)
+      require(cudaMalloc(&exp_logits_, static_cast<size_t>(rows_ * stride) * 2), "cudaMalloc");
+    args.exp_logits = {exp_logits_, columns_, stride};
     return launch(args, device);
   }
   // A row keeps what is above 2^-9 of its sum, and draws the rest. Of a peaked row, as a trained model has
   // them, that is little.
   std::function<void()> draw(const Device& device, bool is_peaked) {
     DrawArgs args;
-    args.stats = slots(DrawArgs{}, device);
-    args.stats.expected = on_device(std::vector<float>(static_cast<size_t>(args.stats.slots * rows_)));
+    args.stats = partials(DrawArgs{}, device);
+    args.stats.expected = on_device(std::vector<float>(static_cast<size_t>(args.stats.partials * rows_)));
     args.target_logit = target_logit_;
-    args.anchor = on_device(std::vector<float>(static_cast<size_t>(rows_), is_peaked ? peaked_lse() : lse()));
+    args.logit_offset =
+        on_device(std::vector<float>(static_cast<size_t>(rows_), is_peaked ? peaked_lse() : lse()));
     args.draws.seed = on_device(std::vector<uint64_t>{1});
     args.draws.role = on_device(std::vector<int32_t>(static_cast<size_t>(columns_), -1));
     args.draws.threshold = on_device(std::vector<float>(static_cast<size_t>(rows_), 0x1p-9f));
@@ -203,12 +205,12 @@ class Launches {
     return on_device(values);
   }
 
-  StatSlots slots(const EpilogueArgs& epilogue, const Device& device) {
+  PartialStats partials(const EpilogueArgs& epilogue, const Device& device) {
     LogitsArgs args{product_, epilogue};
-    StatSlots found;
-    found.slots = plan_logits(args, device, false).slots;
+    PartialStats found;
+    found.partials = plan_logits(args, device, false).partials;
     found.stride = rows_;
-    const auto count = static_cast<size_t>(found.slots * rows_);
+    const auto count = static_cast<size_t>(found.partials * rows_);
     found.sum = on_device(std::vector<float>(count));
     if (std::holds_alternative<StatsArgs>(epilogue))
       found.max = on_device(std::vector<float>(count, -INFINITY));
@@ -225,7 +227,7 @@ class Launches {
   int64_t rows_, columns_;
   LogitsProduct product_, peaked_;
   float* target_logit_ = nullptr;
-  void* exps_ = nullptr;
+  void* exp_logits_ = nullptr;
 };
 
 Device like(Device device, int processors, int64_t shared_bytes, int64_t l2_bytes) {
@@ -282,7 +284,7 @@ void run(int64_t rows, int64_t columns, int64_t depth, double seconds) {
                      }});
     }
     all.push_back({"loss", name, blocks, flop, launches.loss(device)});
-    all.push_back({"kept exps", name, blocks, flop, launches.kept_exps(device)});
+    all.push_back({"kept exp_logits", name, blocks, flop, launches.kept_exp_logits(device)});
     all.push_back({"draw", name, blocks, flop, launches.draw(device, false)});
     all.push_back({"draw, peaked", name, blocks, flop, launches.draw(device, true)});
   }

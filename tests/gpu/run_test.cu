@@ -15,7 +15,7 @@ namespace {
 class Run : public EngineTest {
  protected:
   // Over several tiles and chunks; with ragged ends. Of many more tokens than columns, so that keeping the
-  // exps of a chunk of tokens is the fastest for some budgets.
+  // exp_logits of a chunk of tokens is the fastest for some budgets.
   Case case_of() const {
     Case c = plain(1, {2000, 555, 72});
     for (size_t i = 0; i < c.targets.size(); i += 7) c.targets[i] = c.problem.ignore_index;
@@ -273,8 +273,8 @@ TEST_P(Run, ADeviceThatIsNotThere) {
 }
 
 // A gradient of d_weight in a dtype that no product writes goes through a window of the workspace, here
-// of fewer columns than the exps that are kept. It is that in float32, rounded.
-TEST_P(Run, GradientsOfAThirdDtypeFromKeptExps) {
+// of fewer columns than the exp_logits that are kept. It is that in float32, rounded.
+TEST_P(Run, GradientsOfAThirdDtypeFromCachedExpLogits) {
   Case c = plain(1, {4096, 49150, 128});
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   const auto n = static_cast<size_t>(c.problem.tokens), v = static_cast<size_t>(c.problem.vocab),

@@ -46,7 +46,7 @@ class Sparsification {
     std::mt19937 engine(3);
     std::uniform_real_distribution<double> off(-1, 0.6);
     for (int64_t i = 0; i < shape.rows; ++i) {
-      anchor_.push_back(static_cast<float>(lse[i] + off(engine)));
+      logit_offset_.push_back(static_cast<float>(lse[i] + off(engine)));
       threshold_.push_back(i % 11 == 3 ? INFINITY : std::ldexp(1.f, -4 - static_cast<int>(i % 6)));
       list_of_.push_back(static_cast<int32_t>(wishes.other_rows ? shape.rows - 1 - i : i));
     }
@@ -58,7 +58,7 @@ class Sparsification {
 
   void launch(bool with_sums) {
     const Guarded<uint16_t> hidden(problem_.hidden_bits), weight(problem_.weight_bits);
-    const Guarded<float> bias(transform_.bias), anchor(anchor_), threshold(threshold_);
+    const Guarded<float> bias(transform_.bias), logit_offset(logit_offset_), threshold(threshold_);
     const Guarded<int32_t> target(targets_), role(role_), list_of(list_of_);
     const Guarded<int32_t> row_count(std::vector<int32_t>{static_cast<int32_t>(wishes_.rows)});
     const Guarded<uint8_t> active(active_);
@@ -73,7 +73,7 @@ class Sparsification {
     product.target = target.get();
     DrawArgs args;
     args.target_logit = target_logit.get();
-    args.anchor = anchor.get();
+    args.logit_offset = logit_offset.get();
     args.draws.seed = seed.get();
     args.draws.first_stream = kFirstStream;
     args.draws.role = role.get();
@@ -83,11 +83,11 @@ class Sparsification {
     args.draws.count = count.get();
     args.draws.elements = elements.get();
     args.draws.capacity = static_cast<int32_t>(wishes_.capacity);
-    const int slots = plan_logits({product, args}, processors(), true).slots;
-    Guarded<float> sum(std::vector<float>(slots * shape_.rows, 0.f));
-    Guarded<float> expected(std::vector<float>(slots * shape_.rows, 0.f));
+    const int partials = plan_logits({product, args}, processors(), true).partials;
+    Guarded<float> sum(std::vector<float>(partials * shape_.rows, 0.f));
+    Guarded<float> expected(std::vector<float>(partials * shape_.rows, 0.f));
     if (with_sums) {
-      args.stats.slots = slots;
+      args.stats.partials = partials;
       args.stats.stride = shape_.rows;
       args.stats.sum = sum.get();
       args.stats.expected = expected.get();
@@ -98,8 +98,8 @@ class Sparsification {
     elements_ = elements.read();
     target_logit_ = target_logit.read();
     if (with_sums) {
-      sum_ = join(sum.read(), slots);
-      expected_ = join(expected.read(), slots);
+      sum_ = join(sum.read(), partials);
+      expected_ = join(expected.read(), partials);
     }
     for (const auto* array : {&sum, &expected, &target_logit}) array->expect_guards();
     count.expect_guards();
@@ -172,11 +172,11 @@ class Sparsification {
     double q, error;
   };
 
-  // Exponents are made of fp32 terms of the size of the logit and the anchor.
+  // Exponents are made of fp32 terms of the size of the logit and the logit_offset.
   Element element(int64_t i, int64_t j) const {
-    const double z = transform_.logit(problem_, i, j), anchor = anchor_[i];
-    const double q = std::exp(z - anchor);
-    const double slack = 0x1p-22 * (2 + std::abs(z) + std::abs(anchor));
+    const double z = transform_.logit(problem_, i, j), logit_offset = logit_offset_[i];
+    const double q = std::exp(z - logit_offset);
+    const double slack = 0x1p-22 * (2 + std::abs(z) + std::abs(logit_offset));
     return {q, q * (transform_.error(problem_, i, j) + slack)};
   }
 
@@ -225,10 +225,10 @@ class Sparsification {
     }
   }
 
-  std::vector<float> join(const std::vector<float>& slots, int count) const {
+  std::vector<float> join(const std::vector<float>& partials, int count) const {
     std::vector<float> joined(shape_.rows, 0.f);
     for (int s = 0; s < count; ++s) {
-      for (int64_t i = 0; i < shape_.rows; ++i) joined[i] += slots[s * shape_.rows + i];
+      for (int64_t i = 0; i < shape_.rows; ++i) joined[i] += partials[s * shape_.rows + i];
     }
     return joined;
   }
@@ -237,7 +237,7 @@ class Sparsification {
   DrawOptions wishes_;
   Problem problem_;
   Transform transform_;
-  std::vector<float> anchor_, threshold_;
+  std::vector<float> logit_offset_, threshold_;
   std::vector<int32_t> targets_, role_, list_of_;
   std::vector<uint8_t> active_;
 };

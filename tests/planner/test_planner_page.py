@@ -10,7 +10,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 WIDE, PHONE = 1280, 360  # pixels
-PLAN_KEYS = "workspace_bytes cost_f predicted_seconds fits token_chunk kept_columns vocab_window chosen config".split()
+PLAN_KEYS = (
+    "workspace_bytes cost_matmuls predicted_seconds fits token_chunk cached_columns vocab_window chosen config".split()
+)
 
 
 def usable_cpu_kernels(native):

@@ -37,7 +37,8 @@ struct Variant {
   std::function<void(Case*)> change;
 };
 
-// Rows whose target is far below their largest logit, so that exps relative to it leave the range of fp32.
+// Rows whose target is far below their largest logit, so that exp_logits relative to it leave the range of
+// fp32.
 void make_steep(Case* c) {
   const auto depth = static_cast<size_t>(c->problem.hidden);
   for (size_t row = 0; row < c->targets.size(); row += 37) {
@@ -91,7 +92,7 @@ std::vector<Variant> variants() {
 
 class BatchInvariance : public EngineTest {
  protected:
-  // Many rows, and on a device so many columns that tiles of a row would share slots; fewer where they are
+  // Many rows, and on a device so many columns that tiles of a row would share partials; fewer where they are
   // slow.
   PlainSize size(int64_t hidden) const {
     if (is_device()) return {1024, 12007, hidden};

@@ -241,7 +241,7 @@ TEST_P(CommonOffset, BeyondTheIntegers) {
   }
 }
 
-// Shards of the vocabulary: lse_low comes from the merged statistics.
+// Shards of the vocabulary: lse_residual comes from the merged statistics.
 TEST_P(CommonOffset, OfMergedStatistics) {
   Case c = base(0x1p-3);
   c.mode = Mode::kForwardThenBackward;
@@ -258,7 +258,7 @@ TEST_P(CommonOffset, OfMergedStatistics) {
   const Outputs known = tensors.read();
   for (size_t i = 0; i < kTokens; ++i) {
     const double log_sum = std::log(whole.sum_exp[i]) + (whole.max[i] - 1e5);
-    EXPECT_NEAR((known.lse[i] - 1e5) + known.lse_low[i], log_sum, 1e-6) << i;
+    EXPECT_NEAR((known.lse[i] - 1e5) + known.lse_residual[i], log_sum, 1e-6) << i;
   }
   const Outputs got = run_pass(context_, pass_problem(c, logitless::Pass::backward), c, &known);
   const Bounds bounds = expected.bounds_of(engine());

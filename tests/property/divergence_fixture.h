@@ -42,24 +42,24 @@ struct TwoHeads {
   }
 };
 
-struct RowsFound {
+struct RowOutputs {
   Values student_lse, teacher_lse, student_kl, divergence, entropy, gradient;
 };
 
 // The numbers of rows, in the order in which they are told, and last the gradient.
-struct FoundNumber {
+struct OutputNumber {
   const char* name;
-  Values RowsFound::*values;
+  Values RowOutputs::*values;
 };
-inline constexpr FoundNumber kFound[] = {
-    {"student_lse", &RowsFound::student_lse}, {"teacher_lse", &RowsFound::teacher_lse},
-    {"student_kl", &RowsFound::student_kl},   {"divergence", &RowsFound::divergence},
-    {"entropy", &RowsFound::entropy},         {"gradient", &RowsFound::gradient}};
+inline constexpr OutputNumber kFound[] = {
+    {"student_lse", &RowOutputs::student_lse}, {"teacher_lse", &RowOutputs::teacher_lse},
+    {"student_kl", &RowOutputs::student_kl},   {"divergence", &RowOutputs::divergence},
+    {"entropy", &RowOutputs::entropy},         {"gradient", &RowOutputs::gradient}};
 constexpr size_t kRowNumbers = std::size(kFound) - 1;
 
 // Names the first one of other bits; empty: there is none.
-inline std::string difference(const RowsFound& a, const RowsFound& b) {
-  for (const FoundNumber& each : kFound) {
+inline std::string difference(const RowOutputs& a, const RowOutputs& b) {
+  for (const OutputNumber& each : kFound) {
     if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";
@@ -102,7 +102,7 @@ class RowsRun {
     for (size_t i = 0; i < kRowNumbers; ++i) numbers_.emplace_back(p.dtype, p.rows, 1);
   }
 
-  RowsFound on(const Engine& engine) {
+  RowOutputs on(const Engine& engine) {
     const logitless::Context context = make_context(engine);
     std::vector<Tensor*> all = {&student_, &teacher_, &student_bias_, &teacher_bias_, &grad_, &gradient_};
     for (Tensor& each : numbers_) all.push_back(&each);
@@ -118,7 +118,7 @@ class RowsRun {
           context, [](Tensor& t) { return static_cast<std::byte*>(t.data()); }, nullptr);
     }
     for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
-    RowsFound found;
+    RowOutputs found;
     for (size_t i = 0; i < numbers_.size(); ++i) found.*kFound[i].values = numbers_[i].values();
     found.gradient = (p_.in_place ? student_ : gradient_).values();
     return found;
@@ -236,7 +236,7 @@ class PlainRow {
 // rounding of logits costs: of a logit of size Z it is eps Z, and so it is of lse, which all columns share.
 // So a probability has that relative error and the log of a ratio twice that absolute one.
 template <class Truth>
-void expect_near(const TwoHeads& p, const RowsFound& got) {
+void expect_near(const TwoHeads& p, const RowOutputs& got) {
   const double eps = p.dtype == LOGITLESS_F64 ? 0x1p-52 : 0x1p-23;
   const auto distance = [](double a, double b) { return std::isfinite(a - b) ? std::fabs(a - b) : 0; };
   for (int64_t i = 0; i < p.rows; ++i) {
@@ -276,7 +276,7 @@ void expect_near(const TwoHeads& p, const RowsFound& got) {
   }
 }
 
-inline void expect_near_truth(const TwoHeads& p, const RowsFound& got) {
+inline void expect_near_truth(const TwoHeads& p, const RowOutputs& got) {
   p.dtype == LOGITLESS_F64 ? expect_near<long double>(p, got) : expect_near<double>(p, got);
 }
 

@@ -12,7 +12,7 @@ constexpr double kBetas[] = {0, 0x1p-100, 0.1, 0.5, 0.999, 1 - 0x1p-40, 1};
 
 class Divergences : public testing::TestWithParam<Engine> {
  protected:
-  RowsFound run(const TwoHeads& p) const { return RowsRun(p).on(GetParam()); }
+  RowOutputs run(const TwoHeads& p) const { return RowsRun(p).on(GetParam()); }
   void check(const TwoHeads& p) const {
     SCOPED_TRACE("beta " + std::to_string(p.beta) + ", " + std::to_string(p.rows) + " x " +
                  std::to_string(p.columns));
@@ -26,7 +26,7 @@ TEST_P(Divergences, OfEveryBeta) {
     p.beta = beta;
     p.grad[1] = 0;
     check(p);
-    const RowsFound found = run(p);
+    const RowOutputs found = run(p);
     EXPECT_TRUE(all_are(0, rows_of(found.gradient, 3, {1})));
   }
 }
@@ -73,12 +73,12 @@ TEST_P(Divergences, WhereverRowsBegin) {
     TwoHeads p = random_heads(7, 3, 4104);
     p.gradient_dtype = dtype;
     check(p);
-    const RowsFound expected = run(p);
+    const RowOutputs expected = run(p);
     for (const int64_t skew : {1, 2, 3}) {
       p.student_layout = {skew, skew};
       p.teacher_layout = {4, 3 - skew};
       p.gradient_layout = {skew - 1, 4 - skew};
-      const RowsFound found = run(p);
+      const RowOutputs found = run(p);
       EXPECT_EQ(difference(found, expected), "") << skew;
     }
   }
@@ -89,12 +89,12 @@ TEST_P(Divergences, InPlaceAndInWindowsTheGradientIsTheSame) {
     TwoHeads p = random_heads(8, 3, 5003);
     p.beta = beta;
     p.student.bias = random_bias(9, 5003);
-    const RowsFound expected = run(p);
+    const RowOutputs expected = run(p);
     for (const int64_t window : {0, 1000, 2051, 4999}) {
       for (const bool in_place : {false, true}) {
         p.window = window;
         p.in_place = in_place;
-        const RowsFound found = run(p);
+        const RowOutputs found = run(p);
         EXPECT_EQ(difference(found, expected), "") << window << in_place;
       }
     }
@@ -103,20 +103,20 @@ TEST_P(Divergences, InPlaceAndInWindowsTheGradientIsTheSame) {
 
 TEST_P(Divergences, SameBitsEveryTime) {
   const TwoHeads p = random_heads(10, 4, 6001);
-  const RowsFound first = run(p);
+  const RowOutputs first = run(p);
   for (int again = 0; again < 3; ++again) EXPECT_EQ(difference(run(p), first), "");
 }
 
 // A row's numbers do not depend on the rows beside it.
 TEST_P(Divergences, OfARowAlone) {
   const TwoHeads p = random_heads(11, 3, 2500);
-  const RowsFound all = run(p);
+  const RowOutputs all = run(p);
   TwoHeads one = p;
   one.rows = 1;
   for (Head* head : {&one.student, &one.teacher}) head->products = rows_of(head->products, 3, {1});
   one.grad = {p.grad[1]};
-  const RowsFound alone = run(one);
-  for (const FoundNumber& each : kFound) {
+  const RowOutputs alone = run(one);
+  for (const OutputNumber& each : kFound) {
     EXPECT_TRUE(same_bits(alone.*each.values, rows_of(all.*each.values, 3, {1}))) << each.name;
   }
 }
@@ -126,7 +126,7 @@ TEST_P(Divergences, OfEqualHeadsAreNothing) {
     TwoHeads p = random_heads(12, 3, 3000, 5);
     p.teacher = p.student;
     p.beta = beta;
-    const RowsFound found = run(p);
+    const RowOutputs found = run(p);
     for (const auto* values : {&found.divergence, &found.student_kl, &found.gradient}) {
       EXPECT_TRUE(all_are(0, *values));
     }
@@ -143,7 +143,7 @@ TEST_P(Divergences, OfNearlyEqualHeads) {
       for (size_t i = 0; i < p.student.products.size(); ++i) {
         p.teacher.products[i] = rounded(p.student.products[i] * (1 + apart), LOGITLESS_F32);
       }
-      const RowsFound found = run(p);
+      const RowOutputs found = run(p);
       for (int64_t i = 0; i < p.rows; ++i) {
         const PlainRow<double> truth(p, i);
         double distance = 0, squares = 0;
@@ -184,7 +184,7 @@ TEST_P(Divergences, OfExcludedColumns) {
       }
       const bool is_infinite = (beta == 0 && who == 1) || (beta == 1 && who == 2);
       if (!is_infinite) check(p);
-      const RowsFound found = run(p);
+      const RowOutputs found = run(p);
       for (const double x : found.divergence) EXPECT_EQ(std::isinf(x), is_infinite) << beta << ' ' << who;
       for (size_t j = 0; beta != 1 && j < found.gradient.size(); ++j) {
         ASSERT_TRUE(std::isfinite(found.gradient[j])) << beta << ' ' << who << ' ' << j;
@@ -201,13 +201,13 @@ TEST_P(Divergences, ANanOrAnInfinityIsToldOfItsRow) {
           TwoHeads p = random_heads(16, 3, 2500);
           p.beta = beta;
           p.grad[2] = 0;
-          const RowsFound expected = run(p);
+          const RowOutputs expected = run(p);
           Values& products = (is_student ? p.student : p.teacher).products;
           products[static_cast<size_t>(2500 + column)] = products[static_cast<size_t>(5000 + column)] = bad;
-          const RowsFound found = run(p);
+          const RowOutputs found = run(p);
           EXPECT_EQ(found.divergence[0], expected.divergence[0]);
           EXPECT_TRUE(std::isnan(found.divergence[1]) && std::isnan(found.divergence[2]));
-          const auto gradient = [](const RowsFound& of, size_t row) {
+          const auto gradient = [](const RowOutputs& of, size_t row) {
             return rows_of(of.gradient, 3, {row});
           };
           EXPECT_EQ(gradient(found, 0), gradient(expected, 0));

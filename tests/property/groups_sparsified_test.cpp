@@ -168,7 +168,7 @@ class SparsifiedDeviceGroups : public AnySparsifiedGroups {
     }
   }
 
-  // One device finds a bad guess by the sum of all columns.
+  // One device finds a bad lse_estimate by the sum of all columns.
   void expect_lse_of_one_device(const Case& c, const Sizes& sizes, double allowed) const {
     const Outputs one = solve(c), got = solve_in_group(c, sizes);
     expect_lse(got.lse, one.lse, allowed);
@@ -287,12 +287,12 @@ TEST_P(SparsifiedDeviceGroups, TheSameSeedGivesTheSameBits) {
 TEST_P(SparsifiedDeviceGroups, TheMeanOverSeedsIsTheGradientSlow) {
   Case c = sparsified(plain(3, {6, 500, 5}), 1.0 / 16);
   expect_unbiased(c, {240, 260}, 150, Expected(c).bounds_of(engine()).d_hidden);
-  // One rank's guess is far above what its columns have.
+  // One rank's lse_estimate is far above what its columns have.
   for (double& value : c.hidden) value *= 2;
   expect_unbiased(c, {30, 470}, 150, Expected(c).bounds_of(engine()).d_hidden);
 }
 
-// A draw with a guess tells of it, and one with known sums of nothing more than the exact plan does.
+// A draw with a lse_estimate tells of it, and one with known sums of nothing more than the exact plan does.
 TEST_P(SparsifiedDeviceGroups, PlansCountWhatIsExchanged) {
   const Case c = sparsified(plain(5, {64, 300, 8}), 0.25);
   logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
@@ -300,9 +300,9 @@ TEST_P(SparsifiedDeviceGroups, PlansCountWhatIsExchanged) {
   logitless::set_group(p, 3, 0, 300, 100);
   const logitless::Plan plan(context_, p);
   EXPECT_EQ(plan.info().kind, LOGITLESS_PLAN_SPARSIFIED);
-  const int64_t with_guess = engine().is_fused();
-  EXPECT_EQ(plan.info().gathers, 1 + with_guess);
-  EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_guess) + 4)));
+  const int64_t with_estimate = engine().is_fused();
+  EXPECT_EQ(plan.info().gathers, 1 + with_estimate);
+  EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_estimate) + 4)));
 }
 
 // And a run makes as many exchanges, beside the sum of d_hidden: none of one rank, or without tokens.
@@ -324,7 +324,7 @@ TEST_P(SparsifiedDeviceGroups, RunsExchangeWhatPlansCount) {
 }
 
 // All that is seen before the draw is masked, the targets too.
-TEST_P(SparsifiedDeviceGroups, GuessOfNothing) {
+TEST_P(SparsifiedDeviceGroups, EstimateOfNothing) {
   Case c = masked({30, 2000, 8}, 1.0 / 16, 900, 902);
   for (size_t i = 0; i < c.targets.size(); ++i) c.targets[i] = static_cast<int64_t>(i % 3);
   const Sizes sizes{1500, 500};
@@ -413,7 +413,7 @@ TEST_P(SparsifiedDeviceGroups, PlansOfAnyShard) {
     p.tokens = random.chance(0.5) ? random.integer(1, 400) : random.integer(900, 6000);
     p.hidden = random.chance(0.5) ? 8 * random.integer(1, 16) : random.integer(1, 600);
     if (random.chance(0.25)) p.gradient = LOGITLESS_SPARSIFIED;
-    // Around the multiples at which another 8 columns are dense, or hot.
+    // Around the multiples at which another 8 columns are dense, or frequent.
     const int64_t step = random.pick<int64_t>({1, 96 * 8, 160 * 8});
     const int64_t largest =
         step == 1 ? random.integer(1, 1500) : step * random.integer(1, 8) + random.integer(0, 2);

@@ -189,7 +189,8 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
   c.problem.batch_invariant = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
-  for (size_t row = 0; row < 260; row += 37) {  // exps relative to their targets leave the range of fp32
+  for (size_t row = 0; row < 260;
+       row += 37) {  // exp_logits relative to their targets leave the range of fp32
     for (size_t k = 0; k < 24; ++k) c.hidden[24 * row + k] *= 64;
   }
   c.targets[7] = c.problem.ignore_index;
@@ -202,7 +203,7 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
     const auto expect_same = [&](const Outputs& got, const char* what) {
       SCOPED_TRACE(testing::Message()
                    << what << ", rows " << rows[0] << " and " << rows.size() - 1 << " more");
-      for (const auto member : {&Outputs::lse, &Outputs::lse_low, &Outputs::loss}) {
+      for (const auto member : {&Outputs::lse, &Outputs::lse_residual, &Outputs::loss}) {
         EXPECT_TRUE(same_bits(got.*member, rows_of(all.*member, 260, rows)));
       }
     };

@@ -66,7 +66,7 @@ TEST_P(ManyTargets, TheSameTargetAgain) {
 }
 
 // Of a row whose weights add up to 0 only the targets have a gradient, also where one of them is very
-// unlikely. Where a device has kept exps, the other columns get 2^-30 of a weight.
+// unlikely. Where a device has kept exp_logits, the other columns get 2^-30 of a weight.
 TEST_P(ManyTargets, WeightsThatCancel) {
   Case c = plain(5, {33, 700, 16}, 2);
   for (const double unlikely : {0, -40, -88}) {

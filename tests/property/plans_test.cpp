@@ -97,8 +97,8 @@ std::vector<Case> special_cases(const Engine& engine) {
     c.d_bias_start = normal_values(random, size.vocab, 1, LOGITLESS_F32);
     add(c);
   }
-  // Logits rise from column to column: what sums and kept exps of the first are relative to suits no later
-  // ones.
+  // Logits rise from column to column: what sums and kept exp_logits of the first are relative to suits no
+  // later ones.
   for (const bool is_invariant : {false, true}) {
     for (const logitless_dtype dtype : {plain, LOGITLESS_BF16}) {
       Case c = plain_case(5, {24, fast ? 9000 : 3000, 8}, dtype);
@@ -172,7 +172,7 @@ TEST_P(Plans, EveryBudgetAgreesSlow) {
   }
 }
 
-// With rows of the weight as wide as there are tokens, exps are kept where d_weight will be, if rows
+// With rows of the weight as wide as there are tokens, exp_logits are kept where d_weight will be, if rows
 // lie without gaps between them; and elsewhere they are computed again, bit for bit.
 TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
   if (is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
@@ -194,7 +194,7 @@ TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
 }
 
 // Nothing is left of an [N, V] matrix in the workspace then.
-TEST_P(Plans, ExpsAreKeptWhereTheWeightsGradientWillBe) {
+TEST_P(Plans, ExpLogitsAreKeptWhereTheWeightsGradientWillBe) {
   if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
@@ -203,17 +203,17 @@ TEST_P(Plans, ExpsAreKeptWhereTheWeightsGradientWillBe) {
   problem.hidden = 1024;
   problem.has.d_hidden = problem.has.d_weight = 1;
   problem.max_workspace_bytes = LOGITLESS_FASTEST;
-  const size_t exps = size_t{1000} * 448 * 224 * sizeof(float);
+  const size_t exp_logits = size_t{1000} * 448 * 224 * sizeof(float);
   const logitless::Context context = make_context(engine(), 2);
   const logitless::PlanInfo wide = logitless::Plan(context, problem).info();
-  EXPECT_LT(wide.cost_f, 3.1);
-  EXPECT_LT(wide.workspace_bytes, exps / 4);
+  EXPECT_LT(wide.cost_matmuls, 3.1);
+  EXPECT_LT(wide.workspace_bytes, exp_logits / 4);
   // A gradient that is added to is not free to write, and one of fewer columns has no room.
   problem.accumulate.d_weight = 1;
-  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
+  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exp_logits);
   problem.accumulate.d_weight = 0;
   problem.hidden = 900;
-  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exps);
+  EXPECT_GT(logitless::Plan(context, problem).info().workspace_bytes, exp_logits);
 }
 
 // The head of a model of 8 billion parameters, planned alone.
@@ -233,7 +233,7 @@ TEST_P(Plans, ALargeHeadFitsInLittle) {
 }
 
 // What another plan may be faster by: a rounding of d_weight, one a chunk of tokens, must gain 4%.
-double handicap_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
+double penalty_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
   if (std::string_view(plan.config).find("dC rounded") == std::string_view::npos) return 1;
   const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);
   return 1 + 0.04 * static_cast<double>((std::max<int64_t>(problem.tokens, 1) - 1) / chunk);
@@ -246,10 +246,10 @@ TEST_P(Plans, TheFastestIsChosen) {
     problem.max_workspace_bytes = LOGITLESS_FASTEST;
     const logitless::PlanInfo chosen = logitless::Plan(context_, problem).info();
     EXPECT_EQ(std::string(chosen.backend), engine().backend);
-    EXPECT_GT(chosen.cost_f, 0);
+    EXPECT_GT(chosen.cost_matmuls, 0);
     bool listed = false;
     for (const logitless::PlanInfo& plan : context_.plans(problem)) {
-      EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds * handicap_of(problem, plan));
+      EXPECT_LE(chosen.predicted_seconds, plan.predicted_seconds * penalty_of(problem, plan));
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
     }
     EXPECT_TRUE(listed) << describe(c);
@@ -270,7 +270,7 @@ TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
     for (const logitless::PlanInfo& plan : context_.plans(problem)) {
       listed = listed || (plan.kind == chosen.kind && plan.workspace_bytes == chosen.workspace_bytes);
       if (is_device() || plan.workspace_bytes >= chosen.workspace_bytes) continue;
-      EXPECT_GT(plan.predicted_seconds * handicap_of(problem, plan), 1.03 * fast.predicted_seconds);
+      EXPECT_GT(plan.predicted_seconds * penalty_of(problem, plan), 1.03 * fast.predicted_seconds);
     }
     EXPECT_TRUE(listed);
   }

@@ -101,7 +101,7 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
   logitless::loss_from_row_stats(plan, stats[0]->buffers());
   Outputs out = stats[0]->read();
   out.valid_count = valid_count;
-  if (c.seed % 2 == 0) out.lse_low.clear();  // as of a caller that does not keep it
+  if (c.seed % 2 == 0) out.lse_residual.clear();  // as of a caller that does not keep it
   if (c.mode == Mode::kForward) return out;
   for (const logitless::Problem& shard : cut(pass_problem(c, logitless::Pass::backward), sizes)) {
     const Outputs one = run_pass(context, shard, c, &out);

@@ -157,7 +157,7 @@ TEST_P(SparsifiedBias, ColumnsThatManyRowsKeep) {
   check(c, whole(c));
 }
 
-// Each shard draws with its own seed and its own guesses; lse is that of all.
+// Each shard draws with its own seed and its own lse_estimates; lse is that of all.
 TEST_P(SparsifiedBias, Shards) {
   for (int32_t keeps : {0, 1}) {
     Case c = base(34, 1);

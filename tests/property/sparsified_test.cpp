@@ -95,7 +95,7 @@ TEST_P(Sparsified, IsExactWhereAllIsKeptOfSomeColumns) {
 }
 
 TEST_P(Sparsified, LossIsThatOfExact) {
-  if (is_device()) GTEST_SKIP() << "sums have another anchor there; IsExact compares the losses";
+  if (is_device()) GTEST_SKIP() << "sums have another logit_offset there; IsExact compares the losses";
   for (Case c : random_cases(300, seeds(60), 1100)) {
     const Outputs exact = solve(c);
     Outputs got = solve(as_sparsified(c, 0.01, 7));

@@ -111,7 +111,7 @@ Expected::Expected(const Case& c) : c_(c), truth_(true_answer(c)), naive_(naive_
   if (!Engine::has_short_operands(c.problem)) return;
   const bool bf16 = product_dtype(c.problem, c.problem.dtype.hidden) == LOGITLESS_BF16;
   if (bf16 || kOnDevice) naive_short_ = materialise<float>(c, Rounds::kGradients);
-  if (bf16 && kOnDevice) naive_exps_ = materialise<float>(c, Rounds::kExps);
+  if (bf16 && kOnDevice) naive_exp_logits_ = materialise<float>(c, Rounds::kExpLogits);
 }
 
 Arithmetic Expected::arithmetic_of(const Engine& engine) const {
@@ -132,8 +132,9 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   const double at_a_time = engine.engine == "mma" ? 8 : 16;
   if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / at_a_time);
   if (engine.is_fused()) {
-    out.exp = 0x1p-22;         // ex2.approx
-    out.logit_roundings += 3;  // its argument to base 2: of log2(e), of the scale and of the anchor times it
+    out.exp = 0x1p-22;  // ex2.approx
+    out.logit_roundings +=
+        3;  // its argument to base 2: of log2(e), of the scale and of the logit_offset times it
     // The softcap as cap - 2 cap / (1 + 2^x): near 0 an error of 2.5 x 2^-23 cap, by 2^x, the sum and the
     // reciprocal.
     if (p.softcap > 0 && truth_.terms.logit > 0) {
@@ -158,14 +159,14 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   Bounds out;
   out.logit = bound(naive.logits, t.logits, t.terms.logit);
   out.lse = bound(naive.lse, t.lse, t.terms.logit) + arithmetic.exp;
-  // max - z_y, and the log of a sum of at most V exps.
+  // max - z_y, and the log of a sum of at most V exp_logits.
   const double nll_terms = 2 * t.terms.logit + std::log(static_cast<double>(c_.problem.vocab));
   out.nll =
       bound(naive.nll, t.nll, nll_terms * t.terms.target_weight) + arithmetic.exp * t.terms.target_weight;
   out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
   out.mean_logit = bound(naive.mean_logit, t.mean_logit, t.terms.logit);
-  // Logits are in it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so are the exps' own errors; each
-  // of its two logs is at most 2 log V.
+  // Logits are in it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so are the exp_logits' own errors;
+  // each of its two logs is at most 2 log V.
   const double log_terms = 4 * t.terms.logit + 4 * std::log(static_cast<double>(c_.problem.vocab));
   out.log_sum_sq_probs = bound(naive.log_sum_sq_probs, t.log_sum_sq_probs, log_terms) + 4 * arithmetic.exp;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
@@ -209,10 +210,10 @@ Bounds Expected::bounds_of(const Engine& engine) const {
   const Arithmetic arithmetic = arithmetic_of(engine);
   if (!engine.shortens_gradients(c_.problem)) return bounds(naive_, arithmetic);
   const Bounds out = bounds(naive_short_, arithmetic);
-  const bool may_keep_exps =
+  const bool may_keep_exp_logits =
       engine.is_device() && product_dtype(c_.problem, c_.problem.dtype.hidden) == LOGITLESS_BF16;
-  if (!may_keep_exps || c_.mode != Mode::kForwardBackward) return out;
-  Bounds kept = bounds(naive_exps_, arithmetic);
+  if (!may_keep_exp_logits || c_.mode != Mode::kForwardBackward) return out;
+  Bounds kept = bounds(naive_exp_logits_, arithmetic);
   kept.d_weight += arithmetic.gradient * truth_.terms.d_weight.part;  // each of its terms is rounded twice
   return either(out, kept);
 }

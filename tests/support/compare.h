@@ -63,8 +63,8 @@ class Expected {
 
   const Case& c_;
   Answer truth_, naive_;
-  Answer naive_short_;  // the gradient of the logits rounded; only of 16-bit operands of one format
-  Answer naive_exps_;   // kept exponentials rounded; only of bfloat16 operands, with engines on a device
+  Answer naive_short_;       // the gradient of the logits rounded; only of 16-bit operands of one format
+  Answer naive_exp_logits_;  // kept exponentials rounded; only of bfloat16 operands, with engines on a device
 };
 
 // |got - expected| <= error + one rounding of expected to the dtype; NaN matches NaN.

@@ -243,7 +243,7 @@ class Materialised {
     for (size_t i = 0; i < tokens_; ++i) {
       if (ignored(i)) continue;
       const T factor = d_logits_row(i, &d);
-      const bool scaled = rounds_ == Rounds::kExps && factor != 0 && std::isfinite(factor);
+      const bool scaled = rounds_ == Rounds::kExpLogits && factor != 0 && std::isfinite(factor);
       for (size_t j = 0; j < vocab_; ++j) {
         d_bias[j] += d[j].value;
         raise(&answer_.terms.d_bias, d[j], 1);
@@ -260,7 +260,7 @@ class Materialised {
         raise(&answer_.terms.d_hidden, d[j], scale * largest_weight);
         raise(&answer_.terms.d_weight, d[j], scale * largest_hidden);
       }
-      if (rounds_ == Rounds::kExps && i == tokens_ / 2) round_to_output(&d_weight);
+      if (rounds_ == Rounds::kExpLogits && i == tokens_ / 2) round_to_output(&d_weight);
     }
     if (p_.has.d_hidden)
       answer_.d_hidden = finished(d_hidden, scale, c_.d_hidden_start, &answer_.terms.d_hidden);

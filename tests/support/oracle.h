@@ -37,7 +37,7 @@ enum class Rounds {
   // Exponentials that are kept until their sums are known: the row's factor is then applied to d_hidden, and
   // for d_weight to the rows of hidden, which rounds these as well. A second chunk of tokens may add to a
   // d_weight that was already rounded to its dtype.
-  kExps,
+  kExpLogits,
 };
 
 // Computes the case as PyTorch would with all logits in memory: F.cross_entropy(F.linear(hidden, weight,

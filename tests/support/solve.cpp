@@ -100,7 +100,7 @@ void RunTensors::add_inputs() {
 
 void RunTensors::add_known(const Outputs& known, int64_t draws_bytes) {
   b_.lse = vector_input("lse", stats_, known.lse);
-  b_.lse_low = vector_input("lse_low", stats_, known.lse_low);
+  b_.lse_residual = vector_input("lse_residual", stats_, known.lse_residual);
   if (p_.has.grad_entropy) b_.entropy = vector_input("entropy", stats_, known.entropy);
   if (draws_bytes == 0) return;
   const auto words = static_cast<int64_t>(known.draws.size());
@@ -140,7 +140,7 @@ void RunTensors::add_outputs(int64_t draws_bytes, bool on_device, bool only_loss
     if (name == "draws") return false;
     if (name == "invalid_targets") return on_device;
     if (name == "kept_count" || name == "draw_variance") return true;
-    if (only_losses && !is_backward) return name == "loss" || name == "lse" || name == "lse_low";
+    if (only_losses && !is_backward) return name == "loss" || name == "lse" || name == "lse_residual";
     return !is_backward && (t.role == TensorRole::STATISTIC || (t.role == TensorRole::OUTPUT && !is_shard));
   });
   if (draws_bytes > 0 && !is_backward) {
@@ -288,7 +288,7 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
   for (const ListedTensor& each : kTensors) {
     const std::string_view name = each.name;
     // These outputs exist in only one of the two ways to the results.
-    if (name == "lse_low" || name == "draws" || name == "invalid_targets") continue;
+    if (name == "lse_residual" || name == "draws" || name == "invalid_targets") continue;
     if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";

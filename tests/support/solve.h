@@ -94,7 +94,7 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass);
 // the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
 // an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
 // entropy, and draws) for a backward pass. group: of a problem with group_size.
-// only_losses: of what a forward pass tells loss, lse and lse_low alone.
+// only_losses: of what a forward pass tells loss, lse and lse_residual alone.
 Outputs run_pass(const logitless::Context& context, const logitless::Problem& problem, const Case& c,
                  const Outputs* known = nullptr, const logitless::Communicator* group = nullptr,
                  bool only_losses = false);

@@ -37,12 +37,12 @@ Plan whole(size_t bytes, double seconds) {
 // keeps to the default's bytes.
 Plan rounds(size_t bytes, double seconds) {
   Plan p = whole(bytes, seconds);
-  p.handicap = 1.04;
+  p.rounding_penalty = 1.04;
   return p;
 }
 Plan little_scratch(size_t bytes, double seconds) {
   Plan p = whole(bytes, seconds);
-  p.default_handicap = kFastEnough;
+  p.default_penalty = kFastEnough;
   return p;
 }
 

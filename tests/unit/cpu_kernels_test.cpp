@@ -120,14 +120,14 @@ TEST_P(CpuKernels, DrawsEveryElementAsOftenAsItShould) {
   std::vector<int> kept(kColumns);
   double expected = 0;
   int64_t large = 0;
-  const float guess = -1;
+  const float lse_estimate = -1;
   for (int64_t j = 0; j < kColumns; ++j) {
-    const double share = std::exp(double{z[j]} - guess) / threshold;
+    const double share = std::exp(double{z[j]} - lse_estimate) / threshold;
     share < 1 ? expected += share : large += 1;
   }
   for (int i = 0; i < kOffsets; ++i) {
     const float offset = (static_cast<float>(i) + 0.5f) / kOffsets;
-    const int64_t count = k().draw_row({z, kColumns, guess, threshold, offset, q, columns, logits});
+    const int64_t count = k().draw_row({z, kColumns, lse_estimate, threshold, offset, q, columns, logits});
     EXPECT_GE(count - large, std::floor(expected - 1e-4));
     EXPECT_LE(count - large, std::ceil(expected + 1e-4));
     for (int64_t n = 0; n < count; ++n) {
@@ -137,7 +137,7 @@ TEST_P(CpuKernels, DrawsEveryElementAsOftenAsItShould) {
     }
   }
   for (int64_t j = 0; j < kColumns; ++j) {
-    const double share = std::min(1.0, std::exp(double{z[j]} - guess) / threshold);
+    const double share = std::min(1.0, std::exp(double{z[j]} - lse_estimate) / threshold);
     EXPECT_NEAR(kept[static_cast<size_t>(j)], share * kOffsets, share < 1 ? 2 : 0) << j;
   }
 }

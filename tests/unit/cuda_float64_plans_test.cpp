@@ -41,7 +41,7 @@ TEST(CudaFloat64Plans, TheWorkspaceIsWhatTheLayoutTakes) {
   for (const Problem& p : problems()) {
     expect_exact_bytes(p, "float64");
     for (const Plan& plan : make_plans(p, h200(), "", 0)) {
-      EXPECT_EQ(detail_of(plan).kept_columns, 0) << plan.config;
+      EXPECT_EQ(detail_of(plan).cached_columns, 0) << plan.config;
     }
   }
 }
@@ -54,7 +54,7 @@ TEST(CudaFloat64Plans, TheArenaHasRoomForFloat64) {
     std::vector<std::byte> memory(smallest(plans).workspace_bytes + kWorkspaceAlignment);
     Workspace placed(memory.data());
     const ArenaOf<double> a = lay_out_exact<double>(p, d, placed);
-    EXPECT_GE(a.lse_low - a.lse, d.token_chunk);
+    EXPECT_GE(a.lse_residual - a.lse, d.token_chunk);
     EXPECT_GE(static_cast<double*>(a.gemm) - a.logits, d.scratch_rows * d.scratch_columns);
   }
 }

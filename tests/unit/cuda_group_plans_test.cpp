@@ -52,8 +52,9 @@ void expect_alike(Pass pass, DType dtype, int64_t hidden, const char* engine) {
         EXPECT_EQ(plans[i].gathered_bytes, largest[i].gathered_bytes);
         EXPECT_EQ(plans[i].workspace_bytes, largest[i].workspace_bytes);
         EXPECT_LE(workspace_bytes(p, d), plans[i].workspace_bytes);
-        EXPECT_TRUE(d.kept_columns == 0 || d.kept_columns == shard.rows || d.kept_columns >= d.vocab_window);
-        EXPECT_LE(d.kept_columns, shard.rows);
+        EXPECT_TRUE(d.cached_columns == 0 || d.cached_columns == shard.rows ||
+                    d.cached_columns >= d.vocab_window);
+        EXPECT_LE(d.cached_columns, shard.rows);
       }
     }
   }

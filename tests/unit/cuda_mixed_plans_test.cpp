@@ -28,13 +28,14 @@ TEST(CudaMixedPlans, TheLossAloneCostsAboutOneProduct) {
   EXPECT_LT(plan.predicted_seconds, 1.03 * float32_seconds(Pass::kForward)) << plan.config;
 }
 
-TEST(CudaMixedPlans, ExpsAreKeptBesideACopyOfTheWeight) {
+TEST(CudaMixedPlans, ExpLogitsAreKeptBesideACopyOfTheWeight) {
   const Plan plan = best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16));
   EXPECT_EQ(plan.kind, PlanKind::kWhole) << plan.config;
-  EXPECT_DOUBLE_EQ(plan.cost_f, 3);
+  EXPECT_DOUBLE_EQ(plan.cost_matmuls, 3);
   EXPECT_LT(plan.predicted_seconds, 1.02 * float32_seconds(Pass::kForwardBackward)) << plan.config;
-  EXPECT_LT(best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16), 160 * kMiB).predicted_seconds,
-            1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // whose room for kept exps is larger
+  EXPECT_LT(
+      best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16), 160 * kMiB).predicted_seconds,
+      1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // whose room for kept exp_logits is larger
 }
 
 // Beside the products: the weight once (where all of it is copied) or for each pass over it.

@@ -1,4 +1,4 @@
-// The mma engine as plans know it: never chosen unasked, what it refuses, its stages, slots and groups of
+// The mma engine as plans know it: never chosen unasked, what it refuses, its stages, partials and groups of
 // rows.
 #include <gtest/gtest.h>
 
@@ -62,7 +62,7 @@ TEST(MmaPlans, StagesFollowSharedMemory) {
   }
 }
 
-// Groups of rows stay in L2, or are as long as a wave of tiles is wide; slots are few.
+// Groups of rows stay in L2, or are as long as a wave of tiles is wide; partials are few.
 TEST(MmaPlans, GroupsFollowL2) {
   Device device = ampere();
   const LogitsPlan large = plan_logits(launch_of(1 << 16, 128256, 4096), device, false);
@@ -72,7 +72,7 @@ TEST(MmaPlans, GroupsFollowL2) {
   EXPECT_EQ(plan_logits(launch_of(1 << 16, 128256, 4096), device, false).tiling.preferred_units, 7);
   device.l2_bytes = 72 << 20;
   EXPECT_EQ(plan_logits(launch_of(1 << 16, 128256, 4096), device, false).tiling.preferred_units, 14);
-  EXPECT_LE(large.slots, 33);
+  EXPECT_LE(large.partials, 33);
 }
 
 // Of all devices whose facts are known: plans by this engine and by the other, all of whose times follow the
@@ -114,12 +114,12 @@ TEST(MmaPlans, ADeviceThatIsAModelHasItsRates) {
   EXPECT_EQ(rates("NVIDIA H200", 90, 132, 150.1), (std::pair{989.5e12, 4800e9}));
 }
 
-TEST(MmaPlans, EachTileHasItsSlotWhereRowsDoNotDependOnTheBatch) {
+TEST(MmaPlans, EachTileHasItsPartialWhereRowsDoNotDependOnTheBatch) {
   LogitsArgs args = launch_of(300, 1000, 64);
   args.batch_invariant = true;
-  EXPECT_EQ(plan_logits(args, ampere(), true).slots, 6);
+  EXPECT_EQ(plan_logits(args, ampere(), true).partials, 6);
   args.column_offset = 192;
-  EXPECT_EQ(plan_logits(args, ampere(), true).slots, 7);
+  EXPECT_EQ(plan_logits(args, ampere(), true).partials, 7);
 }
 
 }  // namespace

@@ -30,18 +30,18 @@ Problem problem_of(int64_t tokens, int64_t vocab, Pass pass, DType hidden, DType
   return validated(p);
 }
 
-void check(const Problem& p, const Plan& plan, bool anchored) {
+void check(const Problem& p, const Plan& plan, bool relative_to_offset) {
   const PlanDetail& d = detail_of(plan);
   const EngineTraits traits = d.engine->traits();
   SCOPED_TRACE(std::string(d.engine->name()) + ", " + std::to_string(p.tokens) + " x " +
                std::to_string(p.vocab) + ": " + plan.config);
-  EXPECT_EQ(d.slots, ceil_div(p.vocab, traits.slot_columns));
-  EXPECT_EQ(d.anchored, anchored && traits.anchors_first);
+  EXPECT_EQ(d.partials, ceil_div(p.vocab, traits.partial_columns));
+  EXPECT_EQ(d.relative_to_offset, relative_to_offset && traits.offsets_first);
   if (d.copies_weight && d.vocab_window < p.vocab) {
-    EXPECT_EQ(d.vocab_window % traits.slot_columns, 0);
+    EXPECT_EQ(d.vocab_window % traits.partial_columns, 0);
   }
   if (traits.needs_scratch && d.scratch_columns < p.vocab) {
-    EXPECT_EQ(d.scratch_columns % traits.slot_columns, 0);
+    EXPECT_EQ(d.scratch_columns % traits.partial_columns, 0);
   }
 }
 
@@ -71,7 +71,7 @@ TEST(CudaBatchInvariantPlans, SumsFollowColumnsAlone) {
 }
 
 // Rows of such a hidden size are copied, window by window.
-TEST(CudaBatchInvariantPlans, WindowsOfCopiesAreWholeSlots) {
+TEST(CudaBatchInvariantPlans, WindowsOfCopiesAreWholePartials) {
   for (const int64_t vocab : kVocabs) {
     for (const int64_t tokens : {512, 2048}) {
       for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
@@ -84,8 +84,8 @@ TEST(CudaBatchInvariantPlans, WindowsOfCopiesAreWholeSlots) {
   }
 }
 
-// No exps could be kept, so no pass has sums relative to anchors.
-TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoAnchors) {
+// No exp_logits could be kept, so no pass has sums relative to logit_offsets.
+TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoOffsets) {
   for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
     Problem p = problem_of(300, 3011, pass, DType::kBF16, DType::kBF16);
     p.label_smoothing = 0.1;
@@ -93,7 +93,8 @@ TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoAnchors) {
   }
 }
 
-// Slots of two sums a row, beside what a loss alone takes otherwise; within a budget of fewer rows at a time.
+// Partials of two sums a row, beside what a loss alone takes otherwise; within a budget of fewer rows at a
+// time.
 TEST(CudaBatchInvariantPlans, TheirBytes) {
   for (const int64_t tokens : {8192, 65536}) {
     const Problem p = problem_of(tokens, 128256, Pass::kForward, DType::kBF16, DType::kBF16);

@@ -32,25 +32,25 @@ Problem sparsified_problem(const Head& head, double threshold) {
   return validated(p);
 }
 
-// A loss alone takes little, gradients keep all exps where there is room, and sparsified ones need little
-// room.
+// A loss alone takes little, gradients keep all exp_logits where there is room, and sparsified ones need
+// little room.
 TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   for (const Head& head : kHeads) {
     SCOPED_TRACE(head.name);
     const Plan loss = best(head_problem(head, Pass::kForward));
     EXPECT_LE(loss.workspace_bytes, 8 * kMiB + 64 * static_cast<size_t>(head.tokens));
-    EXPECT_DOUBLE_EQ(loss.cost_f, 1);
+    EXPECT_DOUBLE_EQ(loss.cost_matmuls, 1);
     const Plan fastest = best(head_problem(head));
     EXPECT_EQ(fastest.kind, PlanKind::kWhole);
-    EXPECT_DOUBLE_EQ(fastest.cost_f, 3);
+    EXPECT_DOUBLE_EQ(fastest.cost_matmuls, 3);
     if (head.tokens <= 16384) {
-      EXPECT_DOUBLE_EQ(best(head_problem(head), 2560 * kMiB).cost_f, 3);
+      EXPECT_DOUBLE_EQ(best(head_problem(head), 2560 * kMiB).cost_matmuls, 3);
     }
     if (head.tokens != 8192) continue;
     const Plan sparsified = best(sparsified_problem(head, 0x1p-9));
     EXPECT_EQ(sparsified.kind, PlanKind::kSparsified);
     EXPECT_LE(sparsified.workspace_bytes, 128 * kMiB);
-    EXPECT_LT(sparsified.cost_f, 1.05);
+    EXPECT_LT(sparsified.cost_matmuls, 1.05);
     EXPECT_LT(sparsified.predicted_seconds, fastest.predicted_seconds);
   }
 }
@@ -115,7 +115,8 @@ TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
   }
 }
 
-// Between the budgets of keeping all exps and of making them again there are some for a chunk of tokens.
+// Between the budgets of keeping all exp_logits and of making them again there are some for a chunk of
+// tokens.
 TEST(CudaPlans, EveryKindIsChosenByABudget) {
   for (const auto& [dtype, asked] : {std::pair{DType::kBF16, "sm90"}, std::pair{DType::kF32, "portable"}}) {
     const Problem problem = head_problem({2000, 555, 72, "small"}, Pass::kForwardBackward, dtype);
@@ -248,15 +249,15 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
                                       [&](const Plan& plan) { return plan.workspace_bytes <= budget; });
         if (!fits) continue;
         const Plan plan = choose_plan(plans, budget);
-        const double seconds = plan.predicted_seconds * plan.handicap;
+        const double seconds = plan.predicted_seconds * plan.rounding_penalty;
         EXPECT_LE(seconds, before * 1.005) << head.name << ", " << mib << " MiB: " << plan.config;
         before = std::min(before, seconds);
       }
     }
   }
   const Problem gemma = head_problem(kHeads[0]);
-  EXPECT_LT(best(gemma, 1280 * kMiB).cost_f, 3.3);
-  EXPECT_LT(best(gemma, 160 * kMiB).cost_f, 4);
+  EXPECT_LT(best(gemma, 1280 * kMiB).cost_matmuls, 3.3);
+  EXPECT_LT(best(gemma, 160 * kMiB).cost_matmuls, 4);
 }
 
 // d_weight is rounded for more than three chunks only where little else fits.
@@ -288,7 +289,7 @@ TEST(CudaPlans, SparsifiedListsHaveRoom) {
   }
 }
 
-// All ranks' guesses become one, and the dense columns of all are those of the vocabulary.
+// All ranks' lse_estimates become one, and the dense columns of all are those of the vocabulary.
 TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   Problem problem = sparsified_problem({64, 128000, 64}, 0x1p-9);
   const SparsifiedSizes one = sparsified_sizes(problem);
@@ -298,7 +299,7 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   const SparsifiedSizes rank = sparsified_sizes(problem);
   EXPECT_EQ(4 * rank.dense, one.dense);
   EXPECT_EQ(4 * rank.sampled, one.sampled);
-  EXPECT_LE(4 * rank.hot, one.hot);
+  EXPECT_LE(4 * rank.frequent, one.frequent);
   EXPECT_EQ(rank.capacity, one.capacity);  // all of a row's elements may be one rank's
   // Of a smaller shard as many, as far as it has so many columns, and lists as long.
   for (const int64_t vocab : {31999, 1500, 1000, 300, 100, 1, 0}) {
@@ -306,8 +307,9 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
     const SparsifiedSizes s = sparsified_sizes(problem);
     EXPECT_EQ(s.dense, std::min(rank.dense, vocab));
     EXPECT_EQ(s.sampled, std::min(rank.sampled, vocab - s.dense));
-    EXPECT_LE(s.hot, rank.hot);
-    EXPECT_TRUE(s.hot == 0 || s.dense % 8 == 0) << "the hot columns of dz are read in pieces of 16 bytes";
+    EXPECT_LE(s.frequent, rank.frequent);
+    EXPECT_TRUE(s.frequent == 0 || s.dense % 8 == 0)
+        << "the frequent columns of dz are read in pieces of 16 bytes";
     EXPECT_EQ(s.capacity, rank.capacity);
     EXPECT_EQ(s.kept, rank.kept);
   }
@@ -322,7 +324,7 @@ TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
   }
 }
 
-// d_weight is staged where the copy was, in its own dtype: no bytes beside exps, copies and sums of
+// d_weight is staged where the copy was, in its own dtype: no bytes beside exp_logits, copies and sums of
 // d_hidden.
 TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
   for (const Head& head : {Head{794, 61043, 877, "small"}, Head{8192, 128256, 4095, "large"}}) {
@@ -334,7 +336,7 @@ TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
     EXPECT_EQ(staging_dtype(problem), DType::kBF16);
     const int64_t depth = padded_hidden(problem);
     const int64_t bytes =
-        2 * (head.tokens * exps_stride(problem, detail) + head.vocab * depth) + 6 * head.tokens * depth;
+        2 * (head.tokens * exp_logits_stride(problem, detail) + head.vocab * depth) + 6 * head.tokens * depth;
     EXPECT_LT(plan.workspace_bytes, static_cast<size_t>(bytes) + 36 * kMiB) << plan.config;
     Problem padded = head_problem({head.tokens, head.vocab, depth}, Pass::kForwardBackward);
     EXPECT_LT(plan.predicted_seconds, 1.2 * best(padded, 0).predicted_seconds) << plan.config;

@@ -1,5 +1,5 @@
-// The schedule of the fused kernels, on the host: every tile once, one writer for every (slot, row), few
-// slots.
+// The schedule of the fused kernels, on the host: every tile once, one writer for every (partial, row), few
+// partials.
 #include "cuda/engines/fused/tile_schedule.h"
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ struct Device {
 const Device kDevices[] = {{66, 2},  {66, 1}, {57, 2}, {39, 2},  {61, 2},  {7, 2},   {1, 2},   {1, 1},
                            {108, 1}, {72, 1}, {82, 1}, {128, 1}, {132, 1}, {142, 1}, {148, 1}, {170, 1}};
 
-// Walks the tiles as the kernel does and checks that each is visited once, by a single writer of its slot.
-void check_schedule(const Raster& raster, Device device, int units, int column_tiles, int most_slots) {
+// Walks the tiles as the kernel does and checks that each is visited once, by a single writer of its partial.
+void check_schedule(const Raster& raster, Device device, int units, int column_tiles, int most_partials) {
   const TileSchedule schedule(raster, units, column_tiles);
   ASSERT_EQ(schedule.tiles(), units * column_tiles);
   ASSERT_LE(schedule.clusters(), device.clusters);
   std::vector<int> visits(static_cast<size_t>(units) * column_tiles, 0);
-  std::map<std::pair<int, int>, int> writer;  // (slot, unit) -> worker
+  std::map<std::pair<int, int>, int> writer;  // (partial, unit) -> worker
   for (int cluster = 0; cluster < device.clusters; ++cluster) {
     const int tiles = schedule.tiles_of(cluster);
     for (int i = 0; i < tiles; ++i) {
@@ -40,13 +40,13 @@ void check_schedule(const Raster& raster, Device device, int units, int column_t
       ASSERT_LT(tile.unit, units);
       ASSERT_GE(tile.column, 0);
       ASSERT_LT(tile.column, column_tiles);
-      ASSERT_GE(tile.slot, 0);
-      ASSERT_LT(tile.slot, most_slots);
+      ASSERT_GE(tile.partial, 0);
+      ASSERT_LT(tile.partial, most_partials);
       ++visits[static_cast<size_t>(tile.unit) * column_tiles + tile.column];
       const int worker = cluster * device.turns + i % device.turns;
-      const auto [entry, is_new] = writer.insert({{tile.slot, tile.unit}, worker});
+      const auto [entry, is_new] = writer.insert({{tile.partial, tile.unit}, worker});
       ASSERT_EQ(entry->second, worker)
-          << "slot " << tile.slot << " of unit " << tile.unit << " has two writers; units " << units
+          << "partial " << tile.partial << " of unit " << tile.unit << " has two writers; units " << units
           << ", column tiles " << column_tiles;
     }
   }
@@ -66,37 +66,37 @@ void for_devices(std::initializer_list<int> preferred, std::initializer_list<int
   }
 }
 
-TEST(TileSchedule, EveryTileOnceAndOneWriterOfASlot) {
+TEST(TileSchedule, EveryTileOnceAndOneWriterOfAPartial) {
   for_devices({2, 3, 4, 6, 8, 12, 17, 24},
               {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131},
               [](Device device, int preferred, int units) {
                 const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
                 for (const int column_tiles : {1, 2, 3, 7, 29, 101}) {
-                  check_schedule(raster, device, units, column_tiles, raster_slots(raster, units));
+                  check_schedule(raster, device, units, column_tiles, raster_partials(raster, units));
                 }
               });
 }
 
-// The device may find any smaller number of units; the slots provided for the largest must do.
-TEST(TileSchedule, SlotsSufficeForAnyFewerUnits) {
+// The device may find any smaller number of units; the partials provided for the largest must do.
+TEST(TileSchedule, PartialsSufficeForAnyFewerUnits) {
   for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
-    const int slots = needed_slots(device.clusters, device.turns, preferred, units, true);
-    const Raster raster = make_raster(device.clusters, device.turns, preferred, slots);
-    for (int fewer = 0; fewer <= units; ++fewer) check_schedule(raster, device, fewer, 37, slots);
+    const int partials = needed_partials(device.clusters, device.turns, preferred, units, true);
+    const Raster raster = make_raster(device.clusters, device.turns, preferred, partials);
+    for (int fewer = 0; fewer <= units; ++fewer) check_schedule(raster, device, fewer, 37, partials);
   });
 }
 
-// Where sums are not to depend on rows and clusters, slots are those of columns; the tiles are the same.
-TEST(TileSchedule, SlotsOfTheirOwnAreThoseOfColumns) {
+// Where sums are not to depend on rows and clusters, partials are those of columns; the tiles are the same.
+TEST(TileSchedule, PartialsOfTheirOwnAreThoseOfColumns) {
   for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
     const Raster shared = make_raster(device.clusters, device.turns, preferred, kUnlimited);
     Raster own = shared;
-    own.first_slot = 5;
+    own.first_partial = 5;
     for (const int column_tiles : {1, 2, 29, 101}) {
-      check_schedule(own, device, units, column_tiles, own.first_slot + column_tiles);
+      check_schedule(own, device, units, column_tiles, own.first_partial + column_tiles);
       const TileSchedule schedule(own, units, column_tiles), same(shared, units, column_tiles);
       for (int tile = 0; tile < schedule.tiles(); ++tile) {
-        EXPECT_EQ(schedule.at(tile).slot, 5 + schedule.at(tile).column);
+        EXPECT_EQ(schedule.at(tile).partial, 5 + schedule.at(tile).column);
         EXPECT_EQ(schedule.at(tile).column, same.at(tile).column);
         EXPECT_EQ(schedule.at(tile).unit, same.at(tile).unit);
       }
@@ -106,25 +106,26 @@ TEST(TileSchedule, SlotsOfTheirOwnAreThoseOfColumns) {
 
 TEST(TileSchedule, AllClustersWorkOnManyUnits) {
   for (const int preferred : {4, 6, 12, 24}) {
-    const int slots = needed_slots(66, 2, preferred, 1000, true);
-    const Raster raster = make_raster(66, 2, preferred, slots);
+    const int partials = needed_partials(66, 2, preferred, 1000, true);
+    const Raster raster = make_raster(66, 2, preferred, partials);
     for (int units = 14; units < 1000; ++units)
       EXPECT_EQ(TileSchedule(raster, units, 3).clusters(), 66) << units;
   }
 }
 
-// 132 SMs, ping-pong and cooperative: at most 33 slots.
-TEST(TileSchedule, SlotsAreFew) {
+// 132 SMs, ping-pong and cooperative: at most 33 partials.
+TEST(TileSchedule, PartialsAreFew) {
   for (int64_t units = 14; units < 5000; ++units) {
     for (const int preferred : {24, 16, 9, 4})
-      EXPECT_LE(needed_slots(66, 2, preferred, units, true), 33) << units;
+      EXPECT_LE(needed_partials(66, 2, preferred, units, true), 33) << units;
   }
   for (const int preferred : {2, 3, 4, 5, 8, 12}) {
     for (int64_t units = 2; units < 5000; ++units) {
-      EXPECT_LE(needed_slots(66, 1, preferred, units, false), 33) << units;
+      EXPECT_LE(needed_partials(66, 1, preferred, units, false), 33) << units;
     }
   }
-  for (int64_t units = 1; units < 14; ++units) EXPECT_LE(needed_slots(66, 2, 16, units, true), 132) << units;
+  for (int64_t units = 1; units < 14; ++units)
+    EXPECT_LE(needed_partials(66, 2, 16, units, true), 132) << units;
 }
 
 // Groups hold no more rows than stay in L2 wherever units can be cut so.

@@ -125,8 +125,8 @@ def linear_divergence(
         beta = 1:       KL(p || q) = sum p log(p / q)            the reverse one
         between:        beta KL(q || m) + (1 - beta) KL(p || m)  generalised Jensen-Shannon
 
-    The student's hidden, weight and bias have a gradient; the teacher has none. docs/rl_and_distillation.md has formulas, work
-    and memory.
+    The student's hidden, weight and bias have a gradient; the teacher has none. docs/rl_and_distillation.md has
+    formulas, work and memory.
 
     Args:
         student_hidden: hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is).

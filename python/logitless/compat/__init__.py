@@ -12,10 +12,10 @@ its import and nothing else.
     from logitless.compat.megatron import patch
     from logitless.compat.torchtitan import FusedHeadLoss
 
-None of these libraries is imported here, but torchtitan by the module of its name. docs/pytorch.md, docs/hugging_face.md and
-docs/distributed.md say what each argument does. In all of them losses and statistics are float32 (float64 of
-float64 inputs), gradients are summed in float32, and what only steers the other library's kernels (chunk sizes, filters
-of small gradients, implementations) is accepted and not used.
+None of these libraries is imported here, but torchtitan by the module of its name. docs/pytorch.md,
+docs/hugging_face.md and docs/distributed.md say what each argument does. In all of them losses and statistics are
+float32 (float64 of float64 inputs), gradients are summed in float32, and what only steers the other library's kernels
+(chunk sizes, filters of small gradients, implementations) is accepted and not used.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def head_cost(head: Head, model: Model, batch: Batch, device: Device) -> HeadCos
             threshold=head.threshold,
         )
         held = found.workspace_bytes + d_weight + d_hidden
-        text = f"{found.kind}, {found.cost_f:g} F, {found.workspace_bytes / (1 << 20):.0f} MiB"
-        return HeadCost(found.cost_f * product, held, d_weight, found.predicted_seconds, text)
+        text = f"{found.kind}, {found.cost_matmuls:g} F, {found.workspace_bytes / (1 << 20):.0f} MiB"
+        return HeadCost(found.cost_matmuls * product, held, d_weight, found.predicted_seconds, text)
     logits = float(tokens) * vocab
     capped = (_SOFTCAP_HELD, _SOFTCAP_MOVED) if model.softcap else (0, 0)
     products = 3 * plan(tokens, vocab, hidden, dtype="bfloat16", gradients=(), device=device.name).predicted_seconds

@@ -11,7 +11,7 @@ namespace {
 
 // 448 = 14 * 32: no register tile of AVX-512 is left part empty, whichever side the block is on. A block's
 // panels (448 x D) stay near the second level cache; rows of more units get half the block, which is no
-// slower and leaves more of a small budget for exps.
+// slower and leaves more of a small budget for exp_logits.
 constexpr int64_t kVocabBlock = 448;
 constexpr int64_t kWideUnits = 1280;
 constexpr int64_t kPanelColumns = 32;  // of the widest register tile; the block is a multiple for all
@@ -61,7 +61,7 @@ class Planner {
     for (int64_t chunk : token_chunks()) {
       for (Schedule schedule : schedules(chunk)) {
         consider(schedule);
-        if (keeps_exps(problem_)) consider_kept(schedule);
+        if (keeps_exp_logits(problem_)) consider_kept(schedule);
         if (const int64_t kept = blocks_kept_in_gradient(problem_, shape_, chunk); kept > 0) {
           Schedule in_gradient = schedule;
           in_gradient.kept_blocks = kept;
@@ -80,7 +80,7 @@ class Planner {
  private:
   int useful_threads(int most) const {
     const Schedule schedule{.token_chunk = std::max<int64_t>(problem_.tokens, 1),
-                            .kept_blocks = keeps_exps(problem_) ? shape_.blocks : 0};
+                            .kept_blocks = keeps_exp_logits(problem_) ? shape_.blocks : 0};
     return static_cast<int>(
         std::clamp(work_seconds(schedule) / kLeastThreadSeconds, 1.0, static_cast<double>(most)));
   }
@@ -114,14 +114,14 @@ class Planner {
       lay_out_draws(problem_, shape_, counter);
       plan.draws_bytes = counter.used();
     }
-    plan.cost_f = cost_of(schedule);
+    plan.cost_matmuls = cost_of(schedule);
     plan.predicted_seconds = candidate.seconds;
     plan.threads = schedule.threads;
     plan.engine = kernels_.name;
     plan.reason = reason_;
     plan.config = config_of(schedule);
     plan.token_chunk = schedule.token_chunk;
-    plan.kept_columns = std::min(schedule.kept_blocks * shape_.vocab_block, problem_.vocab);
+    plan.cached_columns = std::min(schedule.kept_blocks * shape_.vocab_block, problem_.vocab);
     const int64_t window = problem_.needs_backward() ? schedule.backward_window : schedule.forward_window;
     plan.vocab_window = std::min(window * shape_.vocab_block, problem_.vocab);
     count_gathers(shard_, DType::kF64, schedule.token_chunk, &plan);
@@ -192,17 +192,17 @@ class Planner {
            problem_.dtype.d_weight != DType::kF32;
   }
 
-  // Blocks whose exps fit into their own rows of d_weight: all whole ones, or none; the last one may be
+  // Blocks whose exp_logits fit into their own rows of d_weight: all whole ones, or none; the last one may be
   // short.
   int64_t blocks_kept_in_gradient(const Problem& p, const Shape& shape, int64_t chunk) const {
-    if (!keeps_exps(p) || !p.has.d_weight || p.accumulate.d_weight) return 0;
+    if (!keeps_exp_logits(p) || !p.has.d_weight || p.accumulate.d_weight) return 0;
     if (chunk < p.tokens) return 0;
-    const int64_t exps = chunk * shape.vocab_block * element_bytes(kernels_);
+    const int64_t exp_logits = chunk * shape.vocab_block * element_bytes(kernels_);
     const int64_t row = p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight));
-    if (exps > shape.vocab_block * row) return 0;
+    if (exp_logits > shape.vocab_block * row) return 0;
     if (shape.blocks == 0) return 0;
     const int64_t last_rows = shape.block_columns(p.vocab, shape.blocks - 1);
-    return exps <= last_rows * row ? shape.blocks : shape.blocks - 1;
+    return exp_logits <= last_rows * row ? shape.blocks : shape.blocks - 1;
   }
 
   uint64_t bytes_of(const Schedule& schedule) const {

@@ -35,9 +35,9 @@ struct Shape {
 
 Shape make_shape(const Problem& problem, const Kernels& kernels);
 
-// Whether exps kept from the forward pass can become gradients by one factor a row. Otherwise the gradient
-// needs the logits themselves again.
-inline bool keeps_exps(const Problem& p) {
+// Whether exp_logits kept from the forward pass can become gradients by one factor a row. Otherwise the
+// gradient needs the logits themselves again.
+inline bool keeps_exp_logits(const Problem& p) {
   return p.pass == Pass::kForwardBackward && !(p.label_smoothing > 0 && p.softcap > 0);
 }
 
@@ -46,8 +46,8 @@ inline constexpr int64_t kMostWindowsAlive = 3;
 // How the CPU cuts a problem: what its plans differ in. Windows are consecutive blocks of the vocabulary.
 struct Schedule {
   int threads = 1;
-  int64_t token_chunk = 0;      // rows whose exps are kept at once
-  int64_t kept_blocks = 0;      // the first vocabulary blocks, whose exps are kept
+  int64_t token_chunk = 0;      // rows whose exp_logits are kept at once
+  int64_t kept_blocks = 0;      // the first vocabulary blocks, whose exp_logits are kept
   int64_t forward_window = 0;   // blocks whose statistics are kept until they are merged
   int64_t backward_window = 0;  // blocks whose gradients are turned into d_hidden together
   // How many backward windows are alive at once: while one's gradients are added up, those of the next are
@@ -56,13 +56,13 @@ struct Schedule {
   // Whether d_weight and d_bias have a pass of their own, vocabulary outside and chunks of tokens inside:
   // the sum over chunks is then one window's instead of the whole weight's, for one more product.
   bool sweeps_vocabulary = false;
-  // Whether kept exps are where the gradient of their weight rows will be, [T, B] elements at a block's
+  // Whether kept exp_logits are where the gradient of their weight rows will be, [T, B] elements at a block's
   // first row: it is written once they have been read.
   bool keeps_in_gradient = false;
 };
 
 // Vocabulary blocks that have memory in backward windows.
-inline int64_t window_slots(const Schedule& schedule, const Shape& shape) {
+inline int64_t window_partials(const Schedule& schedule, const Shape& shape) {
   return std::min(shape.blocks, schedule.backward_windows_alive * schedule.backward_window);
 }
 

@@ -18,7 +18,7 @@ int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) 
 }
 
 std::array<std::span<float>*, 5> coefficients_of_rows(Arena& a) {
-  return {&a.lse_high, &a.lse_low, &a.a, &a.b, &a.c};
+  return {&a.lse_high, &a.lse_residual, &a.a, &a.b, &a.c};
 }
 std::array<std::span<float>*, 2> coefficients_of_targets(Arena& a) {
   return {&a.g, &a.target_gradient};
@@ -99,7 +99,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     if (p.has.d_hidden) {
       a.d_hidden = workspace.take<float>(tokens * s.gradient_stride);
       a.window_panels =
-          workspace.take<uint32_t>(window_slots(schedule, s) * s.hidden_padded * (s.vocab_block / k.pair));
+          workspace.take<uint32_t>(window_partials(schedule, s) * s.hidden_padded * (s.vocab_block / k.pair));
     }
     if (p.has.d_weight) {
       a.hidden_panels = workspace.take<uint32_t>(ceil_div(tokens, k.pair) * s.hidden_padded);
@@ -110,12 +110,12 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     }
     if (p.has.d_bias) a.d_bias = workspace.take<float>(s.blocks * s.vocab_block);
     const int64_t block_bytes = tokens * s.vocab_block * element_bytes(k);
-    a.kept_exps =
+    a.kept_exp_logits =
         workspace.take<std::byte>(schedule.keeps_in_gradient ? 0 : schedule.kept_blocks * block_bytes);
-    a.kept_anchor = workspace.take<float>(schedule.kept_blocks * tokens);
+    a.kept_offset = workspace.take<float>(schedule.kept_blocks * tokens);
     if (schedule.kept_blocks < s.blocks || schedule.keeps_in_gradient) {
-      a.window_exps = workspace.take<std::byte>(window_slots(schedule, s) * block_bytes);
-      a.window_anchor = workspace.take<float>(window_slots(schedule, s) * tokens);
+      a.window_exp_logits = workspace.take<std::byte>(window_partials(schedule, s) * block_bytes);
+      a.window_offset = workspace.take<float>(window_partials(schedule, s) * tokens);
     }
   }
   a.groups = workspace.take<TaskGroup>(most_groups(p, s, schedule));

@@ -48,10 +48,10 @@ struct Arena {
   std::span<double> gathered;            // [ranks, numbers, T] the statistics of a group
   std::span<float> target_logit;         // [T, K]
   std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
-  // The row's lse is lse_high + lse_low.
-  std::span<float> lse_high, lse_low, a, b, c;  // [R] each
-  std::span<float> g, target_gradient;          // [R, K] what is subtracted at targets; dz there
-  std::span<uint32_t> hidden_rows;              // [T, hidden_stride] rows operand of the logits
+  // The row's lse is lse_high + lse_residual.
+  std::span<float> lse_high, lse_residual, a, b, c;  // [R] each
+  std::span<float> g, target_gradient;               // [R, K] what is subtracted at targets; dz there
+  std::span<uint32_t> hidden_rows;                   // [T, hidden_stride] rows operand of the logits
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_weight
   std::span<float> d_hidden;          // [T, gradient_stride]
   // When neither one chunk nor the output can hold the sum over chunks: [V, hidden_padded], or
@@ -65,15 +65,15 @@ struct Arena {
 #undef LOGITLESS_MEMBER
   std::span<int32_t> block_argmax;
   std::span<double> block_weight;  // [blocks] sums of class weights, with block_weighted
-  // Kept exps of the first kept_blocks blocks, unless they are in d_weight, and what the windows'
-  // other exps and gradients take.
-  std::span<std::byte> kept_exps;      // [blocks, T, B] elements
-  std::span<float> kept_anchor;        // [blocks, T]
-  std::span<std::byte> window_exps;    // [W, T, B] elements
-  std::span<float> window_anchor;      // [W, T]
-  std::span<uint32_t> window_panels;   // [W, hidden_padded / nr, B / pair, nr], of the weight
-  std::span<TaskGroup> groups;         // of a chunk
-  std::span<std::byte> worker_memory;  // `threads` times worker_bytes
+  // Kept exp_logits of the first kept_blocks blocks, unless they are in d_weight, and what the windows'
+  // other exp_logits and gradients take.
+  std::span<std::byte> kept_exp_logits;    // [blocks, T, B] elements
+  std::span<float> kept_offset;            // [blocks, T]
+  std::span<std::byte> window_exp_logits;  // [W, T, B] elements
+  std::span<float> window_offset;          // [W, T]
+  std::span<uint32_t> window_panels;       // [W, hidden_padded / nr, B / pair, nr], of the weight
+  std::span<TaskGroup> groups;             // of a chunk
+  std::span<std::byte> worker_memory;      // `threads` times worker_bytes
   uint64_t worker_bytes = 0;
   std::span<TopRow> top_rows;           // [T]
   std::span<TopLogit<float>> top_best;  // [T, top_k] in order

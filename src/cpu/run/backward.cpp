@@ -18,8 +18,8 @@ float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) 
     return reinterpret_cast<float*>(run.d_weight_row(block * s.vocab_block + j, column));
   }
   if (run.arena.d_weight.empty()) return nullptr;
-  const int64_t slot = run.schedule.sweeps_vocabulary ? block % run.schedule.backward_window : block;
-  return run.arena.d_weight.data() + (slot * s.vocab_block + j) * s.hidden_padded + column;
+  const int64_t partial = run.schedule.sweeps_vocabulary ? block % run.schedule.backward_window : block;
+  return run.arena.d_weight.data() + (partial * s.vocab_block + j) * s.hidden_padded + column;
 }
 
 // d_weight[block, range] += dz[:, block]^T hidden[:, range], over the chunk's tokens.
@@ -128,34 +128,35 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const Range& rows) {
   }
 }
 
-// Kept or recomputed exps of rows [row, row + rows) to gradients.
-void finish_rows(const Runner& run, const LogitStrip& strip, const std::byte* exps, std::byte* dz,
-                 const float* anchor, int64_t row) {
+// Kept or recomputed exp_logits of rows [row, row + rows) to gradients.
+void finish_rows(const Runner& run, const LogitStrip& strip, const std::byte* exp_logits, std::byte* dz,
+                 const float* logit_offset, int64_t row) {
   const Arena& arena = run.arena;
   float factor[kMaxStripRows];
   for (int i = 0; i < strip.rows; ++i) {
     const auto at = static_cast<size_t>(row + i);
-    const LogSumExp<double> lse{arena.lse_high[at], arena.lse_low[at]};
-    factor[i] = static_cast<float>(lse.log_p(anchor[i]));
+    const LogSumExp<double> lse{arena.lse_high[at], arena.lse_residual[at]};
+    factor[i] = static_cast<float>(lse.log_p(logit_offset[i]));
   }
   run.kernels.exp_row(factor, strip.rows, factor);
   for (int i = 0; i < strip.rows; ++i) factor[i] *= arena.a[static_cast<size_t>(row + i)];
   const float* c = run.problem.label_smoothing > 0 ? arena.c.data() + row : nullptr;
-  run.kernels.finish_strip(strip, {exps, dz, factor, c, arena.target_gradient.data() + row * run.targets()});
+  run.kernels.finish_strip(strip,
+                           {exp_logits, dz, factor, c, arena.target_gradient.data() + row * run.targets()});
 }
 
-// Gradients of one block's logits: from kept exps, or from the logits once more.
+// Gradients of one block's logits: from kept exp_logits, or from the logits once more.
 void gradient_task(const Runner& run, int worker_index, int64_t block, const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
   const bool kept = run.is_kept(block);
-  const bool exps_first = keeps_exps(run.problem);
+  const bool exp_logits_first = keeps_exp_logits(run.problem);
   // Kept blocks need no logits, but class weights come with the block's preparation.
   if (!kept || (run.problem.has.class_weight && run.problem.label_smoothing > 0))
     prepare_block(run, w, block);
   const int64_t stride = run.shape.vocab_block;
-  const std::byte* exps = kept ? run.kept_exps(block) : run.block_gradients(block);
+  const std::byte* exp_logits = kept ? run.kept_exp_logits(block) : run.block_gradients(block);
   std::byte* gradients = run.block_gradients(block);
-  float* anchor = run.block_anchor(block);
+  float* logit_offset = run.block_offset(block);
   int32_t targets[kMaxStripTargets];
   float unused[kMaxStripRows], unused_logits[kMaxStripTargets];
   for (int64_t row = task_rows.start; row < task_rows.end; row += run.kernels.mr) {
@@ -164,10 +165,10 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
     const int64_t offset = row * stride * element_bytes(run.kernels);
     std::byte* dz = gradients + offset;
     if (!kept) strip_logits(run, w, row, rows);
-    if (!exps_first) {
+    if (!exp_logits_first) {
       const Arena& a = run.arena;
       const StripCoefficients k{.lse = a.lse_high.data() + row,
-                                .lse_low = a.lse_low.data() + row,
+                                .lse_residual = a.lse_residual.data() + row,
                                 .a = a.a.data() + row,
                                 .b = a.b.data() + row,
                                 .c = a.c.data() + row,
@@ -175,12 +176,12 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
       run.kernels.gradient_strip(strip, run.transform(w, row), k, dz, stride);
       continue;
     }
-    // The same exps as the forward pass would have kept, so the result does not depend on the budget.
+    // The same exp_logits as the forward pass would have kept, so the result does not depend on the budget.
     if (!kept) {
-      const BlockStats stats{.max = anchor + row, .sum_exp = unused, .target_logit = unused_logits};
+      const BlockStats stats{.max = logit_offset + row, .sum_exp = unused, .target_logit = unused_logits};
       run.kernels.softmax_strip(strip, run.transform(w, row), stats, dz, stride);
     }
-    finish_rows(run, strip, exps + offset, dz, anchor + row, row);
+    finish_rows(run, strip, exp_logits + offset, dz, logit_offset + row, row);
   }
 }
 
@@ -240,7 +241,7 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range&
       windows_(ceil_div(blocks.size(), run.schedule.backward_window)),
       hidden_rows_(rows_per_range(run, chunk.count, kTasksPerThread * run.schedule.threads)) {
   const int64_t alive = run.schedule.backward_windows_alive;
-  Sums sums[kMostWindowsAlive];  // of the windows whose slots come next
+  Sums sums[kMostWindowsAlive];  // of the windows whose partials come next
   TaskGroups::Id made = TaskGroups::kNone;
   TaskGroups::Id hidden = TaskGroups::kNone;
   for (int64_t w = 0; w <= windows_; ++w) {
@@ -250,8 +251,8 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range&
       hidden = before.hidden;
     }
     if (w == windows_) break;
-    const Sums& slot = sums[w % alive];
-    made = groups.add(gradient_tasks(w).count(), {coefficients, slot.weight, slot.hidden, slot.bias},
+    const Sums& partial = sums[w % alive];
+    made = groups.add(gradient_tasks(w).count(), {coefficients, partial.weight, partial.hidden, partial.bias},
                       [this, w](int64_t task, int worker) {
                         const BlockTasks::Task t = gradient_tasks(w)[task];
                         gradient_task(run_, worker, t.block, t.rows);

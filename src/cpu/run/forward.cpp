@@ -6,9 +6,9 @@
 namespace logitless::cpu {
 namespace {
 
-BlockStats block_stats(const Runner& run, int64_t slot, int64_t row) {
+BlockStats block_stats(const Runner& run, int64_t partial, int64_t row) {
   const Arena& a = run.arena;
-  const int64_t at = slot * run.schedule.token_chunk + row;
+  const int64_t at = partial * run.schedule.token_chunk + row;
   const auto pick = [at](auto span) { return span.empty() ? nullptr : span.data() + at; };
   BlockStats stats;
   stats.max = pick(a.block_max);
@@ -45,22 +45,22 @@ void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip
   }
 }
 
-void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t slot,
+void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t partial,
                 const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
   prepare_block(run, w, block);
   const int64_t stride = run.shape.vocab_block;
   const bool keep = run.is_kept(block);
-  std::byte* exps = keep ? run.kept_exps(block) : nullptr;
+  std::byte* exp_logits = keep ? run.kept_exp_logits(block) : nullptr;
   int32_t targets[kMaxStripTargets];
   for (int64_t row = task_rows.start; row < task_rows.end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, task_rows.end - row));
     strip_logits(run, w, row, rows);
     const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
-    const BlockStats stats = block_stats(run, slot, row);
-    std::byte* row_exps = keep ? exps + row * stride * element_bytes(run.kernels) : nullptr;
-    run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exps, stride);
-    if (keep) std::copy_n(stats.max, rows, run.block_anchor(block) + row);
+    const BlockStats stats = block_stats(run, partial, row);
+    std::byte* row_exp_logits = keep ? exp_logits + row * stride * element_bytes(run.kernels) : nullptr;
+    run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exp_logits, stride);
+    if (keep) std::copy_n(stats.max, rows, run.block_offset(block) + row);
     if (run.problem.top_k > 0) add_to_top(run, w, strip, stats.max, block, row);
     if (run.problem.is_sparsified()) draw_strip(run, chunk, w, strip, stats, block, row);
   }
@@ -81,11 +81,11 @@ void sum_weights(const Runner& run) {
 }
 
 // Merges the window's blocks into the rows' statistics, in the order of the vocabulary.
-void merge_rows(const Runner& run, const Range& window, int64_t slot, const Range& rows) {
+void merge_rows(const Runner& run, const Range& window, int64_t partial, const Range& rows) {
   for (int64_t row = rows.start; row < rows.end; ++row) {
     RowStats<double>& stats = run.arena.stats[static_cast<size_t>(row)];
     for (int64_t block = window.start; block < window.end; ++block) {
-      const BlockStats in = block_stats(run, slot + block - window.start, row);
+      const BlockStats in = block_stats(run, partial + block - window.start, row);
       RowStats<double> s;
       s.max = *in.max;
       s.sum_exp = *in.sum_exp;
@@ -151,15 +151,15 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
         begin_draw_window(run_, chunk_, window(w).start, chunk_.rows(task));
       });
     }
-    const Id slots_are_free = alive_ == 1 ? merged : merged_before;
+    const Id partials_are_free = alive_ == 1 ? merged : merged_before;
     const Id computed =
-        groups.add(block_tasks(w).count(), {begun, slots_are_free}, [this, w](int64_t task, int worker) {
+        groups.add(block_tasks(w).count(), {begun, partials_are_free}, [this, w](int64_t task, int worker) {
           const BlockTasks::Task t = block_tasks(w)[task];
-          block_task(run_, chunk_, worker, t.block, slot(w) + t.block - window(w).start, t.rows);
+          block_task(run_, chunk_, worker, t.block, partial(w) + t.block - window(w).start, t.rows);
         });
     merged_before = merged;
     merged = groups.add(tasks, {computed, merged}, [this, w](int64_t task, int) {
-      merge_rows(run_, window(w), slot(w), chunk_.rows(task));
+      merge_rows(run_, window(w), partial(w), chunk_.rows(task));
     });
   }
   stats_ = groups.add(tasks, {merged, begun}, [this](int64_t task, int) { finish(chunk_.rows(task)); });
@@ -171,7 +171,7 @@ Range ForwardStage::window(int64_t w) const {
   return {start, std::min(run_.shape.blocks, draws_ ? draw_window_start(w + 1) : start + size)};
 }
 
-int64_t ForwardStage::slot(int64_t w) const {
+int64_t ForwardStage::partial(int64_t w) const {
   return w % alive_ * run_.schedule.forward_window;
 }
 

@@ -55,27 +55,28 @@ LogitTransform<float> Runner::transform(const WorkerArena& w, int64_t row) const
   return logit_transform(problem, w.bias.data(), arena.inverse_temperature.data()).from(row, 0);
 }
 
-std::byte* Runner::kept_exps(int64_t block) const {
+std::byte* Runner::kept_exp_logits(int64_t block) const {
   if (schedule.keeps_in_gradient) return d_weight_row(block * shape.vocab_block);
-  return arena.kept_exps.data() + block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
+  return arena.kept_exp_logits.data() +
+         block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
 }
 
-// In the place of kept exps in the workspace. Other blocks share the slots of the windows that are alive in
-// turn.
+// In the place of kept exp_logits in the workspace. Other blocks share the partials of the windows that are
+// alive in turn.
 std::byte* Runner::block_gradients(int64_t block) const {
-  if (is_kept(block) && !schedule.keeps_in_gradient) return kept_exps(block);
+  if (is_kept(block) && !schedule.keeps_in_gradient) return kept_exp_logits(block);
   const int64_t bytes = schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
-  return arena.window_exps.data() + block % window_slots(schedule, shape) * bytes;
+  return arena.window_exp_logits.data() + block % window_partials(schedule, shape) * bytes;
 }
 
-float* Runner::block_anchor(int64_t block) const {
-  if (is_kept(block)) return arena.kept_anchor.data() + block * schedule.token_chunk;
-  return arena.window_anchor.data() + block % window_slots(schedule, shape) * schedule.token_chunk;
+float* Runner::block_offset(int64_t block) const {
+  if (is_kept(block)) return arena.kept_offset.data() + block * schedule.token_chunk;
+  return arena.window_offset.data() + block % window_partials(schedule, shape) * schedule.token_chunk;
 }
 
 uint32_t* Runner::block_panels(int64_t block) const {
   return arena.window_panels.data() +
-         block % window_slots(schedule, shape) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
+         block % window_partials(schedule, shape) * (shape.vocab_block / kernels.pair) * shape.hidden_padded;
 }
 
 void forget_packed_blocks(const Runner& run) {

@@ -96,7 +96,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
     const RowCoefficients<double> k = coefficients_of_row(loss, row, lse.value(), entropy);
     const LogSumExp<float> saved = split_to<float>(lse);
     arena.lse_high[at] = saved.high;
-    arena.lse_low[at] = saved.low;
+    arena.lse_residual[at] = saved.low;
     arena.a[at] = static_cast<float>(fold * k.a);
     arena.b[at] = static_cast<float>(fold * k.b);
     arena.c[at] = static_cast<float>(fold * k.c);

@@ -56,16 +56,16 @@ struct Runner {
   WorkerArena worker(int index) const;
   // Of a strip that begins with the chunk's row.
   LogitTransform<float> transform(const WorkerArena& w, int64_t row) const;
-  // Where a kept block's exps are, and where the gradients of any block's logits will be; the anchors of
-  // exps; the block's panels for d_hidden.
-  std::byte* kept_exps(int64_t block) const;
+  // Where a kept block's exp_logits are, and where the gradients of any block's logits will be; the
+  // logit_offsets of exp_logits; the block's panels for d_hidden.
+  std::byte* kept_exp_logits(int64_t block) const;
   std::byte* block_gradients(int64_t block) const;
-  float* block_anchor(int64_t block) const;
+  float* block_offset(int64_t block) const;
   uint32_t* block_panels(int64_t block) const;
   bool is_kept(int64_t block) const {
     return block < schedule.kept_blocks && (!schedule.keeps_in_gradient || gradient_can_keep());
   }
-  // A plan does not know how d_weight lies in memory. Where exps cannot, they are computed again.
+  // A plan does not know how d_weight lies in memory. Where exp_logits cannot, they are computed again.
   bool gradient_can_keep() const {
     return buffers.d_weight_stride == problem.hidden &&
            reinterpret_cast<uintptr_t>(buffers.d_weight) % sizeof(float) == 0;
@@ -163,8 +163,8 @@ void zero_d_weight(const Runner& run);
 // The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made, says what the next
 // ones come after, and lives until they have run.
 
-// forward.cpp: statistics of the chunk's rows into arena.stats, exps of kept blocks, draws of sparsified
-// gradients.
+// forward.cpp: statistics of the chunk's rows into arena.stats, exp_logits of kept blocks, draws of
+// sparsified gradients.
 class ForwardStage {
  public:
   ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows);
@@ -172,7 +172,7 @@ class ForwardStage {
 
  private:
   Range window(int64_t w) const;
-  int64_t slot(int64_t w) const;  // of the window's first block in the statistics of blocks
+  int64_t partial(int64_t w) const;  // of the window's first block in the statistics of blocks
   BlockTasks block_tasks(int64_t w) const;
   void finish(const Range& rows) const;
 

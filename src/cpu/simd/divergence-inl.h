@@ -108,13 +108,13 @@ HWY_INLINE DivergenceLanes divergence_lanes(const Mixture<float>& mixture, VF lo
   const VF large = exp_lanes(hn::IfThenElse(q_is_larger, log_q, log_p)), small = hn::Mul(large, ratio);
   const VF large_part = hn::IfThenElse(q_is_larger, beta, rest);
   const VF small_part = hn::IfThenElse(q_is_larger, rest, beta);
-  // As there; `rest_of` is what the rounding of 1 + less leaves, which log(1 + less) differs by.
+  // As there; `tail_columns` is what the rounding of 1 + less leaves, which log(1 + less) differs by.
   const VF one = hn::Set(df, 1.0f), less = hn::Mul(small_part, hn::Sub(ratio, one)),
            near = hn::Add(one, less);
   const auto is_near = hn::Gt(ratio, hn::Set(df, 0.5f));
   const VF over_large = hn::IfThenElse(is_near, near, hn::MulAdd(small_part, ratio, large_part));
-  const VF rest_of = hn::IfThenElseZero(is_near, hn::Sub(less, hn::Sub(near, one)));
-  const VF log_large = hn::Neg(hn::Add(log_lanes(over_large), rest_of));
+  const VF tail_columns = hn::IfThenElseZero(is_near, hn::Sub(less, hn::Sub(near, one)));
+  const VF log_large = hn::Neg(hn::Add(log_lanes(over_large), tail_columns));
   const VF log_small = hn::Sub(log_large, distance);
   const VF large_term = times_log_lanes(large, log_large), small_term = times_log_lanes(small, log_small);
   const VF difference = hn::Sub(large, small);

@@ -1,5 +1,5 @@
-// From exps or logits to gradients of the dot products. No include guard: kernels-inl.h includes this once
-// per target.
+// From exp_logits or logits to gradients of the dot products. No include guard: kernels-inl.h includes this
+// once per target.
 
 void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, const StripCoefficients& k,
                     void* dz, int64_t dz_stride) {
@@ -11,13 +11,13 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, con
     transform_row(z, strip, t, i);
     const VF softcap = hn::Set(df, row_softcap(t, i));
     const VF lse = hn::Set(df, k.lse[i]);
-    const VF lse_low = hn::Set(df, k.lse_low[i]);
+    const VF lse_residual = hn::Set(df, k.lse_residual[i]);
     const VF a = hn::Set(df, k.a[i]);
     const VF b = hn::Set(df, k.b[i]);
     const VF c = hn::Set(df, k.c[i]);
     for (int64_t j = 0; j < strip.padded_columns; j += lanes) {
       const VF zj = hn::LoadU(df, z + j);
-      const VF log_p = hn::Sub(hn::Sub(zj, lse), lse_low);
+      const VF log_p = hn::Sub(hn::Sub(zj, lse), lse_residual);
       const VF p = exp_lanes(log_p);
       VF v = hn::Mul(p, a);
       if (k.b[i] != 0) {  // p log p is 0 where p is, even for z = -inf
@@ -38,7 +38,7 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, con
       // At the target p a - g may cancel: in double, and before any rounding to an element.
       const double zy = z[y];
       const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
-      const LogSumExp<double> known{k.lse[i], k.lse_low[i]};
+      const LogSumExp<double> known{k.lse[i], k.lse_residual[i]};
       double v = dz_element<double>({k.a[i], k.b[i], k.c[i], k.g[at]}, known.log_p(zy), w, 1);
       v *= t.slope(zy, t.inverse_temperature_of(i));
       store_scalar(static_cast<float>(v), out + y);
@@ -50,13 +50,14 @@ void finish_strip(const LogitStrip& strip, const FinishStrip& f) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   for (int i = 0; i < strip.rows; ++i) {
-    const Element* exps = static_cast<const Element*>(f.exps) + i * strip.stride;
+    const Element* exp_logits = static_cast<const Element*>(f.exp_logits) + i * strip.stride;
     Element* row = static_cast<Element*>(f.dz) + i * strip.stride;
     const VF factor = hn::Set(df, f.factor[i]);
     if (f.c == nullptr) {
-      for (int64_t j = 0; j < strip.columns; j += 2 * lanes) {  // exps are padded to two vectors with zeros
-        const VF v0 = hn::Mul(load_element(exps + j), factor);
-        const VF v1 = hn::Mul(load_element(exps + j + lanes), factor);
+      for (int64_t j = 0; j < strip.columns;
+           j += 2 * lanes) {  // exp_logits are padded to two vectors with zeros
+        const VF v0 = hn::Mul(load_element(exp_logits + j), factor);
+        const VF v1 = hn::Mul(load_element(exp_logits + j + lanes), factor);
         store_elements2(v0, v1, row + j);
       }
     } else {
@@ -64,7 +65,7 @@ void finish_strip(const LogitStrip& strip, const FinishStrip& f) {
       for (int64_t j = 0; j < strip.columns; j += lanes) {
         const VF w =
             strip.class_weight == nullptr ? hn::Set(df, 1.0f) : hn::LoadU(df, strip.class_weight + j);
-        store_element(hn::MulAdd(load_element(exps + j), factor, hn::Mul(c, w)), row + j);
+        store_element(hn::MulAdd(load_element(exp_logits + j), factor, hn::Mul(c, w)), row + j);
       }
     }
     for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row[j] = 0;

@@ -83,21 +83,21 @@ struct BlockStats {
   int32_t* argmax = nullptr;  // first column of the maximum
 };
 
-// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_low, every vector [rows], but g
-// [rows, targets]: of a target that comes several times, the sum each time.
+// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_residual, every vector [rows],
+// but g [rows, targets]: of a target that comes several times, the sum each time.
 struct StripCoefficients {
   const float* lse = nullptr;
-  const float* lse_low = nullptr;
+  const float* lse_residual = nullptr;
   const float* a = nullptr;
   const float* b = nullptr;
   const float* c = nullptr;
   const float* g = nullptr;
 };
 
-// Stored exps A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
-// target; dz may be in the exps' place. Both have the strip's stride.
+// Stored exp_logits A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
+// target; dz may be in the exp_logits' place. Both have the strip's stride.
 struct FinishStrip {
-  const void* exps = nullptr;           // elements
+  const void* exp_logits = nullptr;     // elements
   void* dz = nullptr;                   // elements
   const float* factor = nullptr;        // [rows]
   const float* c = nullptr;             // [rows], null: zero
@@ -114,11 +114,11 @@ struct SparseElement {
 inline constexpr int64_t kVectorRoom = 16;
 
 // One row of logits of one vocabulary block, of which some elements are kept: each with the probability
-// min(1, q / threshold), q = exp(z - guess), by one systematic draw (core/sparsification.h).
+// min(1, q / threshold), q = exp(z - lse_estimate), by one systematic draw (core/sparsification.h).
 struct DrawRow {
   const float* z = nullptr;
   int64_t padded_columns = 0;  // whole vectors, -inf past the end
-  float guess = 0;
+  float lse_estimate = 0;
   float threshold = 0;
   float offset = 0;            // in (0, 1): where the draw begins
   float* q = nullptr;          // [padded_columns] scratch
@@ -160,9 +160,9 @@ struct Kernels : KernelFacts {
   // K runs along the rows: [panel][units][width], zero padded to `panels` panels of `width` columns.
   void (*pack_interleaved)(const MatrixView& source, int64_t rows, int64_t columns, int64_t units,
                            int64_t panels, int64_t width, uint32_t* out) = nullptr;
-  // Logits to statistics, and exp(z - max) t'(z) to `exps` when not null.
-  void (*softmax_strip)(const LogitStrip&, const LogitTransform<float>&, const BlockStats&, void* exps,
-                        int64_t exps_stride) = nullptr;
+  // Logits to statistics, and exp(z - max) t'(z) to `exp_logits` when not null.
+  void (*softmax_strip)(const LogitStrip&, const LogitTransform<float>&, const BlockStats&, void* exp_logits,
+                        int64_t exp_logits_stride) = nullptr;
   // Logits to gradients of the dot products.
   void (*gradient_strip)(const LogitStrip&, const LogitTransform<float>&, const StripCoefficients&, void* dz,
                          int64_t dz_stride) = nullptr;

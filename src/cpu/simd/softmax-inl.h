@@ -68,18 +68,18 @@ HWY_INLINE float sum_of_lanes(VF v) {
   return hn::GetLane(hn::SumOfLanes(DF(), v));
 }
 
-// Sums of exp(z - anchor): themselves, times z - anchor, and squared.
+// Sums of exp(z - logit_offset): themselves, times z - logit_offset, and squared.
 struct ExpSums {
   float exp = 0, offset = 0, square = 0;
 };
 
-// Of a row, as far as they are wanted; and the exps times t'(z) to `exps` when not null.
+// Of a row, as far as they are wanted; and the exp_logits times t'(z) to `exp_logits` when not null.
 template <bool kWantOffset, bool kWantSquare, bool kSoftcap>
-HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float anchor, float softcap,
-                            Element* HWY_RESTRICT exps) {
+HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float logit_offset, float softcap,
+                            Element* HWY_RESTRICT exp_logits) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF a = hn::Set(df, anchor);
+  const VF a = hn::Set(df, logit_offset);
   const VF cap = hn::Set(df, softcap);
   VF sum0 = hn::Zero(df);
   VF sum1 = hn::Zero(df);
@@ -96,12 +96,12 @@ HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float a
     sum1 = hn::Add(sum1, e1);
     if constexpr (kWantOffset) offset = hn::MulAdd(e0, d0, hn::MulAdd(e1, d1, offset));
     if constexpr (kWantSquare) square = hn::MulAdd(e0, e0, hn::MulAdd(e1, e1, square));
-    if (exps == nullptr) continue;
+    if (exp_logits == nullptr) continue;
     if constexpr (kSoftcap) {
       e0 = hn::Mul(e0, softcap_slope(z0, cap));
       e1 = hn::Mul(e1, softcap_slope(z1, cap));
     }
-    store_elements2(e0, e1, exps + j);
+    store_elements2(e0, e1, exp_logits + j);
   }
   ExpSums sums;
   sums.exp = sum_of_lanes(hn::Add(sum0, sum1));
@@ -112,22 +112,22 @@ HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float a
 
 template <bool kSoftcap>
 HWY_INLINE ExpSums wanted_exp_sums(const BlockStats& wanted, const float* HWY_RESTRICT z, int64_t padded,
-                                   float anchor, float softcap, Element* HWY_RESTRICT exps) {
+                                   float logit_offset, float softcap, Element* HWY_RESTRICT exp_logits) {
   const bool offset = wanted.sum_offset != nullptr;
   if (wanted.sum_sq != nullptr) {
-    return offset ? exp_sums<true, true, kSoftcap>(z, padded, anchor, softcap, exps)
-                  : exp_sums<false, true, kSoftcap>(z, padded, anchor, softcap, exps);
+    return offset ? exp_sums<true, true, kSoftcap>(z, padded, logit_offset, softcap, exp_logits)
+                  : exp_sums<false, true, kSoftcap>(z, padded, logit_offset, softcap, exp_logits);
   }
-  return offset ? exp_sums<true, false, kSoftcap>(z, padded, anchor, softcap, exps)
-                : exp_sums<false, false, kSoftcap>(z, padded, anchor, softcap, exps);
+  return offset ? exp_sums<true, false, kSoftcap>(z, padded, logit_offset, softcap, exp_logits)
+                : exp_sums<false, false, kSoftcap>(z, padded, logit_offset, softcap, exp_logits);
 }
 
-// sum w (z - anchor)
-HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, float anchor,
+// sum w (z - logit_offset)
+HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, float logit_offset,
                               const float* HWY_RESTRICT weight) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF a = hn::Set(df, anchor);
+  const VF a = hn::Set(df, logit_offset);
   VF sum = hn::Zero(df);
   int64_t j = 0;
   for (; j + lanes <= columns; j += lanes) {
@@ -135,7 +135,7 @@ HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, floa
     sum = weight == nullptr ? hn::Add(sum, v) : hn::MulAdd(hn::LoadU(df, weight + j), v, sum);
   }
   float total = sum_of_lanes(sum);
-  for (; j < columns; ++j) total += (weight == nullptr ? 1.0f : weight[j]) * (z[j] - anchor);
+  for (; j < columns; ++j) total += (weight == nullptr ? 1.0f : weight[j]) * (z[j] - logit_offset);
   return total;
 }
 
@@ -153,18 +153,21 @@ HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float v
   return -1;
 }
 
-void softmax_strip(const LogitStrip& strip, const LogitTransform<float>& t, const BlockStats& out, void* exps,
-                   int64_t exps_stride) {
+void softmax_strip(const LogitStrip& strip, const LogitTransform<float>& t, const BlockStats& out,
+                   void* exp_logits, int64_t exp_logits_stride) {
   for (int i = 0; i < strip.rows; ++i) {
     float* z = strip.z + i * strip.stride;
-    Element* row_exps = exps == nullptr ? nullptr : static_cast<Element*>(exps) + i * exps_stride;
+    Element* row_exp_logits =
+        exp_logits == nullptr ? nullptr : static_cast<Element*>(exp_logits) + i * exp_logits_stride;
     const float max = transform_row(z, strip, t, i);
-    // All -inf (a masked block): any finite anchor makes its exps 0, where -inf would make them NaN.
-    const float anchor = max == kNegativeInfinity ? 0.0f : max;
-    const auto exps_of_row = t.softcap != 0 ? wanted_exp_sums<true> : wanted_exp_sums<false>;
-    const ExpSums sums = exps_of_row(out, z, strip.padded_columns, anchor, row_softcap(t, i), row_exps);
-    if (row_exps != nullptr) {
-      for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exps[j] = 0;
+    // All -inf (a masked block): any finite logit_offset makes its exp_logits 0, where -inf would make them
+    // NaN.
+    const float logit_offset = max == kNegativeInfinity ? 0.0f : max;
+    const auto exp_logits_of_row = t.softcap != 0 ? wanted_exp_sums<true> : wanted_exp_sums<false>;
+    const ExpSums sums =
+        exp_logits_of_row(out, z, strip.padded_columns, logit_offset, row_softcap(t, i), row_exp_logits);
+    if (row_exp_logits != nullptr) {
+      for (int64_t j = strip.columns; j < strip.padded_columns; ++j) row_exp_logits[j] = 0;
     }
     // The vector maximum loses a NaN among other logits.
     const bool has_nan = std::isnan(sums.exp) && first_of(z, strip.padded_columns, sums.exp) >= 0;
@@ -177,7 +180,7 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform<float>& t, cons
       if (strip.target[at] >= 0) out.target_logit[at] = z[strip.target[at]];
     }
     if (out.weighted != nullptr) {
-      out.weighted[i] = weighted_sum(z, strip.columns, anchor, strip.class_weight);
+      out.weighted[i] = weighted_sum(z, strip.columns, logit_offset, strip.class_weight);
     }
     if (out.argmax != nullptr) out.argmax[i] = first_of(z, strip.padded_columns, out.max[i]);
   }

@@ -4,7 +4,7 @@
 // Appends the columns from j on that are in the mask, with their logits z, to the `count` that the row has.
 // Returns how many.
 template <class Row, class Mask>
-HWY_INLINE int64_t store_found(const Row& row, int64_t count, int64_t j, VF z, Mask found) {
+HWY_INLINE int64_t store_outputs(const Row& row, int64_t count, int64_t j, VF z, Mask found) {
   const DF df;
   const hn::RebindToSigned<DF> di;
   const auto columns = hn::Iota(di, static_cast<int32_t>(j));
@@ -20,7 +20,7 @@ int64_t select_row(const SelectRow& row) {
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
     const VF z = hn::LoadU(df, row.z + j);
     const auto found = hn::Not(hn::Lt(z, least));
-    if (!hn::AllFalse(df, found)) count += store_found(row, count, j, z, found);
+    if (!hn::AllFalse(df, found)) count += store_outputs(row, count, j, z, found);
   }
   return count;
 }
@@ -33,11 +33,11 @@ int64_t select_row(const SelectRow& row) {
 int64_t draw_row(const DrawRow& row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF guess = hn::Set(df, row.guess);
+  const VF lse_estimate = hn::Set(df, row.lse_estimate);
   const VF threshold = hn::Set(df, row.threshold);
   VF sum = hn::Zero(df);
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
-    const VF q = exp_lanes(hn::Sub(hn::LoadU(df, row.z + j), guess));
+    const VF q = exp_lanes(hn::Sub(hn::LoadU(df, row.z + j), lse_estimate));
     hn::StoreU(q, df, row.q + j);
     sum = hn::Add(sum, hn::IfThenElseZero(hn::Lt(q, threshold), q));
   }
@@ -60,7 +60,7 @@ int64_t draw_row(const DrawRow& row) {
     const auto kept = hn::Or(drawn, hn::Ge(q, threshold));
     if (hn::AllFalse(df, kept)) continue;
     reached = hn::Sub(reached, hn::IfThenElseZero(drawn, threshold));
-    count += store_found(row, count, j, hn::LoadU(df, row.z + j), kept);
+    count += store_outputs(row, count, j, hn::LoadU(df, row.z + j), kept);
   }
   return count;
 }
@@ -82,15 +82,15 @@ HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
 int64_t draw_each_row(const DrawRow& row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  const VF guess = hn::Set(df, row.guess);
+  const VF lse_estimate = hn::Set(df, row.lse_estimate);
   const VF threshold = hn::Set(df, row.threshold);
   int64_t count = 0;
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
     const VF z = hn::LoadU(df, row.z + j);
-    const VF q = exp_lanes(hn::Sub(z, guess));
+    const VF q = exp_lanes(hn::Sub(z, lse_estimate));
     const auto kept = hn::Or(hn::Ge(q, threshold), hn::Lt(hn::Mul(uniform_lanes(row, j), threshold), q));
     if (hn::AllFalse(df, kept)) continue;
-    count += store_found(row, count, j, z, kept);
+    count += store_outputs(row, count, j, z, kept);
   }
   return count;
 }

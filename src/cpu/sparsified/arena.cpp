@@ -24,7 +24,7 @@ Draws lay_out_draws(const Problem& p, const Shape& s, Workspace& workspace) {
   d.seed = workspace.take<int64_t>(1);
   d.count = workspace.take<int32_t>(p.tokens);
   d.target_logit = workspace.take<float>(p.tokens);
-  d.guess = workspace.take<float>(draw_windows(s.blocks) * p.tokens);
+  d.lse_estimate = workspace.take<float>(draw_windows(s.blocks) * p.tokens);
   d.elements = workspace.take<SparseElement>(p.tokens * row_capacity(p, s));
   return d;
 }

@@ -14,9 +14,9 @@
 namespace logitless::cpu {
 
 // Vocabulary blocks are drawn in windows 0, 1, 2-3, 4-7, ... of at most kLargestDrawWindow: after each, rows
-// know more of their lse, which is the guess of the next. A doubling of the columns seen costs a row no more
-// than 1 / threshold elements of the first draw, even where all columns are alike. Windows depend on nothing
-// but the number of blocks, as elements do on the guesses.
+// know more of their lse, which is the lse_estimate of the next. A doubling of the columns seen costs a row
+// no more than 1 / threshold elements of the first draw, even where all columns are alike. Windows depend on
+// nothing but the number of blocks, as elements do on the lse_estimates.
 inline constexpr int64_t kLargestDrawWindow = 64;
 inline constexpr int64_t kDoublings = 6;  // 2^kDoublings = kLargestDrawWindow
 
@@ -46,7 +46,7 @@ struct Draws {
   std::span<int64_t> seed;            // [1]
   std::span<int32_t> count;           // [N] elements of a row
   std::span<float> target_logit;      // [N] as computed in the pass, 0 where the target is in another shard
-  std::span<float> guess;             // [windows, N] of lse, when a window of vocabulary blocks was drawn
+  std::span<float> lse_estimate;      // [windows, N] of lse, when a window of vocabulary blocks was drawn
   std::span<SparseElement> elements;  // [N, capacity] column and logit
 };
 
@@ -59,7 +59,7 @@ int64_t row_capacity(const Problem& problem, const Shape& shape);
 // A row while its elements are drawn by several threads.
 struct RowDraw {
   int32_t lock = 0;
-  LogSumExp<double> known;  // of the exps that are known so far: at most lse
+  LogSumExp<double> known;  // of the exp_logits that are known so far: at most lse
 };
 
 // Columns whose gradients one task adds up: so many, or so many elements of all rows, at most.

@@ -10,33 +10,33 @@
 namespace logitless::cpu {
 namespace {
 
-// Not above any logit: q is at least 1, so a block without any guess is kept as a whole. Not -inf, whose
-// distance from a logit of -inf is NaN.
-constexpr float kNoGuess = std::numeric_limits<float>::lowest();
+// Not above any logit: q is at least 1, so a block without any lse_estimate is kept as a whole. Not -inf,
+// whose distance from a logit of -inf is NaN.
+constexpr float kNoEstimate = std::numeric_limits<float>::lowest();
 
-// A guess above lse would draw elements of p >= threshold too. These are computed in an order of their own,
-// so they may be off in their last bits.
-constexpr float kGuessMargin = 0x1p-10f;
+// A lse_estimate above lse would draw elements of p >= threshold too. These are computed in an order of their
+// own, so they may be off in their last bits.
+constexpr float kEstimateMargin = 0x1p-10f;
 
 // A float below what is known of lse by more than its own rounding; in a group, whose elements are drawn
-// once, by more than that of exps, too, so that what lse would keep is drawn.
-float guess_below(const Problem& p, double known) {
-  if (p.in_group()) known -= kGuessMargin;
-  return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoGuess);
+// once, by more than that of exp_logits, too, so that what lse would keep is drawn.
+float estimate_below(const Problem& p, double known) {
+  if (p.in_group()) known -= kEstimateMargin;
+  return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoEstimate);
 }
 
 // The target's logit: a lower bound of lse, and after training not far below it.
-float first_guess(const Runner& run, const Chunk& chunk, int64_t i) {
+float first_estimate(const Runner& run, const Chunk& chunk, int64_t i) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
-  if (target < 0) return kNoGuess;
+  if (target < 0) return kNoEstimate;
   const float dot = run.kernels.dot_rows(run.hidden_from(row), run.weight_from(target), p.hidden);
   const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, target) : 0;
   const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
-  if (!std::isfinite(z)) return kNoGuess;
-  return guess_below(p, z - kGuessMargin);
+  if (!std::isfinite(z)) return kNoEstimate;
+  return estimate_below(p, z - kEstimateMargin);
 }
 
 // Bounds of lse are lowered by this, so that their own rounding never leaves out what lse would keep.
@@ -54,7 +54,7 @@ int32_t draw_again(const Runner& run, int64_t i, SparseElement* list, int32_t co
                    const LogSumExp<double>& lse) {
   int32_t kept = 0;
   for (int32_t k = 0; k < count; ++k) {
-    if (weigh(run, i, list[k], lse).weight != 0) list[kept++] = list[k];
+    if (reweight(run, i, list[k], lse).weight != 0) list[kept++] = list[k];
   }
   return kept;
 }
@@ -84,8 +84,9 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
   const int64_t room = t.capacity - 1;  // one is for the target
   if (count + drawn.count > room) {
     const int64_t window = draw_window_of(drawn.first_column / run.shape.vocab_block);
-    const double guess = t.draws.guess[static_cast<size_t>(window * run.problem.tokens + i)];
-    LogSumExp<double> bound = row.known.log_p(guess) > 0 ? LogSumExp<double>{guess, 0} : row.known;
+    const double lse_estimate = t.draws.lse_estimate[static_cast<size_t>(window * run.problem.tokens + i)];
+    LogSumExp<double> bound =
+        row.known.log_p(lse_estimate) > 0 ? LogSumExp<double>{lse_estimate, 0} : row.known;
     bound.low -= kBoundMargin;
     count = draw_again(run, i, list, count, bound);
     // This has the probability 2e-28, see above: memory safety is not left to chance. No logit of the list is
@@ -121,9 +122,9 @@ void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
     // A backward pass knows lse itself; of shards it is that of all.
     if (run.problem.pass == Pass::kBackward) {
       const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
-      d.guess[at] = std::isfinite(lse) ? guess_below(run.problem, lse) : kNoGuess;
+      d.lse_estimate[at] = std::isfinite(lse) ? estimate_below(run.problem, lse) : kNoEstimate;
     } else {
-      d.guess[at] = first_guess(run, chunk, i);
+      d.lse_estimate[at] = first_estimate(run, chunk, i);
     }
   }
 }
@@ -135,11 +136,11 @@ void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, con
     const LogSumExp<double> known = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
     run.arena.sparsified.row_draws[static_cast<size_t>(i)] = {0, known};
     if (start == 0) continue;
-    float guess = d.guess[static_cast<size_t>(chunk.first + i)];
+    float lse_estimate = d.lse_estimate[static_cast<size_t>(chunk.first + i)];
     if (run.problem.needs_forward() && std::isfinite(known.value())) {
-      guess = std::max(guess, guess_below(run.problem, known.value()));
+      lse_estimate = std::max(lse_estimate, estimate_below(run.problem, known.value()));
     }
-    d.guess[static_cast<size_t>(window + chunk.first + i)] = guess;
+    d.lse_estimate[static_cast<size_t>(window + chunk.first + i)] = lse_estimate;
   }
 }
 
@@ -148,20 +149,20 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
   const Problem& p = run.problem;
   const Draws& d = run.arena.sparsified.draws;
   const int64_t first_column = block * run.shape.vocab_block;
-  const float* guess = d.guess.data() + draw_window_of(block) * p.tokens + chunk.first + row;
+  const float* lse_estimate = d.lse_estimate.data() + draw_window_of(block) * p.tokens + chunk.first + row;
   const auto threshold = static_cast<float>(p.threshold);
   const auto seed = static_cast<uint64_t>(d.seed[0]);
   const auto first_stream = static_cast<uint32_t>(p.vocab_start + first_column);
   const bool each = p.in_group();
   float sum[kMaxStripRows];
-  for (int i = 0; i < strip.rows; ++i) sum[i] = stats.max[i] - guess[i];
+  for (int i = 0; i < strip.rows; ++i) sum[i] = stats.max[i] - lse_estimate[i];
   run.kernels.exp_row(sum, strip.rows, sum);
   for (int i = 0; i < strip.rows; ++i) {
     const auto source = static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(chunk.first + row + i)]);
     const float largest = sum[i];
     sum[i] *= stats.sum_exp[i];  // of the q of all columns
     const float offset = draw_uniform(draw_bits(seed, source, kFirstDrawStream + first_stream));
-    constexpr float kBelow = 1 - 0x1p-16f;  // further than the rounding of sums and exps
+    constexpr float kBelow = 1 - 0x1p-16f;  // further than the rounding of sums and exp_logits
     constexpr float kLeastUniform = 0x1p-24f;
     // Most blocks of most rows end here: the draw does not reach its first multiple of the threshold.
     if (each ? largest < threshold * (kLeastUniform * kBelow)
@@ -174,7 +175,7 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
     draw.seed = seed;
     draw.z = strip.z + i * strip.stride;
     draw.padded_columns = strip.padded_columns;
-    draw.guess = guess[i];
+    draw.lse_estimate = lse_estimate[i];
     draw.threshold = threshold;
     draw.offset = offset;
     draw.q = w.sparsified.q.data();
@@ -196,14 +197,14 @@ void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   }
 }
 
-Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse) {
+Weighed reweight(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse) {
   const Draws& d = run.arena.sparsified.draws;
   const Problem& p = run.problem;
   const auto threshold = static_cast<float>(p.threshold);
   const int64_t window = draw_window_of(element.index / run.shape.vocab_block);
-  const double guess = d.guess[static_cast<size_t>(window * p.tokens + i)];
+  const double lse_estimate = d.lse_estimate[static_cast<size_t>(window * p.tokens + i)];
   const auto probability = static_cast<float>(std::exp(lse.log_p(element.value)));
-  const auto p_over_q = static_cast<float>(std::exp(lse.log_p(guess)));
+  const auto p_over_q = static_cast<float>(std::exp(lse.log_p(lse_estimate)));
   const uint32_t bits = draw_bits(static_cast<uint64_t>(d.seed[0]),
                                   static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(i)]),
                                   static_cast<uint32_t>(p.vocab_start + element.index));

@@ -75,8 +75,8 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   SparseElement* out = t.row(t.elements, row.at).data();  // may be the same: written behind what is read
   const int32_t count = t.draws.count[static_cast<size_t>(row.at)];
   int32_t size = 0;
-  // Without a sum of exps there is no draw, and every element of the exact gradient is NaN: one of the row
-  // is.
+  // Without a sum of exp_logits there is no draw, and every element of the exact gradient is NaN: one of the
+  // row is.
   if (!std::isfinite(row.lse.value())) {
     out[size++] = {static_cast<int32_t>(std::max<int64_t>(row.target, 0)), static_cast<float>(NAN)};
     variance->add_exact(NAN);
@@ -85,7 +85,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   for (int32_t k = 0; k < count; ++k) {
     const SparseElement element = drawn[k];
     if (element.index == row.target) continue;
-    const Weighed w = weigh(run, row.at, element, row.lse);
+    const Weighed w = reweight(run, row.at, element, row.lse);
     if (w.weight == 0) continue;
     const double factor =
         factor_of(row, element.value, softcap_slope(p, element.value, row.inverse_temperature));

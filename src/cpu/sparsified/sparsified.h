@@ -5,10 +5,10 @@
 
 namespace logitless::cpu {
 
-// draw.cpp. Before the first window of a chunk: empty lists of its rows, and the guesses that need no
+// draw.cpp. Before the first window of a chunk: empty lists of its rows, and the lse_estimates that need no
 // statistics.
 void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows);
-// Before the window of vocabulary blocks that begins at `start`: guesses of lse from the blocks before.
+// Before the window of vocabulary blocks that begins at `start`: lse_estimates of lse from the blocks before.
 void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, const Range& rows);
 // Draws from a strip of logits with the block's statistics of its rows; row: of the chunk.
 void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const LogitStrip& strip,
@@ -22,7 +22,7 @@ struct Weighed {
   float weight = 0;  // 0: left out
   float probability = 0;
 };
-Weighed weigh(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse);
+Weighed reweight(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse);
 
 // gradients.cpp: the kept elements' gradients of the chunk's rows, their d_hidden and what they were made of.
 void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk);

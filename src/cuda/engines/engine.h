@@ -14,17 +14,18 @@ class Queue;
 
 // What plans and runs must know of an engine.
 struct EngineTraits {
-  bool base_2 = false;         // exps are relative to effective_anchor(), and kept ones as anchor.h says
-  bool anchors_first = false;  // kExps is given anchors, and blocks they do not suit are done again; else it
-                               // chooses them itself, near the maximum (ExpsArgs::found_anchor)
-  bool sums_while_drawing = false;  // kDraw sums exps as well; else the sums are made before
+  bool base_2 = false;  // exp_logits are relative to rounded_offset(), and kept ones as logit_offset.h says
+  bool offsets_first =
+      false;  // kExpLogits is given logit_offsets, and blocks they do not suit are done again; else it
+              // chooses them itself, near the maximum (ExpLogitsArgs::found_offset)
+  bool sums_while_drawing = false;  // kDraw sums exp_logits as well; else the sums are made before
   bool needs_scratch = false;       // LogitsScratch
   double draw_cost = 1;             // time of kDraw over that of kStats
   // kTop: a tile of so many columns has so many groups, whose maxima tell thresholds; 0: the best are kept
   // instead
   int64_t top_tile = 0, top_groups = 0;
-  // With LogitsArgs::batch_invariant: columns of a slot. Windows of the vocabulary are multiples of them.
-  int64_t slot_columns = 1;
+  // With LogitsArgs::batch_invariant: columns of a partial. Windows of the vocabulary are multiples of them.
+  int64_t partial_columns = 1;
 };
 
 // The tiles that a launch is made of; 0: it has none of its own.
@@ -62,9 +63,9 @@ class Engine {
   virtual std::string why_not_unasked() const { return ""; }
 
   // Of a launch, whose sizes, dtype, epilogue and options are looked at, and which pointers are null: the
-  // slots of statistics that it needs, some of its rows perhaps left out; its tiles; its configuration, for
-  // people.
-  virtual int slots(const LogitsArgs& args, const Device& device) const = 0;
+  // partials of statistics that it needs, some of its rows perhaps left out; its tiles; its configuration,
+  // for people.
+  virtual int partials(const LogitsArgs& args, const Device& device) const = 0;
   virtual EngineTiles tiles(const LogitsArgs& args, const Device& device) const = 0;
   virtual std::string config(const LogitsArgs& args) const = 0;
   // What it will take, with so many bytes stored for each logit.

@@ -12,28 +12,28 @@ namespace logitless::cuda {
 // The one product that needs care: logits z = t(scale * E C^T + bias) / T, tile by tile, and what becomes of
 // a tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
 enum class Epilogue : int {
-  kStats,     // row statistics, and nothing of the size of a tile anywhere
-  kExps,      // A_ij = exp(z_ij - anchor_i) is stored, its row sums are kept
-  kGradient,  // dz_ij is stored, from known lse and coefficients
-  kDraw,      // exp(z_ij - anchor_i) is summed, and elements for sparsified gradients are drawn
-  kTop,       // row statistics, and the largest logits of each row are found
+  kStats,      // row statistics, and nothing of the size of a tile anywhere
+  kExpLogits,  // A_ij = exp(z_ij - offset_i) is stored, its row sums are kept
+  kGradient,   // dz_ij is stored, from known lse and coefficients
+  kDraw,       // exp(z_ij - offset_i) is summed, and elements for sparsified gradients are drawn
+  kTop,        // row statistics, and the largest logits of each row are found
 };
 
-// target of a row that is ignored: its exps and gradients are 0, whatever its hidden row holds. Columns are
-// below kMostColumns, so that target less an offset never overflows.
+// target of a row that is ignored: its exp_logits and gradients are 0, whatever its hidden row holds. Columns
+// are below kMostColumns, so that target less an offset never overflows.
 inline constexpr int32_t kMostColumns = 1 << 30;
 inline constexpr int32_t kIgnoredRow = -kMostColumns;
 
-// Running row statistics, several partial ones a row: [slots][stride] each. Every (slot, row) has one writer,
-// so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same slots,
-// unless the launch is batch_invariant.
+// Running row statistics, several partial ones a row: [partials][stride] each. Every (partial, row) has one
+// writer, so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same
+// partials, unless the launch is batch_invariant.
 template <class Real>
-struct StatSlotsOf {
-  int64_t slots = 0;
+struct PartialStatsOf {
+  int64_t partials = 0;
   int64_t stride = 0;
   Real* max = nullptr;
-  Real* sum = nullptr;  // sum_j exp(z_ij - max); of kExps: sum_j exp(z_ij - anchor_i)
-  // Relative to max, of kExps and kDraw to the anchor; or null.
+  Real* sum = nullptr;  // sum_j exp(z_ij - max); of kExpLogits: sum_j exp(z_ij - offset_i)
+  // Relative to max, of kExpLogits and kDraw to the logit_offset; or null.
 #define LOGITLESS_MEMBER(name, part, ...) Real* part = nullptr;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
@@ -47,8 +47,8 @@ struct StatSlotsOf {
 #undef LOGITLESS_ANY
     return any;
   }
-  StatSlotsOf without_options() const {
-    StatSlotsOf without = *this;
+  PartialStatsOf without_options() const {
+    PartialStatsOf without = *this;
     without.argmax = nullptr;
 #define LOGITLESS_CLEAR(name, part, ...) without.part = nullptr;
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CLEAR)
@@ -56,7 +56,7 @@ struct StatSlotsOf {
     return without;
   }
 };
-using StatSlots = StatSlotsOf<float>;
+using PartialStats = PartialStatsOf<float>;
 
 // An element that the first draw kept.
 struct alignas(8) Draw {       // one load or store
@@ -64,7 +64,7 @@ struct alignas(8) Draw {       // one load or store
   float logit;
 };
 
-// What kDraw draws, see core/sparsification.h; the guess is the anchor.
+// What kDraw draws, see core/sparsification.h; the lse_estimate is the logit_offset.
 struct Draws {
   const uint64_t* seed = nullptr;  // scalar
   uint32_t first_stream = 0;       // global number of column 0
@@ -72,9 +72,9 @@ struct Draws {
       nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
   const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is
   const float* threshold = nullptr;  // [rows], infinity: nothing is kept
-  const float* guess_low = nullptr;  // of each list's row: to be added to its anchor; null: 0
-  float certain_share = 1;           // of the threshold: elements of more are certain to be kept
-  int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the guess was too low
+  const float* lse_estimate_low = nullptr;  // of each list's row: to be added to its logit_offset; null: 0
+  float certain_share = 1;                  // of the threshold: elements of more are certain to be kept
+  int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the lse_estimate was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order
   int32_t capacity = 0;
 };
@@ -109,8 +109,8 @@ template <class Real>
 struct LogitsProductOf {
   DType dtype = DType::kBF16;  // of both operands
   bool allow_tf32 = false;     // fp32 operands may be rounded to it
-  // Each EngineTraits::slot_columns columns of the shard have a slot of their own, and a logit's bits are
-  // those of its row and column alone: sums of a row do not depend on other rows, launches or devices.
+  // Each EngineTraits::partial_columns columns of the shard have a partial of their own, and a logit's bits
+  // are those of its row and column alone: sums of a row do not depend on other rows, launches or devices.
   bool batch_invariant = false;
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
@@ -131,7 +131,7 @@ using LogitsProduct = LogitsProductOf<float>;
 // What epilogues that sum rows have in common: all but kGradient.
 template <class Real>
 struct RowSumsOf {
-  StatSlotsOf<Real> stats;
+  PartialStatsOf<Real> stats;
   const Real* class_weight = nullptr;  // [columns], or null: ones
   Real* target_logit = nullptr;        // [rows], written where the target is in the window
 };
@@ -149,24 +149,26 @@ struct StoredColumns {
   int64_t stride = 0;
 };
 
-// Sums are relative to the anchor, `weighted` is not made, and max (null: not wanted), argmax and the
-// optional sums are further wishes. Where exps are kept in base 2, they and the sums are relative to
-// effective_anchor(), the anchor but for a rounding, and what is stored is 2^kKeptExponent times the exps.
-struct ExpsArgs : RowSums {
-  // Of engines whose traits say anchors_first: what exps are relative to.
-  const float* anchor = nullptr;  // [rows]
-  // Other engines choose the anchor in a run's first window and write it here. They may choose again: then
-  // they change what earlier windows have kept, `kept_before` columns that end where `exps` begins.
-  float* found_anchor = nullptr;  // [rows]
+// Sums are relative to the logit_offset, `weighted` is not made, and max (null: not wanted), argmax and the
+// optional sums are further wishes. Where exp_logits are kept in base 2, they and the sums are relative to
+// rounded_offset(), the logit_offset but for a rounding, and what is stored is 2^kKeptExponent times the
+// exp_logits.
+struct ExpLogitsArgs : RowSums {
+  // Of engines whose traits say offsets_first: what exp_logits are relative to.
+  const float* logit_offset = nullptr;  // [rows]
+  // Other engines choose the logit_offset in a run's first window and write it here. They may choose again:
+  // then they change what earlier windows have kept, `kept_before` columns that end where `exp_logits`
+  // begins.
+  float* found_offset = nullptr;  // [rows]
   int64_t kept_before = 0;
-  StoredColumns exps = {};  // bf16, or fp32 with fp32 operands
+  StoredColumns exp_logits = {};  // bf16, or fp32 with fp32 operands
 };
 
-// dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_low
+// dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_residual
 template <class Real>
 struct GradientArgsOf {
-  const Real* lse = nullptr;      // [rows]
-  const Real* lse_low = nullptr;  // [rows] what rounding took off lse; null: nothing
+  const Real* lse = nullptr;           // [rows]
+  const Real* lse_residual = nullptr;  // [rows] what rounding took off lse; null: nothing
   const Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
   const Real* class_weight = nullptr;                                 // [columns] w, or null: ones
   const float* factor = nullptr;                                      // scalar, of dz; null: 1
@@ -174,9 +176,9 @@ struct GradientArgsOf {
 };
 using GradientArgs = GradientArgsOf<float>;
 
-// Sums are relative to the anchor as those of kExps are, and may be null: not wanted.
+// Sums are relative to the logit_offset as those of kExpLogits are, and may be null: not wanted.
 struct DrawArgs : RowSums {
-  const float* anchor = nullptr;  // [rows]
+  const float* logit_offset = nullptr;  // [rows]
   Draws draws = {};
 };
 
@@ -186,15 +188,15 @@ struct TopArgsOf : RowSumsOf<Real> {
 };
 using TopArgs = TopArgsOf<float>;
 
-// In the order of Epilogue. Exps of float64 are not kept, and its elements not drawn.
+// In the order of Epilogue. ExpLogits of float64 are not kept, and its elements not drawn.
 template <class Real>
 using EpilogueArgsOf =
-    std::variant<StatsArgsOf<Real>, ExpsArgs, GradientArgsOf<Real>, DrawArgs, TopArgsOf<Real>>;
+    std::variant<StatsArgsOf<Real>, ExpLogitsArgs, GradientArgsOf<Real>, DrawArgs, TopArgsOf<Real>>;
 using EpilogueArgs = EpilogueArgsOf<float>;
 template <Epilogue kEpilogue>
 using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
 static_assert(std::is_same_v<ArgsOf<Epilogue::kStats>, StatsArgs>);
-static_assert(std::is_same_v<ArgsOf<Epilogue::kExps>, ExpsArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kExpLogits>, ExpLogitsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kDraw>, DrawArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
@@ -208,10 +210,10 @@ struct LogitsArgsOf : LogitsProductOf<Real> {
 };
 using LogitsArgs = LogitsArgsOf<float>;
 
-// Of a launch: its slots, null of kGradient.
-inline const StatSlots* stats_of(const LogitsArgs& args) {
+// Of a launch: its partials, null of kGradient.
+inline const PartialStats* stats_of(const LogitsArgs& args) {
   return std::visit(
-      [](const auto& of_epilogue) -> const StatSlots* {
+      [](const auto& of_epilogue) -> const PartialStats* {
         if constexpr (std::is_base_of_v<RowSums, std::decay_t<decltype(of_epilogue)>>) {
           return &of_epilogue.stats;
         } else {
@@ -223,7 +225,7 @@ inline const StatSlots* stats_of(const LogitsArgs& args) {
 
 // What it stores; null: nothing.
 inline const StoredColumns* stored_by(const LogitsArgs& args) {
-  if (const auto* exps = std::get_if<ExpsArgs>(&args.of_epilogue)) return &exps->exps;
+  if (const auto* exp_logits = std::get_if<ExpLogitsArgs>(&args.of_epilogue)) return &exp_logits->exp_logits;
   if (const auto* gradient = std::get_if<GradientArgs>(&args.of_epilogue)) return &gradient->dz;
   return nullptr;
 }

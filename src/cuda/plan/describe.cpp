@@ -6,12 +6,12 @@
 namespace logitless::cuda {
 namespace {
 
-// The draw's product, those of dense, hot and sampled columns, and a kept element's two additions of a row,
-// which are bound by memory instead.
+// The draw's product, those of dense, frequent and sampled columns, and a kept element's two additions of a
+// row, which are bound by memory instead.
 double cost_of_sparsified(const Problem& p) {
   const SparsifiedSizes s = sparsified_sizes(p);
   const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
-  return draw + static_cast<double>(3 * s.dense + 2 * s.hot + s.sampled) / static_cast<double>(p.vocab);
+  return draw + static_cast<double>(3 * s.dense + 2 * s.frequent + s.sampled) / static_cast<double>(p.vocab);
 }
 
 // In units of F.
@@ -21,7 +21,7 @@ double cost_of(const Problem& p, const PlanDetail& d) {
   const bool lists = p.top_k > 0 && d.engine->traits().top_groups > 0;
   if (lists) cost += static_cast<double>(top_sizes(p, d).sampled) / static_cast<double>(p.vocab);
   if (!p.needs_backward()) return cost;
-  cost += 1 - static_cast<double>(d.kept_columns) / static_cast<double>(p.vocab);
+  cost += 1 - static_cast<double>(d.cached_columns) / static_cast<double>(p.vocab);
   return cost + (p.has.d_hidden ? 1 : 0) + (p.has.d_weight ? 1 : 0);
 }
 
@@ -43,9 +43,9 @@ Plan plan_of(const Problem& problem, const PlanDetail& detail) {
   Plan plan;
   plan.kind = detail.kind;
   plan.token_chunk = detail.token_chunk;
-  plan.kept_columns = detail.kept_columns;
+  plan.cached_columns = detail.cached_columns;
   plan.vocab_window = detail.vocab_window;
-  plan.cost_f = cost_of(problem, detail);
+  plan.cost_matmuls = cost_of(problem, detail);
   return plan;
 }
 

@@ -22,14 +22,14 @@ std::string description_of(const Problem& problem, const PlanDetail& detail);
 double predict_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk, const PlanDetail& detail,
                        const Device& device);
 
-// Plan::handicap of d_weight's roundings between chunks of tokens.
-double rounding_handicap(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
+// Plan::rounding_penalty of d_weight's roundings between chunks of tokens.
+double rounding_penalty(const Problem& problem, int64_t token_chunk, const PlanDetail& detail);
 
 // With it: where candidates are compared.
 inline double ranked_seconds(const Problem& problem, PlanKind kind, int64_t token_chunk,
                              const PlanDetail& detail, const Device& device) {
   return predict_seconds(problem, kind, token_chunk, detail, device) *
-         rounding_handicap(problem, token_chunk, detail);
+         rounding_penalty(problem, token_chunk, detail);
 }
 
 }  // namespace logitless::cuda

@@ -27,10 +27,11 @@ struct PlanDetail {
   bool copies_weight = false;          // windows of it are converted or padded into the workspace
   bool rounds_between_chunks = false;  // the sum of d_weight over chunks is kept in its own dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
-  int64_t kept_columns = 0;            // the first ones, whose exps are kept: 0, at least a window, or all
-  bool anchored = false;               // sums are relative to anchors (kExps), whether exps are kept or not
-  int64_t slots = 1;                   // of the statistics, a row
-  int64_t scratch_rows = 0;            // of fp32 logits at once (EngineTraits::needs_scratch)
+  int64_t cached_columns = 0;  // the first ones, whose exp_logits are kept: 0, at least a window, or all
+  bool relative_to_offset =
+      false;  // sums are relative to logit_offsets (kExpLogits), whether exp_logits are kept or not
+  int64_t partials = 1;      // of the statistics, a row
+  int64_t scratch_rows = 0;  // of fp32 logits at once (EngineTraits::needs_scratch)
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;
 

@@ -46,11 +46,13 @@ bool sparsification_gains(const Problem& problem, const Device& device) {
 }
 
 // Of a rank's shard what was planned for the largest one, so that all ranks have the same chunks of tokens.
-// Its columns may be fewer than were to be kept, or than a window; slots and scratch do not depend on them.
+// Its columns may be fewer than were to be kept, or than a window; partials and scratch do not depend on
+// them.
 PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) {
   d.vocab_window = std::min(d.vocab_window, std::max<int64_t>(shard.vocab, 1));
-  d.kept_columns = d.kept_columns == largest.vocab ? shard.vocab : std::min(d.kept_columns, shard.vocab);
-  d.anchored = d.anchored && shard.vocab > 0;
+  d.cached_columns =
+      d.cached_columns == largest.vocab ? shard.vocab : std::min(d.cached_columns, shard.vocab);
+  d.relative_to_offset = d.relative_to_offset && shard.vocab > 0;
   return d;
 }
 
@@ -65,8 +67,8 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
   return plans;
 }
 
-// Ranks whose sums come with the draw tell each other their guesses of lse as well.
-void count_guesses(const Problem& problem, const PlanDetail& detail, Plan* plan) {
+// Ranks whose sums come with the draw tell each other their lse_estimates of lse as well.
+void count_estimates(const Problem& problem, const PlanDetail& detail, Plan* plan) {
   if (!detail.is_sparsified() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing)
     return;
   if (problem.group_size == 1 || problem.tokens == 0) return;
@@ -92,7 +94,7 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
     }
     count_gathers(shard, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);
-    count_guesses(shard, detail, &plan);
+    count_estimates(shard, detail, &plan);
     plan.backend_plan = std::make_shared<CudaPlan>(shard, detail, device);
   }
   return plans;

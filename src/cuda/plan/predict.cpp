@@ -84,8 +84,8 @@ class Prediction {
     return seconds;
   }
 
-  // Of kept exps; windows are those of d_hidden, and of a staged d_weight.
-  double gradients_of_exps(int64_t rows, int64_t columns) const {
+  // Of kept exp_logits; windows are those of d_hidden, and of a staged d_weight.
+  double gradients_of_exp_logits(int64_t rows, int64_t columns) const {
     if (columns == 0) return 0;
     const int64_t window = kept_window(p_, d_);
     double seconds = 2 * kLaunchSeconds;
@@ -106,7 +106,7 @@ class Prediction {
 
   // Of the other columns.
   double gradients_of_lse(int64_t rows) const {
-    const int64_t columns = p_.vocab - d_.kept_columns, first = std::min(columns, d_.vocab_window);
+    const int64_t columns = p_.vocab - d_.cached_columns, first = std::min(columns, d_.vocab_window);
     const auto window = [&](bool adds) {
       return [this, rows, adds](int64_t width) {
         return logits(rows, width, static_cast<double>(size_of(operand_dtype(p_)))) +
@@ -114,13 +114,13 @@ class Prediction {
       };
     };
     if (columns == 0) return 0;
-    return window(d_.kept_columns > 0)(first) +
+    return window(d_.cached_columns > 0)(first) +
            KernelTimes::in_parts(columns - first, d_.vocab_window, window(true));
   }
 
   // Windows of the weight for them, of which a pass over all columns leaves the last one.
   double copies_for_gradients() const {
-    if (d_.kept_columns < p_.vocab) return copied_weight(p_.vocab);
+    if (d_.cached_columns < p_.vocab) return copied_weight(p_.vocab);
     const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
     return p_.has.d_hidden ? copied_weight(p_.vocab - last) : 0;
   }
@@ -140,8 +140,8 @@ class Prediction {
     const double of_element = kElementSeconds + of_number * static_cast<double>(p_.hidden);
     seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
                static_cast<double>(times_.processors());
-    seconds +=
-        logits(rows, s.dense, size) + gradients(rows, s.dense + s.hot, false) + moved(p_.vocab, p_.hidden, 2);
+    seconds += logits(rows, s.dense, size) + gradients(rows, s.dense + s.frequent, false) +
+               moved(p_.vocab, p_.hidden, 2);
     return seconds * kSparsifiedMargin;
   }
 
@@ -165,22 +165,22 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
                        const Device& device) {
   const Prediction predict(p, d, device);
   const int64_t tokens = std::max<int64_t>(p.tokens, 1), chunks = ceil_div(tokens, chunk);
-  const double exps = static_cast<double>(size_of(operand_dtype(p)));
+  const double exp_logits = static_cast<double>(size_of(operand_dtype(p)));
   const bool whole_copy = d.vocab_window >= p.vocab;  // made once
   const auto of_chunk = [&](int64_t rows) {
     double seconds = 20 * kLaunchSeconds;
     if (p.needs_forward()) {
-      seconds += predict.all_logits(rows, d.kept_columns > 0 ? exps : 0);
+      seconds += predict.all_logits(rows, d.cached_columns > 0 ? exp_logits : 0);
       if (!whole_copy) seconds += predict.copied_weight(p.vocab);
       seconds += predict.top(rows);
     }
     if (kind == PlanKind::kSparsified) {
       seconds = predict.sparsified(rows, sparsified_sizes(p));
     } else if (p.needs_backward()) {
-      seconds += predict.gradients_of_exps(rows, d.kept_columns) + predict.gradients_of_lse(rows);
+      seconds += predict.gradients_of_exp_logits(rows, d.cached_columns) + predict.gradients_of_lse(rows);
       if (!whole_copy) seconds += predict.copies_for_gradients();
-      if (d.kept_columns > 0 && d.kept_columns < p.vocab) {
-        seconds += predict.moved(rows, p.hidden, 8 + 2 * exps) + 8 * kLaunchSeconds;
+      if (d.cached_columns > 0 && d.cached_columns < p.vocab) {
+        seconds += predict.moved(rows, p.hidden, 8 + 2 * exp_logits) + 8 * kLaunchSeconds;
       }
       if (chunks == 1) seconds += predict.stored_weight();
       if (chunks > 1 && p.has.d_weight) {
@@ -196,7 +196,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
 }
 
-double rounding_handicap(const Problem& p, int64_t chunk, const PlanDetail& d) {
+double rounding_penalty(const Problem& p, int64_t chunk, const PlanDetail& d) {
   if (!d.rounds_between_chunks) return 1;
   return 1 + kChunkRounding * static_cast<double>(ceil_div(std::max<int64_t>(p.tokens, 1), chunk) - 1);
 }

@@ -13,7 +13,7 @@
 namespace logitless::cuda {
 namespace {
 
-// Both are EngineTraits::slot_columns with batch_invariant.
+// Both are EngineTraits::partial_columns with batch_invariant.
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
 // Numbers of windows that are tried, from the fewest on; after each number of kept columns.
@@ -64,8 +64,8 @@ class Search {
         budget_(budget),
         choice_(choice),
         traits_(choice.engine->traits()),
-        window_step_(problem.batch_invariant ? traits_.slot_columns : kWindowStep),
-        smallest_window_(problem.batch_invariant ? traits_.slot_columns : kSmallestWindow) {}
+        window_step_(problem.batch_invariant ? traits_.partial_columns : kWindowStep),
+        smallest_window_(problem.batch_invariant ? traits_.partial_columns : kSmallestWindow) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -107,7 +107,7 @@ class Search {
     PlanDetail d = base_;  // the last one: that of the least scratch
     d.source = backward_source();
     d.vocab_window = std::min(p_.vocab, kNarrowWindow);
-    d.kept_columns = 0;
+    d.cached_columns = 0;
     uint64_t least = 0;
     for (const int64_t chunk : token_chunks(p_.tokens)) {
       if (chunks_of(chunk) > kMostRoundings) break;
@@ -133,7 +133,7 @@ class Search {
         } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
-          if (can_keep_exps() && fewest_chunks_ == 1) kept_plans();
+          if (can_keep_exp_logits() && fewest_chunks_ == 1) kept_plans();
           window_plans();
         }
       }
@@ -152,19 +152,19 @@ class Search {
     return traits_.needs_scratch ? scratch_blocks(p_, window_step_) : std::vector<ScratchBlock>{{0, 0}};
   }
 
-  // Exps can become gradients by a factor for each row only: not with a term that is no multiple of p.
+  // ExpLogits can become gradients by a factor for each row only: not with a term that is no multiple of p.
   // Factors are fp32.
-  bool has_exps() const {
+  bool has_exp_logits() const {
     const DType dtype = operand_dtype(p_);
     return dtype != DType::kF16 && dtype != DType::kF64 && p_.label_smoothing == 0;
   }
-  bool can_keep_exps() const { return p_.pass == Pass::kForwardBackward && has_exps(); }
+  bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
 
-  // Whether sums are made beside exps, relative to anchors. Not to depend on the pass, they are so in all, or
-  // in none where the anchors come after.
-  bool is_anchored(const PlanDetail& d) const {
+  // Whether sums are made beside exp_logits, relative to logit_offsets. Not to depend on the pass, they are
+  // so in all, or in none where the logit_offsets come after.
+  bool is_relative_to_offset(const PlanDetail& d) const {
     if (!p_.needs_forward() || p_.is_sparsified()) return false;
-    return p_.batch_invariant ? traits_.anchors_first && has_exps() : d.kept_columns > 0;
+    return p_.batch_invariant ? traits_.offsets_first && has_exp_logits() : d.cached_columns > 0;
   }
 
   bool hidden_is_operand() const {
@@ -177,7 +177,8 @@ class Search {
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-      if (!lists && !p_.batch_invariant) return;  // else of fewer rows at a time lists or slots are smaller
+      if (!lists && !p_.batch_invariant)
+        return;  // else of fewer rows at a time lists or partials are smaller
     }
     forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
@@ -216,16 +217,16 @@ class Search {
     return args;
   }
 
-  // Slots of its row statistics; 1 without any.
-  int64_t slots_of(int64_t chunk) const {
-    const auto [at, is_new] = slots_.try_emplace(chunk, 1);
+  // Partials of its row statistics; 1 without any.
+  int64_t partials_of(int64_t chunk) const {
+    const auto [at, is_new] = partials_.try_emplace(chunk, 1);
     if (is_new && p_.needs_forward()) {
-      at->second = choice_.engine->slots(
+      at->second = choice_.engine->partials(
           launch_of(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk), device_);
     }
     if (is_new && p_.is_sparsified()) {
       at->second =
-          std::max<int64_t>(at->second, choice_.engine->slots(launch_of(DrawArgs{}, chunk), device_));
+          std::max<int64_t>(at->second, choice_.engine->partials(launch_of(DrawArgs{}, chunk), device_));
     }
     return at->second;
   }
@@ -271,12 +272,12 @@ class Search {
     return chunks > 1 && p_.has.d_weight && writes_d_weight(p_) && p_.dtype.d_weight != p_.stats_dtype();
   }
 
-  // All exps of a chunk are kept.
+  // All exp_logits of a chunk are kept.
   void kept_plans() {
     for (const int64_t chunk : token_chunks(p_.tokens)) {
       PlanDetail d = base_;
       d.source = backward_source();
-      d.kept_columns = p_.vocab;
+      d.cached_columns = p_.vocab;
       d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
       consider_kept(chunk, d);
       if (!base_.copies_weight) continue;
@@ -320,9 +321,9 @@ class Search {
     const bool worthwhile = at == best_.end() || least_seconds(kind, chunk, d) < at->second.seconds;
     if (budget_ != 0 && worthwhile) {
       equal_windows(kind, chunk, d, kMoreWindows);
-      if (can_keep_exps()) windows_after_kept(kind, chunk, d);
+      if (can_keep_exp_logits()) windows_after_kept(kind, chunk, d);
     }
-    if (budget_ == 0 && scratch_handicap(d) == 1) default_windows(kind, chunk, d);
+    if (budget_ == 0 && scratch_penalty(d) == 1) default_windows(kind, chunk, d);
     d.vocab_window = smallest_window_;
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
   }
@@ -339,14 +340,14 @@ class Search {
 
   // Of no plan of the kind and chunk less is predicted.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
-    if (can_keep_exps()) d.kept_columns = p_.vocab;
+    if (can_keep_exp_logits()) d.cached_columns = p_.vocab;
     return ranked_seconds(p_, kind, chunk, d, device_);
   }
 
   // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
   void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
-    const int64_t columns = p_.vocab - d.kept_columns;
-    const int64_t widest = d.kept_columns > 0 ? d.kept_columns : widest_window(kind, chunk, d, false);
+    const int64_t columns = p_.vocab - d.cached_columns;
+    const int64_t widest = d.cached_columns > 0 ? d.cached_columns : widest_window(kind, chunk, d, false);
     int64_t windows = ceil_div(columns, std::max(widest, smallest_window_));
     for (int64_t tried = 0; tried < more; ++tried) {
       d.vocab_window = ceil_div(ceil_div(columns, windows), window_step_) * window_step_;
@@ -356,13 +357,13 @@ class Search {
     }
   }
 
-  // The exps of the first columns may be there still when their turn comes; the others' windows take their
-  // place.
+  // The exp_logits of the first columns may be there still when their turn comes; the others' windows take
+  // their place.
   void windows_after_kept(PlanKind kind, int64_t chunk, PlanDetail d) {
     const int64_t widest = widest_window(kind, chunk, d, true);
     for (int64_t sixteenths = 16; sixteenths > 12; --sixteenths) {
-      d.kept_columns = widest * sixteenths / 16 / window_step_ * window_step_;
-      if (d.kept_columns > 0 && d.kept_columns < p_.vocab)
+      d.cached_columns = widest * sixteenths / 16 / window_step_ * window_step_;
+      if (d.cached_columns > 0 && d.cached_columns < p_.vocab)
         equal_windows(kind, chunk, d, kMoreWindowsAfterKept);
     }
   }
@@ -373,7 +374,7 @@ class Search {
     while (too_many - fits > 1) {
       const int64_t steps = fits + (too_many - fits) / 2;
       d.vocab_window = steps * window_step_;
-      if (keeps) d.kept_columns = d.vocab_window;
+      if (keeps) d.cached_columns = d.vocab_window;
       (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
     }
     return fits * window_step_;
@@ -383,8 +384,8 @@ class Search {
     d.kind = kind;
     d.token_chunk = chunk;
     d.scratch_rows = std::min(d.scratch_rows, chunk);
-    d.slots = slots_of(chunk);
-    d.anchored = is_anchored(d);
+    d.partials = partials_of(chunk);
+    d.relative_to_offset = is_relative_to_offset(d);
     return d;
   }
 
@@ -406,13 +407,13 @@ class Search {
         made.seconds < known.seconds || (made.seconds == known.seconds && made.bytes < known.bytes);
     if (!is_new && faster) at->second = made;
     if (budget_ == 0) {
-      const double handicap = rounding_handicap(p_, chunk, d);
-      near_fastest_.add({made.bytes, made.seconds / handicap, handicap * scratch_handicap(d)}, made);
+      const double rounding = rounding_penalty(p_, chunk, d);
+      near_fastest_.add({made.bytes, made.seconds / rounding, rounding * scratch_penalty(d)}, made);
     }
   }
 
   // By default less of it is taken only to keep to the default's bytes: what it costs is not predicted.
-  double scratch_handicap(const PlanDetail& d) const {
+  double scratch_penalty(const PlanDetail& d) const {
     const int64_t all = gemm_scratches().front();
     return d.gemm_bytes == all ? 1 : d.gemm_bytes > 0 ? kNearlyFastest : kFastEnough;
   }
@@ -421,9 +422,9 @@ class Search {
     const PlanDetail& d = candidate.detail;
     Plan plan = plan_of(p_, d);
     plan.workspace_bytes = candidate.bytes;
-    plan.handicap = rounding_handicap(p_, d.token_chunk, d);
-    plan.default_handicap = scratch_handicap(d);
-    plan.predicted_seconds = candidate.seconds / plan.handicap;
+    plan.rounding_penalty = rounding_penalty(p_, d.token_chunk, d);
+    plan.default_penalty = scratch_penalty(d);
+    plan.predicted_seconds = candidate.seconds / plan.rounding_penalty;
     if (p_.is_sparsified() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
     plan.engine = choice_.engine->name();
     plan.reason = choice_.reason;
@@ -443,7 +444,7 @@ class Search {
   std::map<PlanKind, Candidate> best_;
   DefaultCandidates<Candidate> near_fastest_;  // without a budget
   Candidate smallest_;
-  mutable std::map<int64_t, int64_t> slots_;  // by chunk
+  mutable std::map<int64_t, int64_t> partials_;  // by chunk
 };
 
 }  // namespace

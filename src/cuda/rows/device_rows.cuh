@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "core/row_coefficients.h"
-#include "cuda/rows/anchor.h"
 #include "cuda/rows/exp2.cuh"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/rows.h"
 #include "cuda/runtime/queue.h"
 
@@ -170,7 +170,7 @@ __device__ inline void put_ignored(const RowTargets& in, const Buffers& out, int
 #define LOGITLESS_PUT(name, ...) put<T>(out.name, row, value);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
-  put<T>(out.lse_low, row, 0);
+  put<T>(out.lse_residual, row, 0);
   if (in.is_none) put<T>(out.loss, row, value);
   for (int64_t at = row * in.top_k; at < (row + 1) * in.top_k; ++at) {
     if (out.top_ids != nullptr) out.top_ids[at] = -1;
@@ -201,89 +201,91 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
   return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
 }
 
-// `weighted` is of the logits themselves: no slot tells the class weights of its columns.
+// `weighted` is of the logits themselves: no partial tells the class weights of its columns.
 template <class T = double, class Real>
-__device__ inline RowStats<T> stats_of_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t r) {
-  const int64_t at = s * slots.stride + r;
+__device__ inline RowStats<T> stats_of_partial(const PartialStatsOf<Real>& partials, int64_t s, int64_t r) {
+  const int64_t at = s * partials.stride + r;
   RowStats<T> one;
-  if (slots.max != nullptr) one.max = slots.max[at];
-  one.sum_exp = slots.sum[at];
+  if (partials.max != nullptr) one.max = partials.max[at];
+  one.sum_exp = partials.sum[at];
 #define LOGITLESS_SUM(name, part, ...) \
-  if (slots.part != nullptr) one.part = slots.part[at];
+  if (partials.part != nullptr) one.part = partials.part[at];
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM
-  if (slots.argmax != nullptr) one.argmax = slots.argmax[at];
+  if (partials.argmax != nullptr) one.argmax = partials.argmax[at];
   return one;
 }
 
-// Writes all but the argmax to a slot.
+// Writes all but the argmax to a partial.
 template <class Real, class T>
-__device__ inline void put_slot(const StatSlotsOf<Real>& slots, int64_t at, const RowStats<T>& stats) {
-  if (slots.max != nullptr) slots.max[at] = static_cast<Real>(stats.max);
-  slots.sum[at] = static_cast<Real>(stats.sum_exp);
+__device__ inline void put_partial(const PartialStatsOf<Real>& partials, int64_t at,
+                                   const RowStats<T>& stats) {
+  if (partials.max != nullptr) partials.max[at] = static_cast<Real>(stats.max);
+  partials.sum[at] = static_cast<Real>(stats.sum_exp);
 #define LOGITLESS_PUT(name, part, ...) \
-  if (slots.part != nullptr) slots.part[at] = static_cast<Real>(stats.part);
+  if (partials.part != nullptr) partials.part[at] = static_cast<Real>(stats.part);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
 }
 
-// Statistics of a row from its slots, in the order of the slots.
+// Statistics of a row from its partials, in the order of the partials.
 template <class Real>
-__device__ inline RowStats<double> joined(const StatSlotsOf<Real>& slots, int64_t r) {
+__device__ inline RowStats<double> joined(const PartialStatsOf<Real>& partials, int64_t r) {
   RowStats<double> all;
-  for (int64_t s = 0; s < slots.slots; ++s) all = merge(all, stats_of_slot(slots, s, r));
+  for (int64_t s = 0; s < partials.partials; ++s) all = merge(all, stats_of_partial(partials, s, r));
   return all;
 }
 
-// A row's sum over the slots, in their order. Loads do not wait for one another.
+// A row's sum over the partials, in their order. Loads do not wait for one another.
 template <class Real>
-__device__ inline double sum_of_slots(const StatSlotsOf<Real>& slots, const Real* values, int64_t r) {
+__device__ inline double sum_of_partials(const PartialStatsOf<Real>& partials, const Real* values,
+                                         int64_t r) {
   double sum = 0;
 #pragma unroll 8
-  for (int64_t s = 0; s < slots.slots; ++s) sum += values[s * slots.stride + r];
+  for (int64_t s = 0; s < partials.partials; ++s) sum += values[s * partials.stride + r];
   return sum;
 }
 
-// exp(z - anchor), as the portable engine computes it.
-__device__ inline float exp_from(float z, float anchor) {
-  return exp2_approx((z - anchor) * kLog2E);
+// exp(z - logit_offset), as the portable engine computes it.
+__device__ inline float exp_from(float z, float logit_offset) {
+  return exp2_approx((z - logit_offset) * kLog2E);
 }
-__device__ inline double exp_from(double z, double anchor) {
-  return std::exp(z - anchor);
+__device__ inline double exp_from(double z, double logit_offset) {
+  return std::exp(z - logit_offset);
 }
 
 // A range within which fp32 holds the optional sums as well.
-LOGITLESS_HD inline SumRange range_of_sums(const StatSlots& slots, SumRange range) {
-#define LOGITLESS_RANGE(name, part, kind, ...)                                                    \
-  if (slots.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {    \
-    range.most = 0x1p100; /* differences up to 2^27 */                                            \
-  }                                                                                               \
-  if (slots.part != nullptr && SumKind::kind == SumKind::kSquaredExp) {                           \
-    range.most = range.most < 0x1p60 ? range.most : 0x1p60;                                       \
-    range.least = range.least > 0x1p-28 ? range.least : 0x1p-28; /* squares of 2^20 equal exps */ \
+LOGITLESS_HD inline SumRange range_of_sums(const PartialStats& partials, SumRange range) {
+#define LOGITLESS_RANGE(name, part, kind, ...)                                                          \
+  if (partials.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {       \
+    range.most = 0x1p100; /* differences up to 2^27 */                                                  \
+  }                                                                                                     \
+  if (partials.part != nullptr && SumKind::kind == SumKind::kSquaredExp) {                              \
+    range.most = range.most < 0x1p60 ? range.most : 0x1p60;                                             \
+    range.least = range.least > 0x1p-28 ? range.least : 0x1p-28; /* squares of 2^20 equal exp_logits */ \
   }
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_RANGE)
 #undef LOGITLESS_RANGE
   return range;
 }
 
-// Makes an element of the slots that of no column.
+// Makes an element of the partials that of no column.
 template <class Real>
-__device__ inline void clear_slot(const StatSlotsOf<Real>& slots, int64_t i) {
-  slots.max[i] = -std::numeric_limits<Real>::infinity();
-  slots.sum[i] = 0;
+__device__ inline void clear_partial(const PartialStatsOf<Real>& partials, int64_t i) {
+  partials.max[i] = -std::numeric_limits<Real>::infinity();
+  partials.sum[i] = 0;
 #define LOGITLESS_CLEAR(name, part, ...) \
-  if (slots.part != nullptr) slots.part[i] = 0;
+  if (partials.part != nullptr) partials.part[i] = 0;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_CLEAR)
 #undef LOGITLESS_CLEAR
-  if (slots.argmax != nullptr) slots.argmax[i] = -1;
-  if (slots.expected != nullptr) slots.expected[i] = 0;
+  if (partials.argmax != nullptr) partials.argmax[i] = -1;
+  if (partials.expected != nullptr) partials.expected[i] = 0;
 }
 
-// All slots of a row.
+// All partials of a row.
 template <class Real>
-__device__ inline void clear_row(const StatSlotsOf<Real>& slots, int64_t r) {
-  for (int64_t s = 0; s < slots.slots; ++s) clear_slot(slots, s * slots.stride + r);
+__device__ inline void clear_row(const PartialStatsOf<Real>& partials, int64_t r) {
+  for (int64_t s = 0; s < partials.partials; ++s) clear_partial(partials, s * partials.stride + r);
 }
 
 inline unsigned blocks_for(int64_t count, int64_t per_block) {

@@ -11,7 +11,7 @@
 
 namespace logitless::cuda {
 
-// The base of exps and logs of a number type.
+// The base of exp_logits and logs of a number type.
 template <class T>
 struct LogBase;
 

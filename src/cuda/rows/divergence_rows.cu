@@ -64,11 +64,11 @@ class LogSums {
   // Those of the whole row, in every thread.
   __device__ void join_over_block(T factor) {
     move_to(joined_over_block(max, [](T a, T b) { return ::max(a, b); }), factor);
-    exps = sum_over_block(static_cast<double>(exp_));
+    exp_logits = sum_over_block(static_cast<double>(exp_));
     offsets = sum_over_block(static_cast<double>(offset_));
   }
 
-  double exps = 0, offsets = 0;  // after join_over_block()
+  double exp_logits = 0, offsets = 0;  // after join_over_block()
 
  private:
   static constexpr T kFar = -2000;  // exp() of this is 0, also in double
@@ -87,12 +87,12 @@ class LogSums {
 // Writes lse and entropy of a row, by thread 0. Returns lse in LogBase's base.
 template <class T>
 __device__ T put_sums(void* lse, void* entropy, int64_t row, const LogSums<T>& sums, const HeadRow<T>& head) {
-  const double log_exps = LogBase<T>::log(sums.exps);
+  const double log_exp_logits = LogBase<T>::log(sums.exp_logits);
   if (threadIdx.x == 0) {
-    put<T>(lse, row, static_cast<double>(head.unit()) * sums.max + head.nats() * log_exps);
-    put<T>(entropy, row, head.nats() * (log_exps - sums.offsets / sums.exps));
+    put<T>(lse, row, static_cast<double>(head.unit()) * sums.max + head.nats() * log_exp_logits);
+    put<T>(entropy, row, head.nats() * (log_exp_logits - sums.offsets / sums.exp_logits));
   }
-  return static_cast<T>(static_cast<double>(head.factor) * sums.max + log_exps);
+  return static_cast<T>(static_cast<double>(head.factor) * sums.max + log_exp_logits);
 }
 
 template <bool kIsMixed, class T, int kCount>

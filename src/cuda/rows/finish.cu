@@ -30,7 +30,7 @@ __device__ void reduce_loss(const RowTargets& in, const ArenaOf<Real>& arena, co
 }
 
 template <class T>
-__device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) {
+__device__ void scale_row(const CachedExpLogits& k, int64_t r, float factor, int lane) {
   constexpr int kLanes = 16 / sizeof(T);
   struct alignas(16) Piece {
     T x[kLanes];
@@ -49,7 +49,7 @@ __device__ void scale_row(const KeptExps& k, int64_t r, float factor, int lane) 
   }
 }
 
-// One warp a row. T: of the operands, where exps are kept, and double of float64 ones.
+// One warp a row. T: of the operands, where exp_logits are kept, and double of float64 ones.
 template <class T, class Real = RealOf<T>>
 __global__ void __launch_bounds__(kThreads)
     finish_chunk_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, Buffers out, FinishChunkOf<Real> f) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     float factor = 0;
     if (lane == 0 && f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);
     if constexpr (!std::is_same_v<T, double>) {
-      if (lane == 0 && f.kept.exps.data != nullptr)
+      if (lane == 0 && f.kept.exp_logits.data != nullptr)
         factor = correct_target<T>(in, arena, f.kept, r, f.first + r);
       if (f.kept.hidden.data != nullptr) scale_row<T>(f.kept, r, __shfl_sync(~0u, factor, 0), lane);
     }
@@ -81,7 +81,7 @@ void launch_finish_chunk(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena
                          const FinishChunkOf<Real>& f, const Queue& queue) {
   auto kernel = finish_chunk_kernel<Real>;
   if constexpr (std::is_same_v<Real, float>) {
-    if (f.kept.exps.dtype != DType::kF32) kernel = finish_chunk_kernel<__nv_bfloat16>;
+    if (f.kept.exp_logits.dtype != DType::kF32) kernel = finish_chunk_kernel<__nv_bfloat16>;
   }
   queue.launch("finish_chunk", kernel, blocks_for(f.rows, kWarps), kThreads, 0, in, arena, out, f);
 }

@@ -1,16 +1,16 @@
 #pragma once
-// From a row's statistics to its losses, coefficients and kept exps.
-#include "cuda/rows/anchor.h"
+// From a row's statistics to its losses, coefficients and kept exp_logits.
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/rows/exp2.cuh"
+#include "cuda/rows/logit_offset.h"
 
 namespace logitless::cuda {
 
-// merge() of load(slot) over all slots, in one order; by a warp, whose lane 0 has the result.
+// merge() of load(partial) over all partials, in one order; by a warp, whose lane 0 has the result.
 template <class Load>
-__device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& load) {
+__device__ RowStats<double> warp_merged(int64_t partials, int lane, const Load& load) {
   RowStats<double> all;
-  for (int64_t s = lane; s < slots; s += 32) all = merge(all, load(s));
+  for (int64_t s = lane; s < partials; s += 32) all = merge(all, load(s));
   for (int step = 16; step > 0; step /= 2) {
     RowStats<double> other;
     other.max = __shfl_down_sync(~0u, all.max, step);
@@ -23,55 +23,56 @@ __device__ RowStats<double> warp_merged(int64_t slots, int lane, const Load& loa
   return all;
 }
 
-// A row's sum over the slots, in one order; by a warp.
+// A row's sum over the partials, in one order; by a warp.
 template <class Real>
-__device__ inline double warp_sum_of_slots(const StatSlotsOf<Real>& slots, const Real* values, int64_t r,
-                                           int lane) {
+__device__ inline double warp_sum_of_partials(const PartialStatsOf<Real>& partials, const Real* values,
+                                              int64_t r, int lane) {
   double sum = 0;
-  for (int64_t s = lane; s < slots.slots; s += 32) sum += values[s * slots.stride + r];
+  for (int64_t s = lane; s < partials.partials; s += 32) sum += values[s * partials.stride + r];
   return warp_sum(sum);
 }
 
-// Statistics from sums relative to the row's anchor, which becomes the max of the result. largest: the
-// maximum itself, if the slots have it. By a warp, whose lane 0 has the result.
+// Statistics from sums relative to the row's logit_offset, which becomes the max of the result. largest: the
+// maximum itself, if the partials have it. By a warp, whose lane 0 has the result.
 template <class Real>
-__device__ inline RowStats<double> joined_to_anchor(const StatSlotsOf<Real>& slots, int64_t r, double anchor,
-                                                    bool has_max, double* largest, int lane) {
+__device__ inline RowStats<double> joined_to_offset(const PartialStatsOf<Real>& partials, int64_t r,
+                                                    double logit_offset, bool has_max, double* largest,
+                                                    int lane) {
   RowStats<double> best;  // of maxima and their columns alone
   if (has_max) {
-    best = warp_merged(slots.slots, lane, [&](int64_t s) {
+    best = warp_merged(partials.partials, lane, [&](int64_t s) {
       RowStats<double> one;
-      one.max = slots.max[s * slots.stride + r];
-      if (slots.argmax != nullptr) one.argmax = slots.argmax[s * slots.stride + r];
+      one.max = partials.max[s * partials.stride + r];
+      if (partials.argmax != nullptr) one.argmax = partials.argmax[s * partials.stride + r];
       return one;
     });
   }
   *largest = best.max;
   RowStats<double> all;
-  all.max = anchor;
+  all.max = logit_offset;
   all.argmax = best.argmax;
-  all.sum_exp = warp_sum_of_slots(slots, slots.sum, r, lane);
+  all.sum_exp = warp_sum_of_partials(partials, partials.sum, r, lane);
 #define LOGITLESS_SUM(name, part, ...) \
-  if (slots.part != nullptr) all.part = warp_sum_of_slots(slots, slots.part, r, lane);
+  if (partials.part != nullptr) all.part = warp_sum_of_partials(partials, partials.part, r, lane);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM
   return all;
 }
 
-// What the slots of row r know, `local` being its target's column; largest: the maximum, of anchored sums
-// with one. By a warp, whose lane 0 has the result.
+// What the partials of row r know, `local` being its target's column; largest: the maximum, of
+// relative_to_offset sums with one. By a warp, whose lane 0 has the result.
 template <class Real>
 __device__ inline RowStats<double> stats_of_row(const RowTargets& in, const ArenaOf<Real>& arena,
                                                 const FinishRows& f, int64_t r, int32_t local,
                                                 double* largest, int lane) {
-  const StatSlotsOf<Real>& slots = arena.slots;
+  const PartialStatsOf<Real>& partials = arena.partials;
   RowStats<double> stats;
-  if (f.anchored) {
-    const float anchor = arena.anchor[r];
-    stats = joined_to_anchor(slots, r, f.base_2 ? effective_anchor(anchor) : double{anchor}, f.has_max,
-                             largest, lane);
+  if (f.relative_to_offset) {
+    const float logit_offset = arena.logit_offset[r];
+    stats = joined_to_offset(partials, r, f.base_2 ? rounded_offset(logit_offset) : double{logit_offset},
+                             f.has_max, largest, lane);
   } else {
-    stats = warp_merged(slots.slots, lane, [&](int64_t s) { return stats_of_slot(slots, s, r); });
+    stats = warp_merged(partials.partials, lane, [&](int64_t s) { return stats_of_partial(partials, s, r); });
   }
   if (lane != 0) return stats;
   stats.target_logit = local >= 0 ? double{arena.target_logit[r]} : 0;
@@ -81,18 +82,19 @@ __device__ inline RowStats<double> stats_of_row(const RowTargets& in, const Aren
 
 // The same of all ranks of a group, with the same bits on each.
 __device__ inline RowStats<double> stats_of_group(const GroupStats& group, int64_t r, int lane) {
-  RowStats<double> stats =
-      warp_merged(group.slots.slots, lane, [&](int64_t s) { return stats_of_slot(group.slots, s, r); });
-  if (lane == 0) stats.target_logit = sum_of_slots(group.slots, group.target_logit, r);
+  RowStats<double> stats = warp_merged(group.partials.partials, lane,
+                                       [&](int64_t s) { return stats_of_partial(group.partials, s, r); });
+  if (lane == 0) stats.target_logit = sum_of_partials(group.partials, group.target_logit, r);
   return stats;
 }
 
-// The sum of exps by which kept ones are divided, relative to their anchor. Of a group it may be far from
-// what this rank's columns add up to: then their probabilities vanish, and the bounds only keep products
-// finite.
-__device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>& stats, float anchor) {
-  if (f.group.slots.slots == 0 && f.anchored) return static_cast<float>(stats.sum_exp * double{f.sum_unit});
-  const double from = f.base_2 ? effective_anchor(anchor) : double{anchor};
+// The sum of exp_logits by which kept ones are divided, relative to their logit_offset. Of a group it may be
+// far from what this rank's columns add up to: then their probabilities vanish, and the bounds only keep
+// products finite.
+__device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>& stats, float logit_offset) {
+  if (f.group.partials.partials == 0 && f.relative_to_offset)
+    return static_cast<float>(stats.sum_exp * double{f.sum_unit});
+  const double from = f.base_2 ? rounded_offset(logit_offset) : double{logit_offset};
   const double sum = stats.sum_exp * exp(stats.max - from) * double{f.sum_unit};
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
 }
@@ -120,7 +122,7 @@ __device__ inline void put_target_log_probs(const RowTargets& in, const ArenaOf<
                                             const Buffers& out, int64_t r, int64_t computed, int lane) {
   if (in.targets_per_row == 0 || arena.target[computed] == kIgnoredRow) return;
   __syncwarp();
-  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_residual[r]};
   const int64_t row = arena.row_map[computed];
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
     const bool is_told = is_here(in, target_of(in, row, k));
@@ -146,12 +148,12 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
   const int32_t local = arena.target[computed];
   if (local == kIgnoredRow) {
-    if (lane == 0) arena.row_loss[computed] = arena.lse[r] = arena.lse_low[r] = 0;
+    if (lane == 0) arena.row_loss[computed] = arena.lse[r] = arena.lse_residual[r] = 0;
     return;
   }
   const int64_t row = arena.row_map[computed];
   const int64_t target = target_of(in, row);
-  const bool in_group = f.group.slots.slots > 0;
+  const bool in_group = f.group.partials.partials > 0;
   double largest = 0;
   RowStats<double> stats =
       in_group ? stats_of_group(f.group, r, lane) : stats_of_row(in, arena, f, r, local, &largest, lane);
@@ -159,23 +161,23 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
   if (lane != 0) return;
   if (in.targets_per_row > 0 && !in_group) stats.target_logit = target_logits;
   RowStats<double> shown = stats;
-  if (!in_group && f.anchored && f.has_max) shown = rebase(stats, largest);
+  if (!in_group && f.relative_to_offset && f.has_max) shown = rebase(stats, largest);
   put_stats<Real>(out, row, shown);
   const LogSumExp<Real> lse = split_to<Real>(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
-  arena.lse_low[r] = lse.low;
+  arena.lse_residual[r] = lse.low;
   if (f.is_shard) return;
   const LossParams<double> params = known_loss(in, *arena.scalars);
   RowLoss<double> loss = row_loss(params, weights_of(in, row, target),
                                   with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = shown.max;
-  if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.anchor[r]);
+  if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.logit_offset[r]);
   arena.row_loss[computed] = static_cast<Real>(loss.loss);
 #define LOGITLESS_PUT(name, ...) put<Real>(out.name, row, loss.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
-  put<Real>(out.lse, row, lse.high);  // which lse_low completes
-  put<Real>(out.lse_low, row, lse.low);
+  put<Real>(out.lse, row, lse.high);  // which lse_residual completes
+  put<Real>(out.lse_residual, row, lse.low);
   if (in.is_none) put<Real>(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
@@ -190,7 +192,7 @@ template <class Real>
 __device__ inline void load_coefficients(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
                                          const Coefficients<Real>& k, int64_t r, int64_t computed) {
   if (arena.target[computed] == kIgnoredRow) {
-    arena.lse[r] = arena.lse_low[r] = arena.a[r] = arena.g[r] = 0;
+    arena.lse[r] = arena.lse_residual[r] = arena.a[r] = arena.g[r] = 0;
     if (arena.b != nullptr) arena.b[r] = 0;
     if (arena.c != nullptr) arena.c[r] = 0;
     return;
@@ -204,12 +206,13 @@ __device__ inline void load_coefficients(const RowInputsOf<Real>& in, const Aren
 #undef LOGITLESS_LOAD
   if (k.known_lse != nullptr) {
     arena.lse[r] = k.known_lse[row];
-    arena.lse_low[r] = at_or(k.known_lse_low, row, 0);
+    arena.lse_residual[r] = at_or(k.known_lse_residual, row, 0);
   }
-  const RowCoefficients<double> c = scaled(
-      row_coefficients(known_loss(in, *arena.scalars), weights_of(in, row, target), upstream,
-                       double{arena.lse[r]} + double{arena.lse_low[r]}, double{at_or(k.entropy, row, 0)}),
-      double{k.scale} * double{at_or(arena.inverse_temperature, computed, 1)});
+  const RowCoefficients<double> c =
+      scaled(row_coefficients(known_loss(in, *arena.scalars), weights_of(in, row, target), upstream,
+                              double{arena.lse[r]} + double{arena.lse_residual[r]},
+                              double{at_or(k.entropy, row, 0)}),
+             double{k.scale} * double{at_or(arena.inverse_temperature, computed, 1)});
   arena.a[r] = static_cast<Real>(c.a);
   arena.g[r] = static_cast<Real>(c.g);
   if (arena.b != nullptr) arena.b[r] = static_cast<Real>(c.b);
@@ -224,7 +227,7 @@ __device__ inline void load_coefficients(const RowInputsOf<Real>& in, const Aren
 
 // Returns the row's factor. By one thread, after load_coefficients().
 template <class T>
-__device__ float correct_target(const RowInputs& in, const Arena& arena, const KeptExps& k, int64_t r,
+__device__ float correct_target(const RowInputs& in, const Arena& arena, const CachedExpLogits& k, int64_t r,
                                 int64_t computed) {
   const bool has_several = in.targets_per_row > 0;  // whose entries are written later
   const int32_t column = arena.target[computed];
@@ -232,8 +235,8 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   const float g = arena.g[r];
   const float sum = arena.row_factor[r];
   // Then only targets have a gradient, and their entries are large instead: of several, which are relative to
-  // the sum of exps, no larger than an operand can be. The sum is that of all ranks of a group: where it is
-  // more than these columns' can be, so is a.
+  // the sum of exp_logits, no larger than an operand can be. The sum is that of all ranks of a group: where
+  // it is more than these columns' can be, so is a.
   if (has_several) {
     const float least = fmaxf(0x1p-30f, 0x1p-97f * sum) * g;
     if (fabsf(a) < fabsf(least)) a = least;
@@ -243,17 +246,17 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const K
   const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
   float factor = a / sum;
   if (column >= 0 && column < k.columns && !has_several) {
-    const float z = arena.target_logit[r], anchor = arena.anchor[r];
+    const float z = arena.target_logit[r], logit_offset = arena.logit_offset[r];
     // As the kernel computed it: with no other column, it is the sum to the last bit.
-    float exp_z = z == anchor ? 1.0f : exp_from(z, anchor);
+    float exp_z = z == logit_offset ? 1.0f : exp_from(z, logit_offset);
     if (k.base_2) {
-      const SplitAnchor split = split_anchor(anchor);
+      const SplitOffset split = split_offset(logit_offset);
       exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
     }
     double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
     entry *= k.transform.slope(double{z}, k.transform.inverse_temperature_of(computed));
     const T stored = from_float<T>(static_cast<float>(entry));
-    k.exps.row<T>(r)[column] = stored;
+    k.exp_logits.row<T>(r)[column] = stored;
     if constexpr (!std::is_same_v<T, float>) {
       // The target's entry is most of what many rows' gradients are made of. The row's factor makes it right,
       // and so moves the other entries by no more than each of them has been rounded.

@@ -17,7 +17,7 @@ __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows
     none.argmax = stats.argmax;
     return none;
   }
-  return rebase(stats, double{static_cast<float>(f.anchored && f.has_max ? largest : stats.max)});
+  return rebase(stats, double{static_cast<float>(f.relative_to_offset && f.has_max ? largest : stats.max)});
 }
 
 // One warp a row of the chunk. Rows that do not exist, or are ignored, are those of no column.
@@ -43,9 +43,9 @@ __global__ void __launch_bounds__(kThreads)
     mine.top_id[i * f.rows + r] = is_one ? static_cast<int32_t>(in.vocab_start + entry.column) : -1;
   }
   if (lane != 0) return;
-  put_slot(mine.slots, r, stats);
+  put_partial(mine.partials, r, stats);
   mine.target_logit[r] = static_cast<float>(stats.target_logit);
-  if (mine.slots.argmax != nullptr) mine.slots.argmax[r] = static_cast<int32_t>(stats.argmax);
+  if (mine.partials.argmax != nullptr) mine.partials.argmax[r] = static_cast<int32_t>(stats.argmax);
 }
 
 constexpr int kCutThreads = 1024;
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowTargets in, u
 __device__ bool make_a_vocabulary(const RowTargets& in, const GroupStats& all) {
   uint64_t columns = 0;
   bool is_same = true;
-  for (int64_t s = 0; s < all.slots.slots; ++s) {
-    const uint32_t* cut = all.cut + s * all.slots.stride;
+  for (int64_t s = 0; s < all.partials.partials; ++s) {
+    const uint32_t* cut = all.cut + s * all.partials.stride;
     columns += wide_at(cut);
     is_same = is_same && wide_at(cut + 2) == wide_at(all.cut + 2);
   }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kCutThreads)
   const bool is_right = is_first ? make_a_vocabulary(in, all) : !isnan(arena.scalars->divisor);
   if (is_right) return;
   for (int64_t r = threadIdx.x; r < rows; r += kCutThreads) {
-    all.slots.max[r] = all.slots.sum[r] = CUDART_NAN_F;
+    all.partials.max[r] = all.partials.sum[r] = CUDART_NAN_F;
   }
   if (threadIdx.x == 0 && is_first) arena.scalars->divisor = CUDART_NAN;
 }

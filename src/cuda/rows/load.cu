@@ -68,7 +68,7 @@ __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int la
     z = l.transform.logit(sum, bias, l.transform.inverse_temperature_of(r));
   }
   l.target_logit[r] = z;
-  if (l.anchor != nullptr) l.anchor[r] = static_cast<float>(z);
+  if (l.logit_offset != nullptr) l.logit_offset[r] = static_cast<float>(z);
 }
 
 template <class H, class C, class To, bool kAligned, class Real = RealOf<H>>
@@ -80,9 +80,9 @@ __global__ void __launch_bounds__(kThreads) load_rows_kernel(LoadRows<Real> l) {
   }
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
                 threads = int64_t{gridDim.x} * kThreads;
-  if (l.slots.sum != nullptr) {
-    const int64_t end = l.slots.slots * l.slots.stride;
-    for (int64_t i = thread; i < end; i += threads) clear_slot(l.slots, i);
+  if (l.partials.sum != nullptr) {
+    const int64_t end = l.partials.partials * l.partials.stride;
+    for (int64_t i = thread; i < end; i += threads) clear_partial(l.partials, i);
   }
   if (l.bias_copy != nullptr) {
     for (int64_t j = thread; j < l.vocab; j += threads) {

@@ -1,19 +1,19 @@
 #include <cmath>
 
 #include "cuda/plan/sizes.h"
-#include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/logit_offset.h"
 
 namespace logitless::cuda {
 namespace {
 
-// Range of a row's sum of exps relative to its anchor, without optional sums. Up: fp32 holds the exps; bf16
-// products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand. Down: an exp of 2^-40
-// of the sum is stored as a normal number.
+// Range of a row's sum of exp_logits relative to its logit_offset, without optional sums. Up: fp32 holds the
+// exp_logits; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand.
+// Down: an exp of 2^-40 of the sum is stored as a normal number.
 constexpr SumRange kRange{0x1p-28, 0x1p125};
 static_assert(-28 - 40 + kKeptExponent == -126);
 
-// Threads of a row: there may be few rows, with many slots each.
+// Threads of a row: there may be few rows, with many partials each.
 constexpr int kParts = 8;
 
 // One block of threads for each block of rows.
@@ -22,46 +22,47 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
   __shared__ double sums[kParts][kRowBlock];
   const int64_t i = threadIdx.x % kRowBlock, part = threadIdx.x / kRowBlock;
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + i;
-  const StatSlots& slots = arena.slots;
+  const PartialStats& partials = arena.partials;
   const bool exists = r < existing(row_count, rows) && target[r] != kIgnoredRow;
   double sum = 0;
   if (exists) {
 #pragma unroll 8
-    for (int64_t s = part; s < slots.slots; s += kParts) sum += slots.sum[s * slots.stride + r];
+    for (int64_t s = part; s < partials.partials; s += kParts) sum += partials.sum[s * partials.stride + r];
   }
   sums[part][i] = sum;
   __syncthreads();
   bool redo = false;
   if (exists && part == 0) {
     for (int p = 1; p < kParts; ++p) sum += sums[p][i];
-    const SumRange range = range_of_sums(slots, kRange);
-    redo = !(sum < range.most && sum > range.least);  // also NaN: the anchor itself may be -inf
-    if (redo) arena.anchor[r] = CUDART_NAN_F;
+    const SumRange range = range_of_sums(partials, kRange);
+    redo = !(sum < range.most && sum > range.least);  // also NaN: the logit_offset itself may be -inf
+    if (redo) arena.logit_offset[r] = CUDART_NAN_F;
   }
   redo = __syncthreads_or(redo);
   if (threadIdx.x == 0) arena.active[blockIdx.x] = redo;
   if (!redo || r >= rows) return;
-  for (int64_t s = part; s < slots.slots; s += kParts) clear_slot(slots, s * slots.stride + r);
+  for (int64_t s = part; s < partials.partials; s += kParts) clear_partial(partials, s * partials.stride + r);
 }
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
-    anchor_from_slots_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again, bool in_group) {
+    offset_from_partials_kernel(Arena arena, int64_t rows, const int32_t* row_count, bool again,
+                                bool in_group) {
   const int64_t r = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   if (r >= rows || arena.active[blockIdx.x] == 0) return;
-  if (r < existing(row_count, rows) && (!again || isnan(arena.anchor[r]))) {
-    const LogSumExp<float> lse = split_to<float>(log_sum_exp_parts(joined(arena.slots, r)));
-    arena.anchor[r] = in_group && lse.high == -CUDART_INF_F ? 0 : lse.high;
-    arena.lse_low[r] = lse.low;
+  if (r < existing(row_count, rows) && (!again || isnan(arena.logit_offset[r]))) {
+    const LogSumExp<float> lse = split_to<float>(log_sum_exp_parts(joined(arena.partials, r)));
+    arena.logit_offset[r] = in_group && lse.high == -CUDART_INF_F ? 0 : lse.high;
+    arena.lse_residual[r] = lse.low;
   }
-  if (again) clear_row(arena.slots, r);
+  if (again) clear_row(arena.partials, r);
 }
 
 }  // namespace
 
-bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots) {
-  const double most = std::log(static_cast<double>(vocab)) + most_above_anchor;
-  return !(most < std::log(range_of_sums(slots, kRange).most) - 1);
+bool may_leave_range(double most_above_offset, int64_t vocab, const PartialStats& partials) {
+  const double most = std::log(static_cast<double>(vocab)) + most_above_offset;
+  return !(most < std::log(range_of_sums(partials, kRange).most) - 1);
 }
 
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
@@ -70,9 +71,9 @@ void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count
                arena, rows, row_count, target);
 }
 
-void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              const Queue& queue, bool in_group) {
-  queue.launch("anchor_from_slots", anchor_from_slots_kernel, static_cast<unsigned>(row_blocks(rows)),
+void launch_offset_from_partials(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
+                                 const Queue& queue, bool in_group) {
+  queue.launch("offset_from_partials", offset_from_partials_kernel, static_cast<unsigned>(row_blocks(rows)),
                kRowBlock, 0, arena, rows, row_count, again, in_group);
 }
 

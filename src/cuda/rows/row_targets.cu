@@ -86,10 +86,10 @@ __global__ void __launch_bounds__(kThreads)
   if (arena.b != nullptr) c.b = arena.b[r];
   if (arena.c != nullptr) c.c = arena.c[r];
   const double z = arena.target_logits[item];
-  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_residual[r]};
   double d = dz_element<double>(c, lse.log_p(z), 1.0, q) *
              e.transform.slope(z, e.transform.inverse_temperature_of(computed));
-  if (e.are_exps) {
+  if (e.are_exp_logits) {
     const double factor = arena.row_factor[r];
     d = factor == 0 ? 0 : d / factor;
   } else if (e.scale != nullptr) {

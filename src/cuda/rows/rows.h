@@ -74,7 +74,7 @@ struct TargetEntries {
   const int32_t* row_count;
   int64_t first_column, columns;   // of the window, in the shard
   Matrix dz;                       // [rows], from the window's first column
-  bool are_exps;                   // what is stored, times row_factor, is dz
+  bool are_exp_logits;             // what is stored, times row_factor, is dz
   const float* scale;              // else what is stored is dz times it; null: 1
   LogitTransform<Real> transform;  // of the computed rows
 };
@@ -96,9 +96,9 @@ struct LoadRows {
   ConstMatrix from;  // null: neither copies nor logits
   int64_t columns;
   const int32_t* row_map;  // [rows] which row of `from` each is
-  // z at the targets (0 where that is in another shard), and the same as the anchors; null: not wanted
+  // z at the targets (0 where that is in another shard), and the same as the logit_offsets; null: not wanted
   Real* target_logit;              // [rows]
-  float* anchor;                   // [rows]
+  float* logit_offset;             // [rows]
   const int32_t* target;           // [rows]
   ConstMatrix weight;              // the caller's
   LogitTransform<Real> transform;  // whose bias is not read: it may be the copy
@@ -107,7 +107,7 @@ struct LoadRows {
   Real bias_scale;
   Real* bias_copy;  // [vocab] times bias_scale, or null
   int64_t vocab;
-  StatSlotsOf<Real> slots;  // become those of no column; sum null: not wanted
+  PartialStatsOf<Real> partials;  // become those of no column; sum null: not wanted
   // Rows of a matrix that do not exist, which products read: [rows, tail_pieces] pieces of 16 bytes; or null
   void* tail;
   int64_t tail_pieces;
@@ -115,57 +115,58 @@ struct LoadRows {
 template <class Real>
 void launch_load_rows(const LoadRows<Real>& l, const Queue& queue);
 
-// Of a row's sum of exps relative to an anchor.
+// Of a row's sum of exp_logits relative to an logit_offset.
 struct SumRange {
   double least, most;
 };
 
-// ---- redo.cu: blocks of kept exps that are done again
-// Whether sums of exps relative to one of the row's own logits may leave their range (they are not below 1),
-// if none is more than most_above_anchor above it.
-bool may_leave_range(double most_above_anchor, int64_t vocab, const StatSlots& slots);
-// Finds rows whose anchored sums left the range of exps: makes their anchors NaN, sets `active` of their
-// blocks and clears the blocks' slots. target: [rows], as ignored rows have no sums.
+// ---- redo.cu: blocks of kept exp_logits that are done again
+// Whether sums of exp_logits relative to one of the row's own logits may leave their range (they are not
+// below 1), if none is more than most_above_offset above it.
+bool may_leave_range(double most_above_offset, int64_t vocab, const PartialStats& partials);
+// Finds rows whose relative_to_offset sums left the range of exp_logits: makes their logit_offsets NaN, sets
+// `active` of their blocks and clears the blocks' partials. target: [rows], as ignored rows have no sums.
 void launch_find_redo(const Arena& arena, int64_t rows, const int32_t* row_count, const int32_t* target,
                       const Queue& queue);
-// In active blocks: anchor and lse_low = lse of the joined slots. again: after find_redo and new sums; then
-// of the rows alone that it found, as the others' sums are to stay as they were, and the slots are cleared.
-// in_group: rows whose exps are all 0 get the anchor 0, as other ranks may have some.
-void launch_anchor_from_slots(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
-                              const Queue& queue, bool in_group = false);
+// In active blocks: logit_offset and lse_residual = lse of the joined partials. again: after find_redo and
+// new sums; then of the rows alone that it found, as the others' sums are to stay as they were, and the
+// partials are cleared. in_group: rows whose exp_logits are all 0 get the logit_offset 0, as other ranks may
+// have some.
+void launch_offset_from_partials(const Arena& arena, int64_t rows, const int32_t* row_count, bool again,
+                                 const Queue& queue, bool in_group = false);
 
 // ---- finish.cu: all that lies between a chunk's statistics and its gradients, in one pass over its rows
-// Joins the slots of a chunk's rows, writes their outputs, row_loss and lse.
+// Joins the partials of a chunk's rows, writes their outputs, row_loss and lse.
 struct FinishRows {
   bool wanted;
-  bool anchored,
-      has_max;       // the sums are relative to arena.anchor; whether the slots hold maxima all the same
-  bool base_2;       // exps are powers of 2: their anchor is effective_anchor()
-  bool writes_sum;   // of exps to arena.row_factor, as they are kept
-  float sum_unit;    // what this sum is times, as kept exps are stored
+  bool relative_to_offset,
+      has_max;  // the sums are relative to arena.logit_offset; whether the partials hold maxima all the same
+  bool base_2;  // exp_logits are powers of 2: their logit_offset is rounded_offset()
+  bool writes_sum;   // of exp_logits to arena.row_factor, as they are kept
+  float sum_unit;    // what this sum is times, as kept exp_logits are stored
   bool is_shard;     // on its own: without losses
-  GroupStats group;  // of all ranks, in place of the slots
+  GroupStats group;  // of all ranks, in place of the partials
   bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
 };
 template <class Real>
 struct Coefficients {
   bool wanted;
-  Real scale;                 // of the gradients: the factor between logits and products
-  const Real* known_lse;      // [N] of the caller's rows, or null: arena.lse
-  const Real* known_lse_low;  // [N] or null: 0
-  const Real* entropy;        // [N] or null
-  const Real* grad_loss;      // scalar or [N]; null: 1
+  Real scale;                      // of the gradients: the factor between logits and products
+  const Real* known_lse;           // [N] of the caller's rows, or null: arena.lse
+  const Real* known_lse_residual;  // [N] or null: 0
+  const Real* entropy;             // [N] or null
+  const Real* grad_loss;           // scalar or [N]; null: 1
 #define LOGITLESS_MEMBER(name) const Real* grad_##name;  // [N] or null
   LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
-// Kept exps: row_factor, which held the sum, becomes a / sum (all in the units of what is stored), and the
-// entry of the target exp - g / row_factor: so exps times row_factor is dz.
-struct KeptExps {
-  Matrix exps;                      // null: none are kept
-  int64_t columns;                  // the first ones, whose exps are kept
-  bool base_2;                      // as in FinishRows; and exps are stored times 2^kKeptExponent
+// Kept exp_logits: row_factor, which held the sum, becomes a / sum (all in the units of what is stored), and
+// the entry of the target exp - g / row_factor: so exp_logits times row_factor is dz.
+struct CachedExpLogits {
+  Matrix exp_logits;                // null: none are kept
+  int64_t columns;                  // the first ones, whose exp_logits are kept
+  bool base_2;                      // as in FinishRows; and exp_logits are stored times 2^kKeptExponent
   LogitTransform<float> transform;  // of the computed rows
   // Rows of the operands, which are multiplied with their row_factor; or null
   Matrix hidden;  // [rows, depth]
@@ -177,10 +178,10 @@ struct FinishChunkOf {
   const int32_t* row_count;
   FinishRows stats;
   Coefficients<Real> coefficients;
-  KeptExps kept;  // none of float64
+  CachedExpLogits kept;  // none of float64
 };
 using FinishChunk = FinishChunkOf<float>;
-// Of a group: this rank's part of what ranks tell each other, from the slots of a chunk.
+// Of a group: this rank's part of what ranks tell each other, from the partials of a chunk.
 void launch_group_stats(const RowInputs& in, const Arena& arena, const FinishChunk& f, const GroupStats& mine,
                         const Queue& queue);
 // And of itself: where its columns lie, and a digest of the targets and of vocab_total.

@@ -58,32 +58,32 @@ int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
   return b.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden) / size_of(operand_dtype(p)));
 }
 
-int64_t exps_stride(const Problem& p, const PlanDetail& d) {
-  const int64_t columns = std::max(d.kept_columns, d.kept_columns < p.vocab ? d.vocab_window : 0);
+int64_t exp_logits_stride(const Problem& p, const PlanDetail& d) {
+  const int64_t columns = std::max(d.cached_columns, d.cached_columns < p.vocab ? d.vocab_window : 0);
   return rounded_up(columns, kLineBytes, operand_dtype(p));
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
   const bool in_place = !d.copies_weight && (!p.has.d_weight || writes_d_weight(p));
-  return in_place ? d.kept_columns : d.vocab_window;
+  return in_place ? d.cached_columns : d.vocab_window;
 }
 
 GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
   GroupStats g;
   int64_t number = 0;
   const auto next = [&] { return gathered + number++ * rows; };
-  g.slots.slots = p.group_size;
-  g.slots.stride = numbers_of_rank(p, DType::kF32, rows);
-  g.slots.max = next();
-  g.slots.sum = next();
+  g.partials.partials = p.group_size;
+  g.partials.stride = numbers_of_rank(p, DType::kF32, rows);
+  g.partials.max = next();
+  g.partials.sum = next();
   g.target_logit = next();
   const WantedSums sums = wanted_sums(p);
 #define LOGITLESS_NEXT(name, part, ...) \
-  if (sums.name) g.slots.part = next();
+  if (sums.name) g.partials.part = next();
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_NEXT)
 #undef LOGITLESS_NEXT
   static_assert(sizeof(int32_t) == sizeof(float));
-  if (p.has.argmax) g.slots.argmax = reinterpret_cast<int32_t*>(next());
+  if (p.has.argmax) g.partials.argmax = reinterpret_cast<int32_t*>(next());
   if (p.top_k > 0) {
     g.top_logit = next();
     number += p.top_k - 1;
@@ -111,21 +111,21 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
     a.target_logits = take<Real>(w, rows * p.targets_per_row);
   }
   a.lse = take<Real>(w, rows);
-  a.lse_low = take<Real>(w, rows);
+  a.lse_residual = take<Real>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<Real>(w, p.tokens);
     if (!d.is_sparsified()) a.target_logit = take<Real>(w, rows);
-    a.slots.slots = d.slots;
-    a.slots.stride = rows;
-    a.slots.max = take<Real>(w, d.slots * rows);
-    a.slots.sum = take<Real>(w, d.slots * rows);
+    a.partials.partials = d.partials;
+    a.partials.stride = rows;
+    a.partials.max = take<Real>(w, d.partials * rows);
+    a.partials.sum = take<Real>(w, d.partials * rows);
     const WantedSums sums = wanted_sums(p);
 #define LOGITLESS_TAKE(name, part, ...) \
-  if (sums.name) a.slots.part = take<Real>(w, d.slots * rows);
+  if (sums.name) a.partials.part = take<Real>(w, d.partials * rows);
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_TAKE)
 #undef LOGITLESS_TAKE
-    if (d.is_sparsified()) a.slots.expected = take<float>(w, d.slots * rows);
-    if (p.has.argmax) a.slots.argmax = take<int32_t>(w, d.slots * rows);
+    if (d.is_sparsified()) a.partials.expected = take<float>(w, d.partials * rows);
+    if (p.has.argmax) a.partials.argmax = take<int32_t>(w, d.partials * rows);
     if (p.in_group()) a.gathered = take<float>(w, p.group_size * numbers_of_rank(p, DType::kF32, rows));
   }
   return a;

@@ -33,8 +33,8 @@ struct JoinedTargets {
   double* weight_sum = nullptr;
 };
 
-// dtype of both operands of the logits' product, to which others are converted, and of kept exps and dz: the
-// problem's compute_dtype, that of both operands, or fp32.
+// dtype of both operands of the logits' product, to which others are converted, and of kept exp_logits and
+// dz: the problem's compute_dtype, that of both operands, or fp32.
 DType operand_dtype(const Problem& problem);
 // Length of a copied row: hidden where that is whole pieces of 16 bytes or of float64, or else rounded up to
 // lines of 128.
@@ -52,22 +52,23 @@ bool writes_d_weight(const Problem& problem);
 DType staging_dtype(const Problem& problem);
 bool stages_apart(const Problem& problem);
 
-// Length of a row of the exps that are kept, and of the dz that takes their place: one, so that rows which do
-// not exist stay 0.
-int64_t exps_stride(const Problem& problem, const PlanDetail& detail);
-// Columns of kept exps that products take at once: all, where weight and d_weight are as they need
+// Length of a row of the exp_logits that are kept, and of the dz that takes their place: one, so that rows
+// which do not exist stay 0.
+int64_t exp_logits_stride(const Problem& problem, const PlanDetail& detail);
+// Columns of kept exp_logits that products take at once: all, where weight and d_weight are as they need
 // them.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 
 // What the ranks of a group tell each other of rows: [ranks][numbers][rows] in one array, so that a rank is a
-// slot of whole rows, and kCutNumbers behind each rank's. Of a slot's statistics argmax is a global id.
+// partial of whole rows, and kCutNumbers behind each rank's. Of a partial's statistics argmax is a global id.
 struct GroupStats {
-  StatSlots slots;                // as many as ranks; 0: no group
-  float* target_logit = nullptr;  // as the slots: 0 where the target is in another shard
-  // [top_k, rows] of a slot: the largest logits of its columns, in order; the id -1 where columns are fewer.
+  PartialStats partials;          // as many as ranks; 0: no group
+  float* target_logit = nullptr;  // as the partials: 0 where the target is in another shard
+  // [top_k, rows] of a partial: the largest logits of its columns, in order; the id -1 where columns are
+  // fewer.
   float* top_logit = nullptr;
   int32_t* top_id = nullptr;
-  uint32_t* cut = nullptr;  // [kCutNumbers] of a slot
+  uint32_t* cut = nullptr;  // [kCutNumbers] of a partial
 };
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 
@@ -85,20 +86,20 @@ struct ArenaOf {
   Real* target_logits = nullptr;        // [R, targets_per_row]
   Real* bias = nullptr;                 // [V] times bias_scale, where the caller's is not that
   Real* inverse_temperature = nullptr;  // [N] of the computed rows; null: ones
-  StatSlotsOf<Real> slots;
+  PartialStatsOf<Real> partials;
   float* gathered = nullptr;                                    // [ranks, numbers of R rows] GroupStats
-  float* anchor = nullptr;                                      // [R]
+  float* logit_offset = nullptr;                                // [R]
   uint8_t* active = nullptr;                                    // one for 128 of the R rows
-  Real *lse = nullptr, *lse_low = nullptr;                      // [R] together lse
+  Real *lse = nullptr, *lse_residual = nullptr;                 // [R] together lse
   Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
-  float* row_factor = nullptr;                                  // [R] by which kept exps become gradients
-  void* hidden = nullptr;                                       // [R, padded]
-  void* window = nullptr;                                       // [W, padded] of the weight
-  void* exps = nullptr;      // [R, padded] kept exps, and then dz of a window
-  Real* d_hidden = nullptr;  // [R, padded]
-  Real* d_weight = nullptr;  // [V, padded] the sum over chunks
-  void* staging = nullptr;   // [W, padded] of d_weight, where no product writes its rows
-  Real* d_bias = nullptr;    // [V]
+  float* row_factor = nullptr;  // [R] by which kept exp_logits become gradients
+  void* hidden = nullptr;       // [R, padded]
+  void* window = nullptr;       // [W, padded] of the weight
+  void* exp_logits = nullptr;   // [R, padded] kept exp_logits, and then dz of a window
+  Real* d_hidden = nullptr;     // [R, padded]
+  Real* d_weight = nullptr;     // [V, padded] the sum over chunks
+  void* staging = nullptr;      // [W, padded] of d_weight, where no product writes its rows
+  Real* d_bias = nullptr;       // [V]
   TopArenaOf<Real> top;
   Real* logits = nullptr;  // LogitsScratch
   void* gemm = nullptr;

@@ -53,7 +53,7 @@ ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_
   if (wants_target_logits) {
     l.from = run.hidden();
     l.target_logit = a.target_logit;
-    l.anchor = a.anchor;
+    l.logit_offset = a.logit_offset;
     l.target = a.target + chunk.first;
     l.transform = run.transform.from(chunk.first, 0);
   }
@@ -62,13 +62,13 @@ ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_
   l.bias_scale = static_cast<Real>(p.bias_scale);
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
-  l.slots = a.slots;
+  l.partials = a.partials;
   if (p.needs_backward() && !run.detail.is_sparsified()) {
-    l.tail = a.exps;
-    l.tail_pieces = exps_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
+    l.tail = a.exp_logits;
+    l.tail_pieces = exp_logits_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
   const bool any =
-      l.from.data != nullptr || l.bias_copy != nullptr || l.slots.sum != nullptr || l.tail != nullptr;
+      l.from.data != nullptr || l.bias_copy != nullptr || l.partials.sum != nullptr || l.tail != nullptr;
   if (any) launch_load_rows(l, run.queue);
   return hidden_of(run, chunk);
 }
@@ -157,7 +157,7 @@ const Real* class_weight_of(const RunnerOf<Real>& run, const Window& window) {
 
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window) {
-  return {.stats = run.arena.slots,
+  return {.stats = run.arena.partials,
           .class_weight = class_weight_of(run, window),
           .target_logit = run.arena.target_logit};
 }

@@ -2,7 +2,7 @@
 
 #include "core/row_stats.h"
 #include "cuda/plan/sizes.h"
-#include "cuda/rows/anchor.h"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/run/runner.h"
 
 namespace logitless::cuda {
@@ -45,7 +45,7 @@ Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
   c.scale = static_cast<Real>(run.gradient_scale());
   if (!p.needs_forward()) {
     c.known_lse = static_cast<const Real*>(b.lse);
-    c.known_lse_low = static_cast<const Real*>(b.lse_low);
+    c.known_lse_residual = static_cast<const Real*>(b.lse_residual);
     if (p.has.grad_entropy) c.entropy = static_cast<const Real*>(b.entropy);
 #define LOGITLESS_POINTER(name) \
   if (p.has.grad_##name) c.grad_##name = static_cast<const Real*>(b.grad_##name);
@@ -53,18 +53,18 @@ Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
 #undef LOGITLESS_POINTER
   }
   c.grad_loss = static_cast<const Real*>(b.grad_loss);
-  c.scale_dz = run.detail.kept_columns < p.vocab && size_of(run.dtype()) == 2;
+  c.scale_dz = run.detail.cached_columns < p.vocab && size_of(run.dtype()) == 2;
   return c;
 }
 
-KeptExps kept_exps_of(const Runner& run, const ConstMatrix& hidden) {
-  KeptExps k{};
-  if (run.detail.kept_columns == 0) return k;
-  k.exps = run.exps();
-  k.columns = run.detail.kept_columns;
+CachedExpLogits kept_exp_logits_of(const Runner& run, const ConstMatrix& hidden) {
+  CachedExpLogits k{};
+  if (run.detail.cached_columns == 0) return k;
+  k.exp_logits = run.exp_logits();
+  k.columns = run.detail.cached_columns;
   k.base_2 = run.traits().base_2;
   k.transform = run.transform;
-  // From here on the copied hidden rows are those of the gradient: dC = exps^T (row_factor E).
+  // From here on the copied hidden rows are those of the gradient: dC = exp_logits^T (row_factor E).
   if (run.problem.has.d_weight) {
     k.hidden = {const_cast<void*>(hidden.data), hidden.dtype, hidden.stride};
   }
@@ -77,7 +77,7 @@ KeptExps kept_exps_of(const Runner& run, const ConstMatrix& hidden) {
 GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChunk& f) {
   const Problem& p = run.problem;
   const GroupStats all = group_stats(p, run.arena.gathered, chunk.rows);
-  const int64_t count = all.slots.stride;
+  const int64_t count = all.partials.stride;
   const GroupStats mine = group_stats(p, run.arena.gathered + run.group->rank * count, chunk.rows);
   launch_group_stats(run.rows, run.arena, f, mine, run.queue);
   if (chunk.is_first) launch_group_cut(run.rows, mine, run.queue);
@@ -91,23 +91,24 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
 }  // namespace
 
 template <class Real>
-void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, bool anchored) {
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                  bool relative_to_offset) {
   const Problem& p = run.problem;
   FinishChunkOf<Real> f{};
   f.first = chunk.first;
   f.rows = chunk.rows;
   f.row_count = chunk.row_count;
   f.stats.wanted = p.needs_forward();
-  f.stats.anchored = anchored;
+  f.stats.relative_to_offset = relative_to_offset;
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
-  f.stats.writes_sum = run.detail.kept_columns > 0 || (run.detail.is_sparsified() && anchored);
-  f.stats.sum_unit = run.detail.kept_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
-  f.stats.is_shard = p.is_open_shard();
-  f.stats.writes_loss = p.needs_forward() && !p.is_open_shard() && chunk.is_last;
+  f.stats.writes_sum = run.detail.cached_columns > 0 || (run.detail.is_sparsified() && relative_to_offset);
+  f.stats.sum_unit = run.detail.cached_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
+  f.stats.is_shard = p.is_unmerged_shard();
+  f.stats.writes_loss = p.needs_forward() && !p.is_unmerged_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);
   if constexpr (std::is_same_v<Real, float>) {
-    f.kept = kept_exps_of(run, hidden);
+    f.kept = kept_exp_logits_of(run, hidden);
     if (run.exchanges() && chunk.rows > 0) f.stats.group = exchange_stats(run, chunk, f);
   }
   launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);

@@ -48,7 +48,7 @@ struct RunnerOf {
   Matrix d_weight() const { return {buffers.d_weight, problem.dtype.d_weight, buffers.d_weight_stride}; }
   // A matrix of the run's own, with rows as long as the operands'.
   Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
-  Matrix exps() const { return {arena.exps, dtype(), exps_stride(problem, detail)}; }
+  Matrix exp_logits() const { return {arena.exp_logits, dtype(), exp_logits_stride(problem, detail)}; }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
@@ -99,7 +99,7 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                                      const Window& window, const ConstMatrix& weight);
-// Sums of a window's logits in the slots, and logits of targets.
+// Sums of a window's logits in the partials, and logits of targets.
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);
 // Of a window's columns; null: ones.
@@ -111,16 +111,17 @@ template <class Real>
 void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // ---- row_sums.cpp
-// Row statistics of a chunk, in the slots, which are clear; active: only in these blocks of rows.
+// Row statistics of a chunk, in the partials, which are clear; active: only in these blocks of rows.
 template <class Real>
 void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
               const uint8_t* active);
-// Whether sums that are relative to an anchor come with maxima, which only their outputs need.
+// Whether sums that are relative to an logit_offset come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);
-// From a chunk's statistics to outputs, coefficients, factors of kept exps and, after the last chunk, the
-// loss. anchored: the sums are relative to anchors.
+// From a chunk's statistics to outputs, coefficients, factors of kept exp_logits and, after the last chunk,
+// the loss. relative_to_offset: the sums are relative to logit_offsets.
 template <class Real>
-void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, bool anchored);
+void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                  bool relative_to_offset);
 
 }  // namespace logitless::cuda

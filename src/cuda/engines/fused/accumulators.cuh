@@ -11,7 +11,7 @@
 //   8 j + 2 (lane % 4) + b
 // for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. That is how wgmma and mma.sync
 // leave blocks of 16 rows. The four lanes of a quad share their four rows; lane q owns row r = q: it alone
-// reads and writes the row's vectors and slots, so the 128 threads own the 128 rows.
+// reads and writes the row's vectors and partials, so the 128 threads own the 128 rows.
 //
 // Epilogues see elements (r, i), i in 0..47, by element(), and their columns by column_of().
 namespace logitless::cuda::fused {

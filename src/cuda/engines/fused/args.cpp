@@ -12,7 +12,7 @@ namespace {
 bool takes_plain(const StatsArgs& args) {
   return !args.stats.has_options();
 }
-bool takes_plain(const ExpsArgs& args) {
+bool takes_plain(const ExpLogitsArgs& args) {
   return !args.stats.has_options() && args.stats.max == nullptr;
 }
 bool takes_plain(const GradientArgs& args) {
@@ -33,29 +33,29 @@ void require(bool condition, const char* what) {
   if (!condition) throw Error(Status::kInternal, what);
 }
 
-void check_slots(const LogitsArgs& args, const StatSlots& stats) {
-  require(stats.sum == nullptr || (stats.stride >= args.rows && stats.slots >= 1),
-          "at least one slot for all rows");
+void check_partials(const LogitsArgs& args, const PartialStats& stats) {
+  require(stats.sum == nullptr || (stats.stride >= args.rows && stats.partials >= 1),
+          "at least one partial for all rows");
   require(!args.batch_invariant ||
-              (stats.slots >= slots_of_tiles(args) && args.column_offset % kTileColumns == 0),
-          "a slot for each tile of columns, and windows of whole tiles");
-  require(stats.argmax == nullptr || stats.max != nullptr, "argmax needs slots of maxima");
+              (stats.partials >= partials_of_tiles(args) && args.column_offset % kTileColumns == 0),
+          "a partial for each tile of columns, and windows of whole tiles");
+  require(stats.argmax == nullptr || stats.max != nullptr, "argmax needs partials of maxima");
 }
 
-void check_statistics(const LogitsArgs& args, const StatSlots& stats) {
-  require(stats.sum != nullptr && stats.max != nullptr, "slots of sums and maxima must be given");
-  check_slots(args, stats);
+void check_statistics(const LogitsArgs& args, const PartialStats& stats) {
+  require(stats.sum != nullptr && stats.max != nullptr, "partials of sums and maxima must be given");
+  check_partials(args, stats);
 }
 
 void check_epilogue(const LogitsArgs& args, const StatsArgs& own) {
   check_statistics(args, own.stats);
 }
 
-void check_epilogue(const LogitsArgs& args, const ExpsArgs& own) {
-  require(own.stats.sum != nullptr, "slots must be given");
-  check_slots(args, own.stats);
-  require(own.anchor != nullptr, "anchors must be given");
-  require(own.exps.columns <= args.columns, "more columns are stored than there are");
+void check_epilogue(const LogitsArgs& args, const ExpLogitsArgs& own) {
+  require(own.stats.sum != nullptr, "partials must be given");
+  check_partials(args, own.stats);
+  require(own.logit_offset != nullptr, "logit_offsets must be given");
+  require(own.exp_logits.columns <= args.columns, "more columns are stored than there are");
 }
 
 void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
@@ -64,10 +64,10 @@ void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
 }
 
 void check_epilogue(const LogitsArgs& args, const DrawArgs& own) {
-  check_slots(args, own.stats);
-  require(own.anchor != nullptr, "anchors must be given");
+  check_partials(args, own.stats);
+  require(own.logit_offset != nullptr, "logit_offsets must be given");
   require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),
-          "lists, and slots of expected counts beside the sums', must be given");
+          "lists, and partials of expected counts beside the sums', must be given");
 }
 
 void check_epilogue(const LogitsArgs& args, const TopArgs& own) {
@@ -85,20 +85,20 @@ void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
   std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
 }
 
-// Slots that sums may go to: as many as there are tiles where none are made, or each tile has its own.
-int slots_of(const LogitsArgs& args) {
-  const StatSlots* stats = stats_of(args);
+// Partials that sums may go to: as many as there are tiles where none are made, or each tile has its own.
+int partials_of(const LogitsArgs& args) {
+  const PartialStats* stats = stats_of(args);
   const bool any = stats == nullptr || stats->sum == nullptr || args.batch_invariant;
-  return any ? std::numeric_limits<int>::max() : static_cast<int>(std::min<int64_t>(stats->slots, 1024));
+  return any ? std::numeric_limits<int>::max() : static_cast<int>(std::min<int64_t>(stats->partials, 1024));
 }
 
 Raster make_checked(const LogitsArgs& args, const Tiling& tiling) {
   check_arguments(args, tiling);
-  const int slots = slots_of(args);
-  Raster raster = make_raster(tiling.workers, tiling.turns, tiling.preferred_units, slots);
-  require(tiling.units < raster.tail_units + raster.main.units || raster.main.slots <= slots,
-          "too few slots");
-  if (args.batch_invariant) raster.first_slot = static_cast<int32_t>(args.column_offset / kTileColumns);
+  const int partials = partials_of(args);
+  Raster raster = make_raster(tiling.workers, tiling.turns, tiling.preferred_units, partials);
+  require(tiling.units < raster.tail_units + raster.main.units || raster.main.partials <= partials,
+          "too few partials");
+  if (args.batch_invariant) raster.first_partial = static_cast<int32_t>(args.column_offset / kTileColumns);
   return raster;
 }
 
@@ -117,19 +117,19 @@ bool is_plain(const LogitsArgs& args) {
 
 bool supports(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
-  if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExps) return false;
+  if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExpLogits) return false;
   const StoredColumns* stored = stored_by(args);
   return aligned(args.hidden, args.hidden_stride) && aligned(args.weight, args.weight_stride) &&
          (stored == nullptr || aligned(stored->data, stored->stride));
 }
 
-int64_t slots_of_tiles(const LogitsArgs& args) {
+int64_t partials_of_tiles(const LogitsArgs& args) {
   return tiles_of_columns(args.column_offset + args.columns);
 }
 
-int slots_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer) {
-  if (args.batch_invariant) return static_cast<int>(slots_of_tiles(args));
-  return needed_slots(tiling.workers, tiling.turns, tiling.preferred_units, tiling.units, any_fewer);
+int partials_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer) {
+  if (args.batch_invariant) return static_cast<int>(partials_of_tiles(args));
+  return needed_partials(tiling.workers, tiling.turns, tiling.preferred_units, tiling.units, any_fewer);
 }
 
 Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* engine) {

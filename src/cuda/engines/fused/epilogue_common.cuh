@@ -5,42 +5,42 @@
 #include "cuda/engines/fused/ptx/math.cuh"
 #include "cuda/engines/fused/tile_view.cuh"
 #include "cuda/engines/logits.h"
-#include "cuda/rows/anchor.h"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/softcap.h"
 
 // What the epilogues share.
 namespace logitless::cuda::fused {
 
-// exp(from - to) where from <= to; equal anchors, infinities included, give 1.
+// exp(from - to) where from <= to; equal logit_offsets, infinities included, give 1.
 __device__ __forceinline__ float rebase(float from, float to) {
   return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
 }
 
-// exp2(fma(z, to_exponent, shift)) with shift = -anchor * to_exponent is wrong by the rounding of shift: a
-// factor, the same for every z, that this undoes. 1 where the anchor is far, infinite or NaN.
-__device__ __forceinline__ float shift_correction(float anchor, float to_exponent, float shift) {
-  const float excess = fmaf(anchor, to_exponent, shift);  // exact
+// exp2(fma(z, to_exponent, shift)) with shift = -logit_offset * to_exponent is wrong by the rounding of
+// shift: a factor, the same for every z, that this undoes. 1 where the logit_offset is far, infinite or NaN.
+__device__ __forceinline__ float shift_correction(float logit_offset, float to_exponent, float shift) {
+  const float excess = fmaf(logit_offset, to_exponent, shift);  // exact
   return fabsf(shift) < kFarShift ? ptx::exp2_approx(-excess) : 1.f;
 }
 
-// Subtracts far anchors from their rows of products (logits / scale), before the plain kernels' loops.
-// Returns what is left of the own row's anchor.
-__device__ __forceinline__ float subtract_far_anchors(Accumulators& acc, float own_anchor, float scale) {
-  const bool own_far = is_far(own_anchor, -own_anchor * kLog2E);
-  if (!__any_sync(kWarp, own_far)) return own_anchor;
+// Subtracts far logit_offsets from their rows of products (logits / scale), before the plain kernels' loops.
+// Returns what is left of the own row's logit_offset.
+__device__ __forceinline__ float subtract_far_offsets(Accumulators& acc, float own_offset, float scale) {
+  const bool own_far = is_far(own_offset, -own_offset * kLog2E);
+  if (!__any_sync(kWarp, own_far)) return own_offset;
   const float unscale = 1.f / scale;
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    const float anchor = from_owner(own_anchor, r);
+    const float logit_offset = from_owner(own_offset, r);
     if (!from_owner(own_far, r)) continue;
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) {
       float& z = element(acc, r, i);
-      // The logit as it is known elsewhere, so rounded before the anchor is taken off.
-      z = __fsub_rn(__fmul_rn(z, scale), anchor) * unscale;
+      // The logit as it is known elsewhere, so rounded before the logit_offset is taken off.
+      z = __fsub_rn(__fmul_rn(z, scale), logit_offset) * unscale;
     }
   }
-  return own_far ? 0.f : own_anchor;
+  return own_far ? 0.f : own_offset;
 }
 
 // Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is

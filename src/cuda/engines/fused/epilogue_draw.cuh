@@ -2,11 +2,11 @@
 #include "core/sparsification.h"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
-// The first draw of sparsified gradients (core/sparsification.h), and row sums relative to the guess, which
-// is the anchor. A thread draws over its 48 columns of a row of the tile: it keeps large q, and of the others
-// one whenever their running sum, which starts at a random share of the threshold, passes the next multiple
-// of it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much as a large
-// element or the rest of that share: one comparison.
+// The first draw of sparsified gradients (core/sparsification.h), and row sums relative to the lse_estimate,
+// which is the logit_offset. A thread draws over its 48 columns of a row of the tile: it keeps large q, and
+// of the others one whenever their running sum, which starts at a random share of the threshold, passes the
+// next multiple of it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much
+// as a large element or the rest of that share: one comparison.
 namespace logitless::cuda::fused {
 
 inline constexpr int kDrawnAtOnce = 8;
@@ -16,19 +16,21 @@ struct Drawn {
   float expected = 0;  // number of kept ones, times threshold
 };
 
-// log2 of q, for a row's anchor (SplitAnchor); the plain kernel has subtracted far anchors from its products.
+// log2 of q, for a row's logit_offset (SplitOffset); the plain kernel has subtracted far logit_offsets from
+// its products.
 template <bool kGeneral>
-__device__ __forceinline__ float exponent_of(float z, SplitAnchor anchor, float scale) {
-  return kGeneral ? fmaf(z - anchor.far, kLog2E, anchor.shift) : fmaf(z, scale, anchor.shift);
+__device__ __forceinline__ float exponent_of(float z, SplitOffset logit_offset, float scale) {
+  return kGeneral ? fmaf(z - logit_offset.far, kLog2E, logit_offset.shift)
+                  : fmaf(z, scale, logit_offset.shift);
 }
 
 // certain: larger elements are kept. start: where the running sum begins, in (0, threshold).
 template <bool kGeneral>
-__device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnchor anchor, float scale,
+__device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitOffset logit_offset, float scale,
                                                float threshold, float certain, float start) {
-  // Not the shift of the sums to the compiler, which would otherwise keep their 48 exps for here; and a few
-  // elements at a time: registers are scarce.
-  if (!ptx::always()) anchor = SplitAnchor{};
+  // Not the shift of the sums to the compiler, which would otherwise keep their 48 exp_logits for here; and a
+  // few elements at a time: registers are scarce.
+  if (!ptx::always()) logit_offset = SplitOffset{};
   uint32_t low = 0, high = 0;
   float expected = 0.f, running = start;
 #pragma unroll
@@ -36,7 +38,7 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitAnch
     if (!ptx::always()) continue;
 #pragma unroll
     for (int i = first; i < first + kDrawnAtOnce; ++i) {
-      const float q = ptx::exp2_approx(exponent_of<kGeneral>(row.at(i), anchor, scale));
+      const float q = ptx::exp2_approx(exponent_of<kGeneral>(row.at(i), logit_offset, scale));
       const bool large = q >= certain;
       expected += large ? threshold : q;
       running += large ? 0.f : q;
@@ -59,12 +61,12 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
   return kept;
 }
 
-// Appends kept elements to the list of row `index`, in any order: weigh.cu makes one. Logits are elements
+// Appends kept elements to the list of row `index`, in any order: reweight.cu makes one. Logits are elements
 // times unit, plus what was subtracted.
 template <bool kGeneral>
-__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, SplitAnchor anchor, float scale,
-                                       float certain, float unit, float subtracted, const Draws& draws,
-                                       int64_t index, int first_column) {
+__device__ __forceinline__ void append(const RowElements& row, uint64_t kept, SplitOffset logit_offset,
+                                       float scale, float certain, float unit, float subtracted,
+                                       const Draws& draws, int64_t index, int first_column) {
   int at = kept != 0 ? atomicAdd(draws.count + index, __popcll(kept)) : 0;
   while (__any_sync(kWarp, kept != 0)) {
     const int bit = __ffsll(static_cast<long long>(kept)) - 1;
@@ -73,7 +75,7 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, Sp
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) z = i == bit ? row.at(i) : z;
     if (bit >= 0 && at < draws.capacity - 1) {
-      const bool large = ptx::exp2_approx(exponent_of<kGeneral>(z, anchor, scale)) >= certain;
+      const bool large = ptx::exp2_approx(exponent_of<kGeneral>(z, logit_offset, scale)) >= certain;
       draws.elements[index * draws.capacity + at] = {2 * (first_column + column_of(bit)) + large,
                                                      fmaf(z, unit, subtracted)};
     }
@@ -91,12 +93,12 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   } else {
     fill_tail(acc, tile, columns, -INFINITY);
   }
-  const StatSlots& stats = args.stats;
+  const PartialStats& stats = args.stats;
   const int row = tile.own_row();
   const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(product, target);
-  const int64_t slot = tile.slot() * stats.stride + row;
-  const float anchor = live ? args.anchor[row] : 0.f;
+  const int64_t partial = tile.partial() * stats.stride + row;
+  const float logit_offset = live ? args.logit_offset[row] : 0.f;
   const float own_threshold = live ? args.draws.threshold[row] : INFINITY;
   // The caller's row, whose list it is.
   const int own_index = live && args.draws.row != nullptr ? args.draws.row[row] : row;
@@ -105,12 +107,13 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
   const float unit = kGeneral ? 1.f : product.transform.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
-  const float low = live && args.draws.guess_low != nullptr ? args.draws.guess_low[own_index] : 0.f;
-  const SplitAnchor own = split_anchor(anchor, low);
+  const float low =
+      live && args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[own_index] : 0.f;
+  const SplitOffset own = split_offset(logit_offset, low);
   if constexpr (kGeneral) {
-    if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
+    if (stats.max != nullptr) exp_logits_maximum(acc, tile, product, stats, live, partial);
   } else {
-    subtract_far_anchors(acc, anchor, product.transform.scale);
+    subtract_far_offsets(acc, logit_offset, product.transform.scale);
   }
 
   const int first_column = static_cast<int>(product.column_offset) + tile.thread_column();
@@ -119,11 +122,11 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const RowElements elements{acc, r};
-    const SplitAnchor row_anchor{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
+    const SplitOffset row_offset{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
     float sum[2] = {}, sum_offset[2] = {};
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) {
-      const float exponent = exponent_of<kGeneral>(elements.at(i), row_anchor, exponent_scale);
+      const float exponent = exponent_of<kGeneral>(elements.at(i), row_offset, exponent_scale);
       const float q = ptx::exp2_approx(exponent);
       sum[i & 1] += q;
       if constexpr (kGeneral) sum_offset[i & 1] = fmaf(q, as_factor(exponent), sum_offset[i & 1]);
@@ -138,14 +141,14 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
                          kFirstDrawStream + args.draws.first_stream + static_cast<uint32_t>(first_column)));
     const bool may_keep = sums[r] >= fminf(threshold * uniform, certain) && threshold < INFINITY;
     if (__any_sync(kWarp, may_keep)) {
-      const Drawn drawn = draw_elements<kGeneral>(elements, row_anchor, exponent_scale, threshold, certain,
+      const Drawn drawn = draw_elements<kGeneral>(elements, row_offset, exponent_scale, threshold, certain,
                                                   threshold * (1.f - uniform));
       if (sums[r] >= certain) expected[r] = drawn.expected;
       const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
       const int index = from_owner(own_index, r);
       const float subtracted = kGeneral ? 0.f : from_owner(own.far, r);
       if (__any_sync(kWarp, kept != 0)) {
-        append<kGeneral>(elements, kept, row_anchor, exponent_scale, certain, unit, subtracted, args.draws,
+        append<kGeneral>(elements, kept, row_offset, exponent_scale, certain, unit, subtracted, args.draws,
                          index, first_column);
       }
     }
@@ -154,23 +157,24 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   const float tile_sum = sum_to_owner(sums);
   const float tile_expected = sum_to_owner(expected);
   if (live) {
-    stats.sum[slot] += tile_sum;
-    stats.expected[slot] += tile_expected;
+    stats.sum[partial] += tile_sum;
+    stats.expected[partial] += tile_expected;
   }
   if constexpr (kGeneral) {
     if (stats.sum_offset != nullptr) {
       const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
-      if (live) stats.sum_offset[slot] += tile_offset;
+      if (live) stats.sum_offset[partial] += tile_offset;
     }
-    add_logits(acc, tile, columns, stats, live, slot);
+    add_logits(acc, tile, columns, stats, live, partial);
     if (stats.sum_sq != nullptr) {
-      // The anchor is read again in place of being kept: registers.
+      // The logit_offset is read again in place of being kept: registers.
       const int again = tile.own_row();
-      const float guess = live ? args.anchor[again] : 0.f;
+      const float lse_estimate = live ? args.logit_offset[again] : 0.f;
       const int index = live && args.draws.row != nullptr ? args.draws.row[again] : again;
-      const float rest = live && args.draws.guess_low != nullptr ? args.draws.guess_low[index] : 0.f;
-      const float tile_squares = sum_squares(acc, split_anchor(guess, rest));
-      if (live) stats.sum_sq[slot] += tile_squares;
+      const float rest =
+          live && args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[index] : 0.f;
+      const float tile_squares = sum_squares(acc, split_offset(lse_estimate, rest));
+      if (live) stats.sum_sq[partial] += tile_squares;
     }
   }
 }

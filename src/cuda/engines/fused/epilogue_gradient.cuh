@@ -9,8 +9,8 @@ __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool
   return live && vector != nullptr ? vector[row] : 0.f;
 }
 
-// The own row's numbers, those of dz times the factor. Elements know lse without lse_low, which goes into a
-// and b: exp(-low) (a - b low + b (z - lse)).
+// The own row's numbers, those of dz times the factor. Elements know lse without lse_residual, which goes
+// into a and b: exp(-low) (a - b low + b (z - lse)).
 struct OwnCoefficients {
   float lse;
   float a, b, c, g;
@@ -31,9 +31,9 @@ struct OwnCoefficients {
 
 __device__ __forceinline__ void plain_gradient(Accumulators& acc, const OwnCoefficients& own, float scale,
                                                float exponent_scale) {
-  const float anchor = subtract_far_anchors(acc, own.lse, scale);
-  const float own_shift = -anchor * kLog2E;
-  const float own_a = own.a * shift_correction(anchor, kLog2E, own_shift);
+  const float logit_offset = subtract_far_offsets(acc, own.lse, scale);
+  const float own_shift = -logit_offset * kLog2E;
+  const float own_a = own.a * shift_correction(logit_offset, kLog2E, own_shift);
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
     const float shift = from_owner(own_shift, r);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void gradient_epilogue(Accumulators& acc, const View&
   const float factor = args.factor == nullptr ? 1.f : *args.factor;
   OwnCoefficients own{};
   own.lse = load_or_zero(args.lse, row, live);
-  const float low = load_or_zero(args.lse_low, row, live);
+  const float low = load_or_zero(args.lse_residual, row, live);
   const float rest = ptx::exp2_approx(low * -kLog2E);
   own.a = load_or_zero(args.a, row, live) * factor * rest;
   own.g = load_or_zero(args.g, row, live) * factor;

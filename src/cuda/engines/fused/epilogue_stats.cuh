@@ -1,8 +1,8 @@
 #pragma once
 #include "cuda/engines/fused/epilogue_sums.cuh"
 
-// Row statistics of a tile, merged into the own row's slot. The slot is read before the work on the tile
-// begins, so that the load is long done when it is needed.
+// Row statistics of a tile, merged into the own row's partial. The partial is read before the work on the
+// tile begins, so that the load is long done when it is needed.
 namespace logitless::cuda::fused {
 
 // Which of the thread's elements of row r equal the row's maximum (are NaN, if that is NaN): bit i.
@@ -53,13 +53,13 @@ __device__ __forceinline__ float row_maximum(const Accumulators& acc, int r) {
 }
 
 // Keeps the larger of two maxima with its column; a NaN is larger than all, of equals the first column wins.
-__device__ __forceinline__ void merge_argmax(const StatSlots& stats, int64_t slot, float old_max,
+__device__ __forceinline__ void merge_argmax(const PartialStats& stats, int64_t partial, float old_max,
                                              float tile_max, int64_t column) {
-  const int32_t old = stats.argmax[slot];
+  const int32_t old = stats.argmax[partial];
   const bool old_nan = old_max != old_max;
   const bool larger = old_nan ? false : !(tile_max <= old_max);  // also when tile_max is NaN
   const bool equal = old_nan ? tile_max != tile_max : tile_max == old_max;
-  if (old < 0 || larger || (equal && column < old)) stats.argmax[slot] = static_cast<int32_t>(column);
+  if (old < 0 || larger || (equal && column < old)) stats.argmax[partial] = static_cast<int32_t>(column);
 }
 
 // The own row's sum of w_j z_ij over the tile. Leaves 0 in columns past the window.
@@ -116,12 +116,12 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   } else if constexpr (!kGeneral) {
     fill_tail(acc, tile, columns, -INFINITY);
   }
-  const StatSlots& stats = args.stats;
+  const PartialStats& stats = args.stats;
   const int row = tile.own_row();
   const bool live = row < tile.rows();
-  const int64_t slot = tile.slot() * stats.stride + row;
-  const float old_max = live ? stats.max[slot] : 0.f;
-  const float old_sum = live ? stats.sum[slot] : 0.f;
+  const int64_t partial = tile.partial() * stats.stride + row;
+  const float old_max = live ? stats.max[partial] : 0.f;
+  const float old_sum = live ? stats.sum[partial] : 0.f;
   const int target = live && product.target != nullptr ? load_target(product, row) : -1;
 
   // Logits in units of 1 / unit: as they come from the product in the plain kernel, final in the general one.
@@ -171,8 +171,8 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   const float old_factor = rebase(old_max, new_max);
   const float tile_factor = rebase(tile_max, new_max);
   if (live) {
-    stats.max[slot] = new_max;
-    stats.sum[slot] = fmaf(old_sum, old_factor, tile_sum * tile_factor);
+    stats.max[partial] = new_max;
+    stats.sum[partial] = fmaf(old_sum, old_factor, tile_sum * tile_factor);
   }
   if constexpr (kGeneral) {
     if (stats.sum_offset != nullptr) {
@@ -180,8 +180,8 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
       const float tile_offset =
           fmaf(tile_sum, as_factor(tile_max - new_max), sum_to_owner(sum_offsets) * correction);
       if (live) {
-        const float old_offset = fmaf(old_sum, as_factor(old_max - new_max), stats.sum_offset[slot]);
-        stats.sum_offset[slot] = fmaf(old_offset, old_factor, tile_offset * tile_factor);
+        const float old_offset = fmaf(old_sum, as_factor(old_max - new_max), stats.sum_offset[partial]);
+        stats.sum_offset[partial] = fmaf(old_offset, old_factor, tile_offset * tile_factor);
       }
     }
     if (stats.argmax != nullptr) {
@@ -189,20 +189,20 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
 #pragma unroll
       for (int r = 0; r < kQuadRows; ++r) first[r] = first_maximum(acc, r, maxima[r], tile);
       const int column = own_of(first);
-      if (live) merge_argmax(stats, slot, old_max, tile_max, product.column_offset + column);
+      if (live) merge_argmax(stats, partial, old_max, tile_max, product.column_offset + column);
     }
     if (stats.sum_sq != nullptr) {
       // Of a row of -inf, too, exponents are -inf.
       const float tile_squares = sum_squares(acc, {own_max == -INFINITY ? 0.f : own_max, 0.f});
       if (live) {
-        stats.sum_sq[slot] =
-            fmaf(stats.sum_sq[slot] * old_factor, old_factor, tile_squares * tile_factor * tile_factor);
+        stats.sum_sq[partial] =
+            fmaf(stats.sum_sq[partial] * old_factor, old_factor, tile_squares * tile_factor * tile_factor);
       }
     }
-    add_logits(acc, tile, columns, stats, live, slot);
+    add_logits(acc, tile, columns, stats, live, partial);
     if (stats.weighted != nullptr) {
       const float tile_weighted = weighted_sum(acc, tile, columns, args.class_weight);
-      if (live) stats.weighted[slot] += tile_weighted;
+      if (live) stats.weighted[partial] += tile_weighted;
     }
   }
 }

@@ -26,9 +26,10 @@ __device__ __forceinline__ float sum_logits(Accumulators& acc, const View& tile,
   return own_sum;
 }
 
-// The own row's sum of the squares of its exps relative to the anchor.
-__device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAnchor own) {
-  // Not the anchor of other loops to the compiler, which would else keep what both compute of 192 elements.
+// The own row's sum of the squares of its exp_logits relative to the logit_offset.
+__device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitOffset own) {
+  // Not the logit_offset of other loops to the compiler, which would else keep what both compute of 192
+  // elements.
   ptx::forget(own.far, own.shift);
   float sums[kQuadRows] = {};
 #pragma unroll
@@ -44,13 +45,13 @@ __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitAncho
   return sum_to_owner(sums);
 }
 
-// Adds it to the own row's slot, where that is wanted.
+// Adds it to the own row's partial, where that is wanted.
 template <class View>
 __device__ __forceinline__ void add_logits(Accumulators& acc, const View& tile, int columns,
-                                           const StatSlots& stats, bool live, int64_t slot) {
+                                           const PartialStats& stats, bool live, int64_t partial) {
   if (stats.logit_sum == nullptr) return;
   const float logits = sum_logits(acc, tile, columns);
-  if (live) stats.logit_sum[slot] += logits;
+  if (live) stats.logit_sum[partial] += logits;
 }
 
 }  // namespace logitless::cuda::fused

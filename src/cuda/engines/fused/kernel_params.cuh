@@ -4,7 +4,7 @@
 #include "cuda/engines/fused/tile.h"
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/logits.h"
-#include "cuda/rows/anchor.h"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/softcap.h"
 
 namespace logitless::cuda::fused {

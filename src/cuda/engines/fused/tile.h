@@ -33,7 +33,7 @@ constexpr int64_t tiles_of_columns(int64_t columns) {
 
 // Whether tiles are stored.
 constexpr bool stores(Epilogue epilogue) {
-  return epilogue == Epilogue::kExps || epilogue == Epilogue::kGradient;
+  return epilogue == Epilogue::kExpLogits || epilogue == Epilogue::kGradient;
 }
 
 }  // namespace logitless::cuda::fused

@@ -11,20 +11,20 @@ namespace logitless::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 255;
-// With fewer units than this the slots of all clusters' workers would be many; what they compute is so little
-// that fewer clusters do.
+// With fewer units than this the partials of all clusters' workers would be many; what they compute is so
+// little that fewer clusters do.
 constexpr int64_t kFewUnits = 14;
-// So few slots are not worth groups that are smaller than preferred, larger, or more.
-constexpr int kFewSlots = 33;
+// So few partials are not worth groups that are smaller than preferred, larger, or more.
+constexpr int kFewPartials = 33;
 
-int group_slots(int units, int workers) {
+int group_partials(int units, int workers) {
   return workers / std::gcd(units, workers);
 }
 
-// Of the sizes near the preferred one that with few slots, the larger of equals.
+// Of the sizes near the preferred one that with few partials, the larger of equals.
 int main_units(int workers, int preferred) {
   const int most = std::clamp(preferred, 2, kMaxMainUnits);
-  const auto cost = [&](int units) { return std::max(kFewSlots, group_slots(units, workers)); };
+  const auto cost = [&](int units) { return std::max(kFewPartials, group_partials(units, workers)); };
   int best = most;
   for (int units = most; units >= std::max(2, most / 2); --units) {
     if (cost(units) < cost(best)) best = units;
@@ -34,33 +34,33 @@ int main_units(int workers, int preferred) {
 
 // Cuts of every number of units in at most kTailGroups groups.
 struct Cut {
-  int slots = kUnlimited + 1;
+  int partials = kUnlimited + 1;
   int cost = 0;
   int group = 0;  // the last one
 
-  bool found() const { return slots <= kUnlimited; }
+  bool found() const { return partials <= kUnlimited; }
   bool is_better_than(const Cut& other) const {
-    return slots < other.slots || (slots == other.slots && cost < other.cost);
+    return partials < other.partials || (partials == other.partials && cost < other.cost);
   }
 };
 using Cuts = std::array<std::array<Cut, kTails>, kTailGroups + 1>;  // by number of groups
 
-// Fewest slots first, all numbers up to kFewSlots alike; then fewest groups, and none above `main` units if
-// it can be, as its hidden rows would not stay in L2.
+// Fewest partials first, all numbers up to kFewPartials alike; then fewest groups, and none above `main`
+// units if it can be, as its hidden rows would not stay in L2.
 Cuts cut_tails(int workers, int main, int tails) {
   Cuts cuts{};
   cuts[0][0] = {0, 0, 0};
-  // Where main groups are small larger ones may have to be: 11 units need few slots.
+  // Where main groups are small larger ones may have to be: 11 units need few partials.
   const int most_units = std::max(main, std::min(12, kMaxMainUnits));
   for (int size = 1; size <= most_units; ++size) {
-    const int slots = std::max(kFewSlots, group_slots(size, workers));
-    if (slots > kUnlimited) continue;
+    const int partials = std::max(kFewPartials, group_partials(size, workers));
+    if (partials > kUnlimited) continue;
     const int cost = 1 + 4 * std::max(0, size - main);
     for (int count = 1; count <= kTailGroups; ++count) {
       for (int units = size; units < tails; ++units) {
         const Cut& rest = cuts[count - 1][units - size];
         if (!rest.found()) continue;
-        const Cut with{std::max(slots, rest.slots), rest.cost + cost, size};
+        const Cut with{std::max(partials, rest.partials), rest.cost + cost, size};
         if (with.is_better_than(cuts[count][units])) cuts[count][units] = with;
       }
     }
@@ -76,13 +76,13 @@ int best_count(const Cuts& cuts, int units) {
   return count;
 }
 
-// The least multiple of main from which on every number of units can be cut with few slots; tails below 24
+// The least multiple of main from which on every number of units can be cut with few partials; tails below 24
 // units if there is none. Not below kFewUnits: main groups are for all clusters.
 int find_tail_units(const Cuts& cuts, int main) {
   const int most = std::max(2, (24 + main - 1) / main) * main;
   int with_few = 0;  // in a row, up to here
   for (int units = 1; units < most + main; ++units) {
-    with_few = cuts[best_count(cuts, units)][units].slots <= kFewSlots ? with_few + 1 : 0;
+    with_few = cuts[best_count(cuts, units)][units].partials <= kFewPartials ? with_few + 1 : 0;
     const int first = units + 1 - main;
     if (with_few >= main && first % main == 0 && first >= kFewUnits) return first;
   }
@@ -95,32 +95,33 @@ RasterTail tail_of(const Cuts& cuts, int units, int workers, int clusters) {
   int count = best_count(cuts, units);
   for (int index = 0; count > 0 && cuts[count][units].found(); --count, ++index) {
     const int size = cuts[count][units].group;
-    tail.groups[index] = {static_cast<uint8_t>(size), static_cast<uint8_t>(group_slots(size, workers))};
+    tail.groups[index] = {static_cast<uint8_t>(size), static_cast<uint8_t>(group_partials(size, workers))};
     units -= size;
   }
   return tail;
 }
 
-int tail_slots(const RasterTail& tail) {
-  int slots = 1;
-  for (const RasterGroup& group : tail.groups) slots = std::max<int>(slots, group.slots);
-  return slots;
+int tail_partials(const RasterTail& tail) {
+  int partials = 1;
+  for (const RasterGroup& group : tail.groups) partials = std::max<int>(partials, group.partials);
+  return partials;
 }
 
-// One group for all units and as many clusters as the slots allow.
-RasterTail restricted_tail(int units, int clusters, int turns, int most_slots) {
-  while (clusters > 1 && group_slots(units, clusters * turns) > most_slots) --clusters;
+// One group for all units and as many clusters as the partials allow.
+RasterTail restricted_tail(int units, int clusters, int turns, int most_partials) {
+  while (clusters > 1 && group_partials(units, clusters * turns) > most_partials) --clusters;
   RasterTail tail;
-  tail.groups[0] = {static_cast<uint8_t>(units), static_cast<uint8_t>(group_slots(units, clusters * turns))};
+  tail.groups[0] = {static_cast<uint8_t>(units),
+                    static_cast<uint8_t>(group_partials(units, clusters * turns))};
   tail.clusters = static_cast<uint8_t>(clusters);
   return tail;
 }
 
-Raster solve_raster(int clusters, int turns, int preferred, int most_slots) {
+Raster solve_raster(int clusters, int turns, int preferred, int most_partials) {
   const int workers = clusters * turns;
   Raster raster;
   const int main = main_units(workers, preferred);
-  raster.main = {static_cast<uint8_t>(main), static_cast<uint8_t>(group_slots(main, workers))};
+  raster.main = {static_cast<uint8_t>(main), static_cast<uint8_t>(group_partials(main, workers))};
   const Cuts cuts = cut_tails(workers, main, kTails);
   raster.tail_units = find_tail_units(cuts, main);
   const int tails = raster.tail_units + main;
@@ -128,8 +129,8 @@ Raster solve_raster(int clusters, int turns, int preferred, int most_slots) {
   for (int units = 1; units < tails; ++units) {
     raster.tails[units] = tail_of(cuts, units, workers, clusters);
     const bool cut = raster.tails[units].groups[0].units > 0;
-    if (!cut || tail_slots(raster.tails[units]) > most_slots) {
-      raster.tails[units] = restricted_tail(units, clusters, turns, most_slots);
+    if (!cut || tail_partials(raster.tails[units]) > most_partials) {
+      raster.tails[units] = restricted_tail(units, clusters, turns, most_partials);
     }
   }
   return raster;
@@ -137,7 +138,7 @@ Raster solve_raster(int clusters, int turns, int preferred, int most_slots) {
 
 }  // namespace
 
-const Raster& make_raster(int clusters, int turns, int preferred, int most_slots) {
+const Raster& make_raster(int clusters, int turns, int preferred, int most_partials) {
   using Key = std::tuple<int, int, int, int>;
   struct Solved {
     std::mutex mutex;
@@ -145,7 +146,8 @@ const Raster& make_raster(int clusters, int turns, int preferred, int most_slots
   };
   static Solved* const solved = new Solved;  // runs may outlive static objects
   clusters = std::min(clusters, kUnlimited / turns);
-  const Key key{clusters, turns, std::clamp(preferred, 2, kMaxMainUnits), std::min(most_slots, kUnlimited)};
+  const Key key{clusters, turns, std::clamp(preferred, 2, kMaxMainUnits),
+                std::min(most_partials, kUnlimited)};
   const std::lock_guard lock(solved->mutex);
   const auto at = solved->rasters.find(key);
   if (at != solved->rasters.end()) return at->second;
@@ -153,23 +155,23 @@ const Raster& make_raster(int clusters, int turns, int preferred, int most_slots
   return solved->rasters.emplace(key, solve_raster(c, t, p, m)).first->second;
 }
 
-int raster_slots(const Raster& raster, int64_t units) {
+int raster_partials(const Raster& raster, int64_t units) {
   const int main = raster.main.units;
-  if (units < raster.tail_units + main) return tail_slots(raster.tails[units]);
+  if (units < raster.tail_units + main) return tail_partials(raster.tails[units]);
   const int64_t tail = raster.tail_units + (units - raster.tail_units) % main;
-  return std::max<int>(raster.main.slots, tail_slots(raster.tails[tail]));
+  return std::max<int>(raster.main.partials, tail_partials(raster.tails[tail]));
 }
 
-int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer) {
+int needed_partials(int clusters, int turns, int preferred, int64_t units, bool any_fewer) {
   const Raster& raster = make_raster(clusters, turns, preferred, kUnlimited);
-  if (!any_fewer) return raster_slots(raster, units);
-  int slots = turns;  // what a single cluster needs
-  // Beyond the table slots repeat with each further main group.
+  if (!any_fewer) return raster_partials(raster, units);
+  int partials = turns;  // what a single cluster needs
+  // Beyond the table partials repeat with each further main group.
   const int64_t last_new = raster.tail_units + 2 * raster.main.units;
   for (int64_t fewer = std::min(units, kFewUnits); fewer <= std::min(units, last_new); ++fewer) {
-    slots = std::max(slots, raster_slots(raster, fewer));
+    partials = std::max(partials, raster_partials(raster, fewer));
   }
-  return slots;
+  return partials;
 }
 
 }  // namespace logitless::cuda::fused

@@ -3,21 +3,21 @@
 
 #include "core/host_device.h"
 
-// Which cluster and warpgroup computes which tile, and in which slot it keeps the statistics of a row.
+// Which cluster and warpgroup computes which tile, and in which partial it keeps the statistics of a row.
 //
 // Rows are cut in units (the rows of a cluster's tile), columns in tiles. Units are gathered in groups so
 // small that their hidden rows stay in L2; within a group units run fastest, then column tiles. Tile t goes
 // to cluster t mod clusters, as its (t / clusters)-th; with ping-pong its warpgroups take turns. So tile t
 // belongs to worker t mod W, W = clusters * turns, and a unit of a group of g units is visited by W / gcd(g,
-// W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W). With slot = c mod (W /
-// gcd(g, W)) every (slot, row) has one writer.
+// W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W). With partial = c mod (W /
+// gcd(g, W)) every (partial, row) has one writer.
 //
-// The sizes of groups are chosen for L2 and few slots: mostly one size that shares factors with W (at 132
-// workers groups of 16, 12 and 6 units need 33, 11 and 22 slots), the rest a tail of a few groups looked up
-// in a table. The number of units may be known on the device only, so the whole table is made.
+// The sizes of groups are chosen for L2 and few partials: mostly one size that shares factors with W (at 132
+// workers groups of 16, 12 and 6 units need 33, 11 and 22 partials), the rest a tail of a few groups looked
+// up in a table. The number of units may be known on the device only, so the whole table is made.
 //
-// Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a slot
-// of its own (Raster::first_slot): more slots, the same tiles for each cluster.
+// Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a
+// partial of its own (Raster::first_partial): more partials, the same tiles for each cluster.
 namespace logitless::cuda::fused {
 
 inline constexpr int kMaxMainUnits = 24;
@@ -26,25 +26,25 @@ inline constexpr int kTailGroups = 7;
 
 struct RasterGroup {
   uint8_t units = 0;
-  uint8_t slots = 0;
+  uint8_t partials = 0;
 };
 
 struct RasterTail {
   RasterGroup groups[kTailGroups];
-  uint8_t clusters = 0;  // that take part; fewer than all only where the slots are too few for all
+  uint8_t clusters = 0;  // that take part; fewer than all only where the partials are too few for all
 };
 
 struct Raster {
   RasterGroup main;
-  int32_t tail_units = 0;    // a multiple of main.units, from which on a number of units has main groups
-  RasterTail tails[kTails];  // by units, below tail_units + main.units
-  int32_t first_slot = -1;   // of the first column tile, where each has its own; else -1
+  int32_t tail_units = 0;      // a multiple of main.units, from which on a number of units has main groups
+  RasterTail tails[kTails];    // by units, below tail_units + main.units
+  int32_t first_partial = -1;  // of the first column tile, where each has its own; else -1
 };
 
 struct Tile {
   int32_t unit = 0;
   int32_t column = 0;  // tile of columns
-  int32_t slot = 0;
+  int32_t partial = 0;
 };
 
 class TileSchedule {
@@ -86,7 +86,8 @@ class TileSchedule {
     Tile result;
     result.column = tile / group.units;
     result.unit = first + tile - result.column * group.units;
-    result.slot = raster_.first_slot < 0 ? result.column % group.slots : raster_.first_slot + result.column;
+    result.partial =
+        raster_.first_partial < 0 ? result.column % group.partials : raster_.first_partial + result.column;
     return result;
   }
 
@@ -97,15 +98,15 @@ class TileSchedule {
   int32_t tail_ = 0;
 };
 
-// preferred: units of a main group whose hidden rows stay in L2. most_slots: how many slots there are (at
-// least raster_slots() of the same arguments, else fewer clusters work). Solved once for the same arguments,
-// and kept.
-const Raster& make_raster(int clusters, int turns, int preferred, int most_slots);
+// preferred: units of a main group whose hidden rows stay in L2. most_partials: how many partials there are
+// (at least raster_partials() of the same arguments, else fewer clusters work). Solved once for the same
+// arguments, and kept.
+const Raster& make_raster(int clusters, int turns, int preferred, int most_partials);
 
-// Slots that `units` of the raster use.
-int raster_slots(const Raster& raster, int64_t units);
+// Partials that `units` of the raster use.
+int raster_partials(const Raster& raster, int64_t units);
 
-// Slots to provide. any_fewer: the device may find fewer units than these.
-int needed_slots(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
+// Partials to provide. any_fewer: the device may find fewer units than these.
+int needed_partials(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
 
 }  // namespace logitless::cuda::fused

@@ -19,16 +19,16 @@ struct TileView {
 
   // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
   // first_column: of the tile in the window.
-  __device__ __forceinline__ void store(int first_row, int rows, int first_column, int slot) const {
+  __device__ __forceinline__ void store(int first_row, int rows, int first_column, int partial) const {
     __syncwarp();  // all lanes have read those of the tile before
-    if (lane_index() == 0) ptx::store_shared(numbers(), first_row, rows, first_column, slot);
+    if (lane_index() == 0) ptx::store_shared(numbers(), first_row, rows, first_column, partial);
     __syncwarp();
   }
 
   __device__ __forceinline__ int first_row() const { return load<0>(); }
   __device__ __forceinline__ int rows() const { return load<4>(); }
   __device__ __forceinline__ int first_column() const { return load<8>(); }
-  __device__ __forceinline__ int slot() const { return load<12>(); }
+  __device__ __forceinline__ int partial() const { return load<12>(); }
   // The warpgroup: 0 or 1.
   __device__ __forceinline__ int warpgroup() const {
     return ptx::thread_index() / 128 - kLayout.first_thread / 128;

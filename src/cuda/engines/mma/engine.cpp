@@ -43,7 +43,7 @@ LogitsPlan plan_logits(const LogitsArgs& args, const Device& device, bool any_fe
   plan.tiling.workers = std::max(device.processors, 1);
   plan.tiling.preferred_units = preferred_units(args.depth, device);
   plan.tiling.units = (args.rows + kBlockRows - 1) / kBlockRows;
-  plan.slots = slots_of_tiling(args, plan.tiling, any_fewer);
+  plan.partials = partials_of_tiling(args, plan.tiling, any_fewer);
   return plan;
 }
 
@@ -72,8 +72,8 @@ class Mma final : public Engine {
 
   std::string reason() const override { return "16-bit operands"; }
 
-  int slots(const LogitsArgs& args, const Device& device) const override {
-    return plan_logits(args, device, /*any_fewer=*/true).slots;
+  int partials(const LogitsArgs& args, const Device& device) const override {
+    return plan_logits(args, device, /*any_fewer=*/true).partials;
   }
 
   EngineTiles tiles(const LogitsArgs& /*args*/, const Device& device) const override {

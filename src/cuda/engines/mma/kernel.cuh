@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "cuda/engines/fused/epilogue_draw.cuh"
-#include "cuda/engines/fused/epilogue_exps.cuh"
+#include "cuda/engines/fused/epilogue_exp_logits.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
@@ -29,10 +29,10 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
     draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
     top_epilogue(acc, view, product, params.args, params.exponent_scale);
-  } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
-    exps_epilogue<kInstance.general>(acc, view, params);
-    if (view.first_column() >= static_cast<int>(params.args.exps.columns)) return;
-    store_tile<DType::kBF16, kKeptExponent>(acc, view, params.args.exps, static_cast<int>(product.rows),
+  } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
+    exp_logits_epilogue<kInstance.general>(acc, view, params);
+    if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) return;
+    store_tile<DType::kBF16, kKeptExponent>(acc, view, params.args.exp_logits, static_cast<int>(product.rows),
                                             pass);
   } else {
     gradient_epilogue<kInstance.general>(acc, view, params);
@@ -66,7 +66,7 @@ struct Stages {
 // a ring of kFewStages wants them early.
 inline constexpr int kWeightPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
-  return epilogue == Epilogue::kExps ? 2 : 0;
+  return epilogue == Epilogue::kExpLogits ? 2 : 0;
 }
 
 // Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started

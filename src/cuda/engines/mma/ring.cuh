@@ -46,9 +46,9 @@ struct SharedMemory {
     return active_rows() + 16 + ptx::thread_index() * kThreadBytes;
   }
 
-  // Of the block's i-th tile, where its rows and columns begin, and its slot.
-  __device__ __forceinline__ void store_origin(int i, int row, int column, int slot) const {
-    ptx::store_shared(origin(i), row, column, slot, 0);
+  // Of the block's i-th tile, where its rows and columns begin, and its partial.
+  __device__ __forceinline__ void store_origin(int i, int row, int column, int partial) const {
+    ptx::store_shared(origin(i), row, column, partial, 0);
   }
   __device__ __forceinline__ int4 load_origin(int i) const { return ptx::load_shared_int4(origin(i)); }
 };
@@ -62,7 +62,7 @@ __device__ __forceinline__ void find_origin(const SharedMemory& shared, const Mm
   const Tile tile = schedule.at(static_cast<int>(blockIdx.x) + i * schedule.clusters());
   const int unit = active_unit<kBlockRows>(params.product, shared.load_active().rows, tile.unit);
   if ((ptx::thread_index() & 31) == 0) {
-    shared.store_origin(i, unit * kBlockRows, tile.column * kTileColumns, tile.slot);
+    shared.store_origin(i, unit * kBlockRows, tile.column * kTileColumns, tile.partial);
   }
 }
 

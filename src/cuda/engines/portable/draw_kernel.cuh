@@ -16,16 +16,16 @@ struct DrawElements {
     const Draws& draws = args.draws;
     const int64_t index = draws.row != nullptr ? draws.row[row] : row;
     const float threshold = draws.threshold[row];
-    const float low = draws.guess_low != nullptr ? draws.guess_low[index] : 0.0f;
+    const float low = draws.lse_estimate_low != nullptr ? draws.lse_estimate_low[index] : 0.0f;
     const int64_t first_column = product.column_offset + line.column;
     const uint32_t stream =
         kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + line.lane() * kAtOnce);
     float running =
         threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
     float expected = 0;
-    const float anchor = args.anchor[row];
+    const float logit_offset = args.logit_offset[row];
     const LineSums<float> found =
-        sum_line(line, args, anchor, low, [&](int j, const float* z, const float* e, int count) {
+        sum_line(line, args, logit_offset, low, [&](int j, const float* z, const float* e, int count) {
           for (int i = 0; i < count; ++i) {
             const float q = e[i];
             const bool large = q >= draws.certain_share * threshold;
@@ -41,12 +41,12 @@ struct DrawElements {
           }
         });
     if (product.target != nullptr) line.put_target_logit(args.target_logit);
-    const StatSlots& slots = args.stats;
-    if (slots.sum == nullptr) return;
+    const PartialStats& partials = args.stats;
+    if (partials.sum == nullptr) return;
     expected = lanes_sum<Of::kLanes>(expected);
     if (line.lane() != 0) return;
-    slots.expected[row] += expected;
-    add_to_slot<Of>(slots, 0, row, anchor, found, /*is_to_maximum=*/false);
+    partials.expected[row] += expected;
+    add_to_partial<Of>(partials, 0, row, logit_offset, found, /*is_to_maximum=*/false);
   }
 };
 

@@ -10,14 +10,14 @@ class Portable final : public Engine {
   const char* name() const override { return "portable"; }
 
   EngineTraits traits() const override {
-    return {.needs_scratch = true, .draw_cost = 2.5, .slot_columns = kStripColumns};
+    return {.needs_scratch = true, .draw_cost = 2.5, .partial_columns = kStripColumns};
   }
 
   std::string why_not_on(const Device& /*device*/) const override { return ""; }
   std::string why_not_of(DType /*operands*/) const override { return ""; }
   std::string reason() const override { return "no other engine"; }
 
-  int slots(const LogitsArgs& args, const Device& /*device*/) const override {
+  int partials(const LogitsArgs& args, const Device& /*device*/) const override {
     return args.batch_invariant ? static_cast<int>((args.columns + kStripColumns - 1) / kStripColumns) : 1;
   }
   EngineTiles tiles(const LogitsArgs& /*args*/, const Device& /*device*/) const override { return {}; }

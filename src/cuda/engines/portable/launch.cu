@@ -27,7 +27,7 @@ Tile<Real> tile_of(const LogitsProductOf<Real>& product, const LogitsScratch& sc
   t.rows = std::min(scratch.rows, product.rows - row);
   t.columns = std::min(scratch.columns, product.columns - column);
   t.strip = product.batch_invariant ? kStripColumns : t.columns;
-  t.first_slot = product.batch_invariant ? (product.column_offset + column) / kStripColumns : 0;
+  t.first_partial = product.batch_invariant ? (product.column_offset + column) / kStripColumns : 0;
   return t;
 }
 
@@ -64,16 +64,16 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const RowSumsOf<Real>
   launch_lines<Sum>(product, args, tile, queue);
 }
 
-// Exps of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums are to
-// be those of kStats.
-void launch_epilogue(const LogitsProduct& product, const ExpsArgs& args, Tile<float> tile,
+// ExpLogits of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums
+// are to be those of kStats.
+void launch_epilogue(const LogitsProduct& product, const ExpLogitsArgs& args, Tile<float> tile,
                      const Queue& queue) {
   if (product.batch_invariant) launch_epilogue<float>(product, args, tile, queue);
   tile.strip = tile.columns;
   if (product.dtype == DType::kF32) {
-    launch_lines<KeepExps<float>>(product, args, tile, queue);
+    launch_lines<KeepExpLogits<float>>(product, args, tile, queue);
   } else {
-    launch_lines<KeepExps<__nv_bfloat16>>(product, args, tile, queue);
+    launch_lines<KeepExpLogits<__nv_bfloat16>>(product, args, tile, queue);
   }
 }
 
@@ -101,7 +101,7 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>
 
 [[noreturn]] void launch_epilogue(const LogitsProductOf<double>&, const RowSums&, const Tile<double>&,
                                   const Queue&) {
-  throw Error(Status::kInternal, "exps and draws of float64");
+  throw Error(Status::kInternal, "exp_logits and draws of float64");
 }
 
 }  // namespace

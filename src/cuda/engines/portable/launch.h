@@ -3,7 +3,7 @@
 
 namespace logitless::cuda::portable {
 
-// With batch_invariant a block of threads sums a strip of a row, which has a slot of its own.
+// With batch_invariant a block of threads sums a strip of a row, which has a partial of its own.
 inline constexpr int64_t kStripColumns = 1536;
 
 // Whether logits are to have the same bits for any number of rows, which cuBLASLt's products have not: those
@@ -14,7 +14,7 @@ bool multiplies_by_dot_products(const LogitsArgsOf<Real>& args) {
 }
 
 // LogitsArgs on any device of compute capability 8.0 and more: logits of a block of rows and columns at a
-// time, never rounded: fp32 ones, or float64 of such operands. One slot a row, but with batch_invariant.
+// time, never rounded: fp32 ones, or float64 of such operands. One partial a row, but with batch_invariant.
 template <class Real>
 void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch, const Queue& queue);
 

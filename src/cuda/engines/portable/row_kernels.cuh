@@ -1,6 +1,6 @@
 #pragma once
-// Kernels from a block of dot products to statistics, exps or gradients. They read each dot product once as a
-// rule.
+// Kernels from a block of dot products to statistics, exp_logits or gradients. They read each dot product
+// once as a rule.
 #include "core/top_k.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
@@ -23,10 +23,10 @@ struct Tile {
   int64_t stride;       // a multiple of kAtOnce
   int64_t row, column;  // of its first element in the arguments' matrices
   int64_t rows, columns;
-  // Columns that are summed in one slot, and the slot of the first of them; slots are those of strips in
-  // turn.
+  // Columns that are summed in one partial, and the partial of the first of them; partials are those of
+  // strips in turn.
   int64_t strip;
-  int64_t first_slot;
+  int64_t first_partial;
 };
 
 template <class T>
@@ -109,7 +109,7 @@ struct Line {
   const Real* dots;
   int64_t row;     // in the arguments' matrices
   int64_t column;  // of the first dot product in the arguments' matrices
-  int64_t slot;
+  int64_t partial;
   int columns;
   Real inverse_temperature = 1;
 
@@ -118,7 +118,7 @@ struct Line {
         dots(tile.z + tile_row * tile.stride + strip * tile.strip),
         row(tile.row + tile_row),
         column(tile.column + strip * tile.strip),
-        slot(tile.first_slot + strip),
+        partial(tile.first_partial + strip),
         columns(static_cast<int>(min(tile.strip, tile.columns - strip * tile.strip))) {
     if (!Of::kPlain) inverse_temperature = product.transform.inverse_temperature_of(row);
   }
@@ -210,14 +210,14 @@ __device__ inline Real lanes_max(Real value) {
   return joined_lanes<kLanes>(value, [](Real a, Real b) { return larger(a, b); });
 }
 
-// Adds to the optional sums, of those in the slots, a logit of class weight w, its distance from the anchor
-// and the exp of that. `weighted` is of the logits themselves: no slot tells the class weights of its
-// columns.
-template <class Real, class Slots>
-__device__ inline void add_options(RowStats<Real>& sums, const Slots& slots, Real z, [[maybe_unused]] Real w,
-                                   Real distance, Real e) {
+// Adds to the optional sums, of those in the partials, a logit of class weight w, its distance from the
+// logit_offset and the exp of that. `weighted` is of the logits themselves: no partial tells the class
+// weights of its columns.
+template <class Real, class Partials>
+__device__ inline void add_options(RowStats<Real>& sums, const Partials& partials, Real z,
+                                   [[maybe_unused]] Real w, Real distance, Real e) {
 #define LOGITLESS_SUM(name, part, kind, term)                                         \
-  if (slots.part != nullptr) {                                                        \
+  if (partials.part != nullptr) {                                                     \
     [[maybe_unused]] const Real d = SumKind::kind == SumKind::kOffset ? z : distance; \
     sums.part += term;                                                                \
   }
@@ -225,50 +225,50 @@ __device__ inline void add_options(RowStats<Real>& sums, const Slots& slots, Rea
 #undef LOGITLESS_SUM
 }
 
-// Statistics of a line, relative to the anchor that is given: of all threads.
+// Statistics of a line, relative to the logit_offset that is given: of all threads.
 template <class Real>
 struct LineSums {
   Real max = -std::numeric_limits<Real>::infinity();
-  RowStats<Real> stats;  // its max is the anchor
+  RowStats<Real> stats;  // its max is the logit_offset
 };
 
-// As for_each() goes on, store(j, logits, exps, count) gets the exps as well. low: what rounding took off the
-// anchor.
+// As for_each() goes on, store(j, logits, exp_logits, count) gets the exp_logits as well. low: what rounding
+// took off the logit_offset.
 template <class Of, class Real, class Store>
 __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowSumsOf<Real>& args,
-                                          Real anchor, Real low, const Store& store) {
+                                          Real logit_offset, Real low, const Store& store) {
   LineSums<Real> found;
   RowStats<Real>& sums = found.stats;
-  const StatSlotsOf<Real>& slots = args.stats;
+  const PartialStatsOf<Real>& partials = args.stats;
   constexpr int kLanes = Of::kLanes;
-  const bool has_options = !Of::kPlain && slots.has_options();
+  const bool has_options = !Of::kPlain && partials.has_options();
   Real best = found.max;
   int32_t at = INT32_MAX;
   line.for_each([&](int j, const Real* z, int count) {
     Real e[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      e[i] = exp_from(z[i] - anchor, low);
+      e[i] = exp_from(z[i] - logit_offset, low);
       found.max = larger(found.max, z[i]);
     }
     sums.sum_exp += (e[0] + e[1]) + (e[2] + e[3]);
     if (has_options) {
       for (int i = 0; i < count; ++i) {
         const Real w = args.class_weight != nullptr ? args.class_weight[line.column + j + i] : Real(1);
-        add_options(sums, slots, z[i], w, z[i] - anchor, e[i]);
-        if (slots.argmax != nullptr && is_better(z[i], j + i, best, at)) best = z[i], at = j + i;
+        add_options(sums, partials, z[i], w, z[i] - logit_offset, e[i]);
+        if (partials.argmax != nullptr && is_better(z[i], j + i, best, at)) best = z[i], at = j + i;
       }
     }
     store(j, z, e, count);
   });
   found.max = lanes_max<kLanes>(found.max);
-  sums.max = anchor;
+  sums.max = logit_offset;
   sums.sum_exp = lanes_sum<kLanes>(sums.sum_exp);
 #define LOGITLESS_SUM(name, part, ...) \
-  if (slots.part != nullptr) sums.part = lanes_sum<kLanes>(sums.part);
+  if (partials.part != nullptr) sums.part = lanes_sum<kLanes>(sums.part);
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM
-  if (slots.argmax != nullptr) {
+  if (partials.argmax != nullptr) {
     const bool is_mine = best == found.max || (best != best && found.max != found.max);
     const int32_t first =
         joined_lanes<kLanes>(is_mine ? at : INT32_MAX, [](int32_t a, int32_t b) { return min(a, b); });
@@ -277,23 +277,23 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
   return found;
 }
 
-// Sums relative to the anchor that there is; or to the maximum where there is none, or where the maximum is
-// more than most_above nats above it. sum(anchor) makes them, as a rule once.
+// Sums relative to the logit_offset that there is; or to the maximum where there is none, or where the
+// maximum is more than most_above nats above it. sum(logit_offset) makes them, as a rule once.
 template <class Of, class Real, class Make>
-__device__ inline LineSums<Real> sum_near_anchor(const Line<Of, Real>& line, Real anchor, Real most_above,
-                                                 const Make& sum) {
-  const bool is_new = !(std::fabs(anchor) <= std::numeric_limits<Real>::max());
+__device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Real logit_offset,
+                                                 Real most_above, const Make& sum) {
+  const bool is_new = !(std::fabs(logit_offset) <= std::numeric_limits<Real>::max());
   if (is_new) {
     Real largest = -std::numeric_limits<Real>::infinity();
     line.for_each([&](int, const Real* z, int) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) largest = larger(largest, z[i]);
     });
-    anchor = larger(anchor, lanes_max<Of::kLanes>(largest));
+    logit_offset = larger(logit_offset, lanes_max<Of::kLanes>(largest));
   }
-  LineSums<Real> found = sum(anchor == -std::numeric_limits<Real>::infinity() ? Real(0) : anchor);
-  if (!is_new && !(found.max - anchor <= most_above)) return sum(found.max);
-  found.stats.max = anchor;
+  LineSums<Real> found = sum(logit_offset == -std::numeric_limits<Real>::infinity() ? Real(0) : logit_offset);
+  if (!is_new && !(found.max - logit_offset <= most_above)) return sum(found.max);
+  found.stats.max = logit_offset;
   return found;
 }
 
@@ -308,25 +308,25 @@ __device__ inline RowStats<To> as(const RowStats<From>& from) {
   return to;
 }
 
-// Adds a line's sums to a slot's, which are relative to `anchor` and then to the larger anchor of both; or to
-// the maximum, before and after. In double, but for plain instances: a masked tile's maximum times its
-// elements is more than fp32 holds.
+// Adds a line's sums to a partial's, which are relative to `logit_offset` and then to the larger logit_offset
+// of both; or to the maximum, before and after. In double, but for plain instances: a masked tile's maximum
+// times its elements is more than fp32 holds.
 template <class Of, class Real>
-__device__ inline void add_to_slot(const StatSlotsOf<Real>& slots, int64_t s, int64_t row, Real anchor,
-                                   const LineSums<Real>& line, bool is_to_maximum) {
+__device__ inline void add_to_partial(const PartialStatsOf<Real>& partials, int64_t s, int64_t row,
+                                      Real logit_offset, const LineSums<Real>& line, bool is_to_maximum) {
   using Wide = std::conditional_t<Of::kPlain, Real, double>;
-  RowStats<Wide> sums = stats_of_slot<Wide>(slots, s, row), found = as<Wide>(line.stats), largest,
+  RowStats<Wide> sums = stats_of_partial<Wide>(partials, s, row), found = as<Wide>(line.stats), largest,
                  line_largest;
   largest.max = sums.max, largest.argmax = sums.argmax;
   line_largest.max = line.max, line_largest.argmax = found.argmax;
   largest = merge(largest, line_largest);
-  sums.max = anchor;
+  sums.max = logit_offset;
   sums = merge(sums, found);
   if (is_to_maximum) sums = rebase(sums, largest.max);
   sums.max = largest.max;
-  const int64_t at = s * slots.stride + row;
-  put_slot(slots, at, sums);
-  if (slots.argmax != nullptr) slots.argmax[at] = static_cast<int32_t>(largest.argmax);
+  const int64_t at = s * partials.stride + row;
+  put_partial(partials, at, sums);
+  if (partials.argmax != nullptr) partials.argmax[at] = static_cast<int32_t>(largest.argmax);
 }
 
 struct StoreNothing {
@@ -342,18 +342,18 @@ __global__ void __launch_bounds__(kRowThreads) lines_kernel(RowParams<Args, Real
   Work::work(Line<Of, Real>(params.product, tile, row, blockIdx.y), params.args);
 }
 
-// Adds each line to the sums of its slot.
+// Adds each line to the sums of its partial.
 struct Sum {
   template <class Of, class Real>
   static __device__ void work(const Line<Of, Real>& line, const RowSumsOf<Real>& args) {
     constexpr Real kMostAbove = 1;  // else the line is read once more, from a cache
-    const Real before = args.stats.max[line.slot * args.stats.stride + line.row];
-    const LineSums<Real> found = sum_near_anchor(line, before, kMostAbove, [&](Real anchor) {
-      return sum_line(line, args, anchor, Real(0), StoreNothing{});
+    const Real before = args.stats.max[line.partial * args.stats.stride + line.row];
+    const LineSums<Real> found = sum_near_offset(line, before, kMostAbove, [&](Real logit_offset) {
+      return sum_line(line, args, logit_offset, Real(0), StoreNothing{});
     });
     line.put_target_logit(args.target_logit);
     if (line.lane() == 0)
-      add_to_slot<Of>(args.stats, line.slot, line.row, before, found, /*is_to_maximum=*/true);
+      add_to_partial<Of>(args.stats, line.partial, line.row, before, found, /*is_to_maximum=*/true);
   }
 };
 
@@ -384,40 +384,41 @@ struct Stored {
   }
 };
 
-// Exps relative to a row's anchor, which is the maximum of its first line or, where that is too low, of
-// another: what was kept before is then made relative to the new one. Sums, but for those of batch_invariant,
-// which Sum makes.
+// ExpLogits relative to a row's logit_offset, which is the maximum of its first line or, where that is too
+// low, of another: what was kept before is then made relative to the new one. Sums, but for those of
+// batch_invariant, which Sum makes.
 template <class T>
-struct KeepExps {
+struct KeepExpLogits {
   template <class Of>
-  static __device__ void work(const Line<Of, float>& line, const ExpsArgs& args) {
+  static __device__ void work(const Line<Of, float>& line, const ExpLogitsArgs& args) {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
-    constexpr float kMostAbove = 16;  // else all that is kept of the row is made relative to another anchor
-    const float old_anchor = is_first ? -CUDART_INF_F : args.found_anchor[row];
-    const Stored<T> stored(args.exps, row, line.column);
-    const LineSums<float> found = sum_near_anchor(line, old_anchor, kMostAbove, [&](float anchor) {
-      return sum_line(line, args, anchor, 0.0f, [&](int j, const float* z, const float* e, int count) {
+    constexpr float kMostAbove =
+        16;  // else all that is kept of the row is made relative to another logit_offset
+    const float old_offset = is_first ? -CUDART_INF_F : args.found_offset[row];
+    const Stored<T> stored(args.exp_logits, row, line.column);
+    const LineSums<float> found = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
+      return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {
         stored.put(j, count, [&](int i) {
           if (Of::kPlain || e[i] == 0) return e[i];
           return e[i] * product.transform.slope(z[i], line.inverse_temperature);
         });
       });
     });
-    const float anchor = found.stats.max;
-    if (old_anchor > -CUDART_INF_F && anchor != old_anchor) {
-      const float factor = exp_from(old_anchor, anchor);
-      const int64_t before = args.kept_before + min(line.column, args.exps.columns);
-      T* kept = static_cast<T*>(args.exps.data) + row * args.exps.stride - args.kept_before;
+    const float logit_offset = found.stats.max;
+    if (old_offset > -CUDART_INF_F && logit_offset != old_offset) {
+      const float factor = exp_from(old_offset, logit_offset);
+      const int64_t before = args.kept_before + min(line.column, args.exp_logits.columns);
+      T* kept = static_cast<T*>(args.exp_logits.data) + row * args.exp_logits.stride - args.kept_before;
       for (int64_t j = line.lane(); j < before; j += Of::kLanes)
         kept[j] = from_float<T>(to_float(kept[j]) * factor);
     }
     if (!product.batch_invariant) line.put_target_logit(args.target_logit);
     if (line.lane() != 0) return;
-    args.found_anchor[row] = anchor;
+    args.found_offset[row] = logit_offset;
     if (!product.batch_invariant)
-      add_to_slot<Of>(args.stats, 0, row, old_anchor, found, /*is_to_maximum=*/false);
+      add_to_partial<Of>(args.stats, 0, row, old_offset, found, /*is_to_maximum=*/false);
   }
 };
 
@@ -430,7 +431,7 @@ struct MakeGradient {
     const bool is_ignored = product.target[row] == kIgnoredRow;
     const int64_t target = line.target();
     const float factor = args.factor != nullptr ? *args.factor : 1.0f;
-    const Real lse = args.lse[row], low = args.lse_low != nullptr ? args.lse_low[row] : 0;
+    const Real lse = args.lse[row], low = args.lse_residual != nullptr ? args.lse_residual[row] : 0;
     const RowCoefficients<Real> k = {args.a[row], args.b != nullptr ? args.b[row] : 0,
                                      args.c != nullptr ? args.c[row] : 0, args.g[row]};
     const Stored<T> stored(args.dz, row, line.column);

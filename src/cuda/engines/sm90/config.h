@@ -70,9 +70,9 @@ constexpr Config config_of(Epilogue epilogue, bool is_cooperative) {
 inline constexpr int64_t kCooperativeDepth = 3000;
 
 static_assert(ping_pong(Epilogue::kStats).shared_bytes() <= kSharedLimit);
-static_assert(ping_pong(Epilogue::kExps).shared_bytes() <= kSharedLimit);
+static_assert(ping_pong(Epilogue::kExpLogits).shared_bytes() <= kSharedLimit);
 static_assert(cooperative(Epilogue::kStats).shared_bytes() <= kSharedLimit);
-static_assert(cooperative(Epilogue::kExps).shared_bytes() <= kSharedLimit);
+static_assert(cooperative(Epilogue::kExpLogits).shared_bytes() <= kSharedLimit);
 
 // One compiled kernel.
 struct Instance {

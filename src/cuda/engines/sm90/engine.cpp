@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kGroupBytes = 20'000'000;
 
 // Cooperative tiles for deep products, unless of few rows many more would be padding. (Of few rows only:
-// chunks of one problem, the last included, then have slots enough.)
+// chunks of one problem, the last included, then have partials enough.)
 bool is_cooperative(Epilogue epilogue, int64_t rows, int64_t depth) {
   constexpr int64_t kFewRows = 2048;
   if (depth < kCooperativeDepth || !may_cooperate(epilogue)) return false;
@@ -36,7 +36,7 @@ LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   plan.tiling.preferred_units =
       static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 2, kMaxMainUnits));
   plan.tiling.units = (args.rows + config.unit_rows() - 1) / config.unit_rows();
-  plan.slots = slots_of_tiling(args, plan.tiling, any_fewer);
+  plan.partials = partials_of_tiling(args, plan.tiling, any_fewer);
   return plan;
 }
 
@@ -60,8 +60,8 @@ class Sm90 final : public Engine {
 
   std::string reason() const override { return "compute capability 9.0, 16-bit operands"; }
 
-  int slots(const LogitsArgs& args, const Device& device) const override {
-    return plan_logits(args, device.processors, /*any_fewer=*/true).slots;
+  int partials(const LogitsArgs& args, const Device& device) const override {
+    return plan_logits(args, device.processors, /*any_fewer=*/true).partials;
   }
 
   EngineTiles tiles(const LogitsArgs& args, const Device& device) const override {

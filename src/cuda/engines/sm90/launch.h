@@ -14,8 +14,8 @@ namespace logitless::cuda::sm90 {
 // What a launch decides from the problem and the device alone.
 struct LogitsPlan {
   Instance instance;
-  Tiling tiling;  // workers are clusters
-  int slots = 0;  // of statistics, to be provided
+  Tiling tiling;     // workers are clusters
+  int partials = 0;  // of statistics, to be provided
 };
 
 // The tiles of a launch.
@@ -26,9 +26,9 @@ Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);
 
 // The fused product on the current device. Where the epilogue has statistics there are at least
-// plan_logits().slots slots (of the same arguments). Of exps and dz, rows past row_count are stored as 0 up
-// to the end of their block of 128; blocks wholly past it are left as they are. Allocates nothing and does
-// not wait.
+// plan_logits().partials partials (of the same arguments). Of exp_logits and dz, rows past row_count are
+// stored as 0 up to the end of their block of 128; blocks wholly past it are left as they are. Allocates
+// nothing and does not wait.
 void launch_logits(const LogitsArgs& args, const Queue& queue);
 
 }  // namespace logitless::cuda::sm90

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/engines/fused/epilogue_draw.cuh"
-#include "cuda/engines/fused/epilogue_exps.cuh"
+#include "cuda/engines/fused/epilogue_exp_logits.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
@@ -197,7 +197,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
   constexpr Config kConfig = kInstance.config;
   constexpr bool kPingPong = !kConfig.cooperative;
   constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
-  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExps ? kKeptExponent : 0;
+  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExpLogits ? kKeptExponent : 0;
   const LogitsProduct& product = params.product;
   const TileView<kLayout> view{shared.view()};
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.cooperative ? 2 : 1) +
                       (kConfig.cooperative ? computing_warpgroup() : 0);
     view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
-               tile.slot);
+               tile.partial);
 
     Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
     if (kPingPong) ptx::named_barrier_sync(1 + computing_warpgroup(), 256);
@@ -228,8 +228,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     if (!row_block_active(product, view.first_row(), view.rows())) continue;
     if constexpr (kInstance.epilogue == Epilogue::kStats) {
       stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
-    } else if constexpr (kInstance.epilogue == Epilogue::kExps) {
-      exps_epilogue<kInstance.general>(acc, view, params);
+    } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
+      exp_logits_epilogue<kInstance.general>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
       draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
@@ -237,8 +237,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     } else {
       gradient_epilogue<kInstance.general>(acc, view, params);
     }
-    if constexpr (kInstance.epilogue == Epilogue::kExps) {
-      if (view.first_column() >= static_cast<int>(params.args.exps.columns)) continue;
+    if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
+      if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) continue;
     }
     if constexpr (kConfig.staging_buffers > 0) {
       store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());

@@ -12,17 +12,18 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
   const int64_t rows = std::max<int64_t>(d.token_chunk, 1);
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   const int64_t depth = padded_hidden(p);
-  const bool kept = d.kept_columns > 0;
+  const bool kept = d.cached_columns > 0;
   ArenaOf<Real> a = lay_out_rows<Real>(p, d, w);
   // Blocks to do again, or with rows in place those that are not all ignored.
-  if (kept || d.anchored || d.source == HiddenSource::kCaller) a.active = take<uint8_t>(w, row_blocks(rows));
-  if (kept || d.anchored) a.anchor = take<float>(w, rows);
+  if (kept || d.relative_to_offset || d.source == HiddenSource::kCaller)
+    a.active = take<uint8_t>(w, row_blocks(rows));
+  if (kept || d.relative_to_offset) a.logit_offset = take<float>(w, rows);
   if (kept) a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (Real** vector : {&a.a, &a.g}) *vector = take<Real>(w, rows);
     if (p.has.grad_entropy) a.b = take<Real>(w, rows);
     if (p.label_smoothing > 0) a.c = take<Real>(w, rows);
-    a.exps = take_elements(w, dtype, rows * exps_stride(p, d));
+    a.exp_logits = take_elements(w, dtype, rows * exp_logits_stride(p, d));
     if (p.has.d_hidden) a.d_hidden = take<Real>(w, rows * depth);
     if (p.has.d_weight) {
       const bool native = writes_d_weight(p);

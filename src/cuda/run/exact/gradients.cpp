@@ -16,12 +16,12 @@ void product(const RunnerOf<Real>& run, Gemm g) {
 // their own (gemm.cpp) over all of d_hidden: the kernel that stores it adds them. Only where it can read the
 // caller's rows.
 template <class Real>
-Window rest_of_vocabulary(const RunnerOf<Real>& run) {
+Window tail_of_vocabulary(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const PlanDetail& d = run.detail;
   if (size_of(run.dtype()) != 2 || d.copies_weight) return {p.vocab, 0};
-  const bool all_kept = d.kept_columns == p.vocab;
-  const int64_t first = all_kept ? 0 : d.kept_columns;  // of the windows that end with them
+  const bool all_kept = d.cached_columns == p.vocab;
+  const int64_t first = all_kept ? 0 : d.cached_columns;  // of the windows that end with them
   const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
   const int64_t rest = p.vocab % 8 < last ? p.vocab % 8 : 0;
   return {p.vocab - rest, rest};
@@ -29,15 +29,15 @@ Window rest_of_vocabulary(const RunnerOf<Real>& run) {
 
 // Where their dz is when d_hidden is stored.
 template <class Real>
-Terms left_terms(const RunnerOf<Real>& run) {
-  const Window rest = rest_of_vocabulary(run);
+Terms tail_terms(const RunnerOf<Real>& run) {
+  const Window rest = tail_of_vocabulary(run);
   const PlanDetail& d = run.detail;
   if (rest.columns == 0) return {};
-  const int64_t kept = d.kept_columns;
+  const int64_t kept = d.cached_columns;
   const int64_t window =
       kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
   return {.count = rest.columns,
-          .dz = run.exps().from(0, rest.first - window),
+          .dz = run.exp_logits().from(0, rest.first - window),
           .matrix = run.weight().from(rest.first)};
 }
 
@@ -48,7 +48,7 @@ void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& w
   Gemm g;
   g.m = chunk.rows;
   g.n = run.depth();
-  g.k = std::min(window.columns, rest_of_vocabulary(run).first - window.first);
+  g.k = std::min(window.columns, tail_of_vocabulary(run).first - window.first);
   g.a = dz;
   g.b = weight;
   g.c = run.padded(run.arena.d_hidden, run.problem.stats_dtype());
@@ -114,26 +114,26 @@ void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& win
 
 template <class Real>
 void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
-                          bool are_exps) {
+                          bool are_exp_logits) {
   TargetEntries<Real> e{};
   e.first = chunk.first;
   e.rows = chunk.rows;
   e.row_count = chunk.row_count;
   e.first_column = window.first;
   e.columns = window.columns;
-  e.dz = run.exps();
-  e.are_exps = are_exps;
+  e.dz = run.exp_logits();
+  e.are_exp_logits = are_exp_logits;
   if (size_of(run.dtype()) == 2) e.scale = &run.arena.scalars->dz_scale;
   e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 
-void gradients_of_exps(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
+void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const int64_t columns = run.detail.kept_columns;
+  const int64_t columns = run.detail.cached_columns;
   const Window all{0, columns};
-  const Matrix dz = run.exps();
+  const Matrix dz = run.exp_logits();
   if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
   // Windows are those of the staging, or of a copied weight, which only d_hidden reads: after a pass over
   // the whole vocabulary the last one is still there.
@@ -169,14 +169,14 @@ template <class Real>
 void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
-  const int64_t kept = run.detail.kept_columns;
-  const Matrix dz = run.exps();
+  const int64_t kept = run.detail.cached_columns;
+  const Matrix dz = run.exp_logits();
   // dz of 16 bits is stored times dz_scale, which is 1 of the others.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window);
     const GradientArgsOf<Real> args{.lse = a.lse,
-                                    .lse_low = a.lse_low,
+                                    .lse_residual = a.lse_residual,
                                     .a = a.a,
                                     .b = a.b,
                                     .c = a.c,
@@ -185,7 +185,7 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
                                     .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
                                     .dz = {dz.data, window.columns, dz.stride}};
     launch_logits(run, {logits_product(run, chunk, hidden, window, weight), args});
-    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exps=*/false);
+    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exp_logits=*/false);
     if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, weight);
     if (p.has.d_weight && run.products) add_d_weight(run, chunk, window, dz, hidden, factor);
     if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
@@ -197,7 +197,7 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
   const Problem& p = run.problem;
   if (!p.has.d_hidden || !run.products) return;
   StoreHidden s{};
-  s.terms = left_terms(run);
+  s.terms = tail_terms(run);
   s.from = run.padded(run.arena.d_hidden, p.stats_dtype());
   s.row_map = run.arena.row_map + chunk.first;
   s.row_count = chunk.row_count;

@@ -9,64 +9,68 @@
 namespace logitless::cuda {
 namespace {
 
-void keep_exps_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active) {
+void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
+                        const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
-    ExpsArgs args{row_sums(run, window)};
-    if (run.detail.anchored && !tracks_max(run)) args.stats.max = nullptr;
-    if (run.traits().anchors_first) {
-      args.anchor = run.arena.anchor;
+    ExpLogitsArgs args{row_sums(run, window)};
+    if (run.detail.relative_to_offset && !tracks_max(run)) args.stats.max = nullptr;
+    if (run.traits().offsets_first) {
+      args.logit_offset = run.arena.logit_offset;
     } else {
-      args.found_anchor = run.arena.anchor;
+      args.found_offset = run.arena.logit_offset;
     }
-    args.kept_before = std::min(run.detail.kept_columns, window.first);
-    const Matrix exps = run.exps().from(0, args.kept_before);
-    args.exps = {exps.data, std::min(run.detail.kept_columns - args.kept_before, window.columns),
-                 exps.stride};
+    args.kept_before = std::min(run.detail.cached_columns, window.first);
+    const Matrix exp_logits = run.exp_logits().from(0, args.kept_before);
+    args.exp_logits = {exp_logits.data,
+                       std::min(run.detail.cached_columns - args.kept_before, window.columns),
+                       exp_logits.stride};
     launch_logits(run, {product, args});
   });
 }
 
 bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
-  if (!run.traits().anchors_first) return false;
-  // A shard's anchors may be 0.
+  if (!run.traits().offsets_first) return false;
+  // A shard's logit_offsets may be 0.
   return p.is_shard() || p.softcap == 0 || p.has.temperature ||
-         may_leave_range(2 * p.softcap, p.vocab, run.arena.slots);
+         may_leave_range(2 * p.softcap, p.vocab, run.arena.partials);
 }
 
-// Row statistics of a chunk, with exps kept, or none where the sums alone are wanted relative to anchors;
-// active: only in these blocks of rows.
+// Row statistics of a chunk, with exp_logits kept, or none where the sums alone are wanted relative to
+// logit_offsets; active: only in these blocks of rows.
 //
-// Where anchors come first, they are the target's logit, which is nearly always within 86 nats of lse. Blocks
-// with a row where it is not are done again, with lse as that row's anchor; nobody has to wait to know
-// whether there are any.
-void keep_exps(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active) {
-  keep_exps_of(run, chunk, hidden, active);
+// Where logit_offsets come first, they are the target's logit, which is nearly always within 86 nats of lse.
+// Blocks with a row where it is not are done again, with lse as that row's logit_offset; nobody has to wait
+// to know whether there are any.
+void keep_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
+                     const uint8_t* active) {
+  keep_exp_logits_of(run, chunk, hidden, active);
   if (!may_be_done_again(run)) return;
   const Arena& a = run.arena;
   launch_find_redo(a, chunk.rows, chunk.row_count, a.target + chunk.first, run.queue);
   sum_rows(run, chunk, hidden, a.active);
-  launch_anchor_from_slots(a, chunk.rows, chunk.row_count, /*again=*/true, run.queue, run.problem.in_group());
-  keep_exps_of(run, chunk, hidden, a.active);
+  launch_offset_from_partials(a, chunk.rows, chunk.row_count, /*again=*/true, run.queue,
+                              run.problem.in_group());
+  keep_exp_logits_of(run, chunk, hidden, a.active);
 }
 
 template <class Real>
 void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   constexpr bool kMayKeep = std::is_same_v<Real, float>;
-  const bool kept = run.detail.kept_columns > 0, all_kept = run.detail.kept_columns == run.problem.vocab;
-  const bool anchored = run.detail.anchored;
+  const bool kept = run.detail.cached_columns > 0, all_kept = run.detail.cached_columns == run.problem.vocab;
+  const bool relative_to_offset = run.detail.relative_to_offset;
   const ConstMatrix hidden =
-      load_rows(run, chunk, /*wants_target_logits=*/anchored && run.traits().anchors_first);
+      load_rows(run, chunk, /*wants_target_logits=*/relative_to_offset && run.traits().offsets_first);
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
-    if (kept || anchored) {
+    if (kept || relative_to_offset) {
       if constexpr (kMayKeep) {
-        keep_exps(run, chunk, hidden, active);
+        keep_exp_logits(run, chunk, hidden, active);
       } else {
-        throw Error(Status::kInternal, "exps of float64 are kept");
+        throw Error(Status::kInternal, "exp_logits of float64 are kept");
       }
     } else if (run.problem.top_k > 0) {
       sum_rows_and_find_top(run, chunk, hidden, active);
@@ -75,14 +79,14 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
     }
   }
   if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
-  finish_chunk(run, chunk, hidden, anchored);
+  finish_chunk(run, chunk, hidden, relative_to_offset);
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
   if constexpr (kMayKeep) {
     if (kept && run.problem.targets_per_row > 0) {
-      write_target_entries(run, chunk, {0, run.detail.kept_columns}, /*are_exps=*/true);
+      write_target_entries(run, chunk, {0, run.detail.cached_columns}, /*are_exp_logits=*/true);
     }
-    if (kept) gradients_of_exps(run, chunk, hidden);
+    if (kept) gradients_of_exp_logits(run, chunk, hidden);
     if (kept && !all_kept) rescale_for_lse(run, chunk);
   }
   if (!all_kept) gradients_of_lse(run, chunk, hidden);

@@ -14,8 +14,8 @@ DrawLists lay_out_lists(const Problem& p, Workspace& w) {
   lists.seed = take<uint64_t>(w, 1);
   lists.dense = take<int32_t>(w, s.dense);
   lists.count = take<int32_t>(w, p.tokens);
-  lists.guess = take<float>(w, p.tokens);
-  lists.guess_low = take<float>(w, p.tokens);
+  lists.lse_estimate = take<float>(w, p.tokens);
+  lists.lse_estimate_low = take<float>(w, p.tokens);
   lists.target_logit = take<float>(w, p.tokens);
   return lists;
 }
@@ -94,7 +94,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);
   a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
-  a.anchor = take<float>(w, rows);
+  a.logit_offset = take<float>(w, rows);
   a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
@@ -113,8 +113,9 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   t.row_threshold = take<float>(w, rows);
   t.out_of_range = take<uint8_t>(w, row_blocks(rows));
   const auto operands = [&](Workspace& v) {
-    t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.hot)) * depth);
-    if (p.needs_backward()) a.exps = take_elements(v, dtype, rows * padded_columns(p, s.dense + s.hot));
+    t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.frequent)) * depth);
+    if (p.needs_backward())
+      a.exp_logits = take_elements(v, dtype, rows * padded_columns(p, s.dense + s.frequent));
   };
   const auto column_lists = [&](Workspace& v) {
     if (t.lists_columns) t.by_column = take<KeptRow>(v, s.kept);
@@ -125,7 +126,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     t.redrawn = take<int32_t>(w, rows);
     // A smaller shard has more portions than the largest.
     t.redrawn_count = take<int32_t>(w, 1 + ceil_div(rows, kLeastPortion));
-    t.portion_anchor = take<float>(w, t.portion);
+    t.portion_offset = take<float>(w, t.portion);
     t.portion_threshold = take<float>(w, t.portion);
     if (p.has.temperature) t.portion_inverse_temperature = take<float>(w, t.portion);
   }
@@ -134,9 +135,9 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   t.column_start = take<int32_t>(w, p.vocab + 1);
   t.bins = take<int32_t>(w, kCountBins);
   t.totals = take<uint64_t>(w, kMostCountBlocks);
-  t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.hot));
-  if (s.hot > 0) t.hot_list = take<int32_t>(w, s.hot + 1);
-  if (p.has.bias) t.dense_bias = take<float>(w, s.dense + s.hot);
+  t.columns = take<int32_t>(w, s.dense + std::max(s.sampled, s.frequent));
+  if (s.frequent > 0) t.frequent_list = take<int32_t>(w, s.frequent + 1);
+  if (p.has.bias) t.dense_bias = take<float>(w, s.dense + s.frequent);
   t.sample_others = take<float>(w, s.sampled);
   const int64_t bytes = scan_bytes(p.vocab + 1);
   t.scan_bytes = static_cast<size_t>(bytes);
@@ -160,7 +161,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });
   if (p.has.d_weight) {
-    t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.hot) * depth);
+    t.dense_gradient = take_elements(w, dense_gradient_dtype(p), (s.dense + s.frequent) * depth);
     if (!fits_in_d_hidden(p)) t.hidden_copy = take_elements(w, dtype, rows * depth);
   }
   if (p.has.d_hidden && !writes_d_hidden(p)) t.hidden_gradient = take<float>(w, rows * depth);

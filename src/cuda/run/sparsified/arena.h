@@ -6,11 +6,11 @@ namespace logitless::cuda {
 
 // Contents of Buffers::draws: all that a backward pass needs of the first draw.
 struct DrawLists {
-  uint64_t* seed = nullptr;    // scalar
-  int32_t* dense = nullptr;    // [K] dense columns, ascending
-  int32_t* count = nullptr;    // [N]
-  float* guess = nullptr;      // [N]
-  float* guess_low = nullptr;  // [N] what rounding took off the guess, where that is lse
+  uint64_t* seed = nullptr;           // scalar
+  int32_t* dense = nullptr;           // [K] dense columns, ascending
+  int32_t* count = nullptr;           // [N]
+  float* lse_estimate = nullptr;      // [N]
+  float* lse_estimate_low = nullptr;  // [N] what rounding took off the lse_estimate, where that is lse
   // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
   float* target_logit = nullptr;
   Draw* elements = nullptr;  // [N, capacity]
@@ -36,12 +36,12 @@ inline constexpr int64_t kHeavyColumn = 256;
 inline constexpr int64_t kSumParts = 128;
 
 // What a sparsified run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
-// hot and S sampled columns, L kept elements of all lists.
+// frequent and S sampled columns, L kept elements of all lists.
 struct SparsifiedArena {
   int64_t rows = 0, vocab = 0;  // N, V
   float threshold = 0;
   bool lists_columns = false;  // gradients of columns need their lists
-  Arena base;                  // exps: dz of the dense and hot columns [N, padded K + H]
+  Arena base;                  // exp_logits: dz of the dense and frequent columns [N, padded K + H]
   SparsifiedSizes sizes;
   DrawLists lists;                  // in the workspace, or of the caller
   Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's
@@ -53,19 +53,19 @@ struct SparsifiedArena {
   int64_t portion = 0, portions = 0;
   int32_t* redrawn = nullptr;                    // [N]
   int32_t* redrawn_count = nullptr;              // [1 + portions], or more
-  float* portion_anchor = nullptr;               // [portion]
+  float* portion_offset = nullptr;               // [portion]
   float* portion_threshold = nullptr;            // [portion]
   float* portion_inverse_temperature = nullptr;  // [rows drawn again at once] or null: ones
   float* dense_bias = nullptr;                   // [K], and later sums of K + H
   float* sample_others = nullptr;                // [S]
   // of the vocabulary
-  int32_t* role = nullptr;          // [V]
-  int32_t* column_count = nullptr;  // [V + 1]
-  int32_t* column_start = nullptr;  // [V + 1]
-  int32_t* bins = nullptr;          // [kCountBins]
-  uint64_t* totals = nullptr;       // [kMostCountBlocks]
-  int32_t* columns = nullptr;       // [K + max(S, H)] dense, then first sampled, later hot
-  int32_t* hot_list = nullptr;      // [H + 1] scratch of the choice of hot ones
+  int32_t* role = nullptr;           // [V]
+  int32_t* column_count = nullptr;   // [V + 1]
+  int32_t* column_start = nullptr;   // [V + 1]
+  int32_t* bins = nullptr;           // [kCountBins]
+  uint64_t* totals = nullptr;        // [kMostCountBlocks]
+  int32_t* columns = nullptr;        // [K + max(S, H)] dense, then first sampled, later frequent
+  int32_t* frequent_list = nullptr;  // [H + 1] scratch of the choice of frequent ones
   void* scan = nullptr;
   size_t scan_bytes = 0;
   int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
@@ -73,8 +73,8 @@ struct SparsifiedArena {
   // are not the caller's; lists of columns.
   float* sample_logits = nullptr;  // [N, S]
   KeptRow* sorted = nullptr;       // [L]
-  // In another: copies of `columns`, and base.exps; rows to draw again; lists of columns before they are
-  // sorted.
+  // In another: copies of `columns`, and base.exp_logits; rows to draw again; lists of columns before they
+  // are sorted.
   void* columns_copy = nullptr;    // [K + max(S, H), padded D]
   void* portion_hidden = nullptr;  // [portion, padded D]
   KeptRow* by_column = nullptr;    // [L]

@@ -37,23 +37,24 @@ ConstMatrix without_ignored(const Runner& run, const SparsifiedArena& t, const C
 }
 
 // Columns of which many elements were kept, and copies of them behind those of the dense ones.
-ConstMatrix choose_hot(const Runner& run, const SparsifiedArena& t) {
-  if (t.sizes.hot > 0) launch_choose_hot(t, run.queue);
-  return copy_columns(run, t, t.sizes.dense + t.sizes.hot);
+ConstMatrix choose_frequent(const Runner& run, const SparsifiedArena& t) {
+  if (t.sizes.frequent > 0) launch_choose_frequent(t, run.queue);
+  return copy_columns(run, t, t.sizes.dense + t.sizes.frequent);
 }
 
-// dz of the dense columns, from their logits, and behind it that of the hot ones, from the lists of rows.
+// dz of the dense columns, from their logits, and behind it that of the frequent ones, from the lists of
+// rows.
 ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                     const ConstMatrix& hidden, const ConstMatrix& columns) {
   const Arena& a = run.arena;
   const int64_t dense = t.sizes.dense;
-  const Matrix dz{a.exps, run.dtype(), padded_columns(run.problem, dense + t.sizes.hot)};
+  const Matrix dz{a.exp_logits, run.dtype(), padded_columns(run.problem, dense + t.sizes.frequent)};
   const float* scale = run.dtype() != DType::kF32 ? &a.scalars->dz_scale : nullptr;
   LogitsProduct product = logits_product(run, chunk, hidden, {0, dense}, columns);
   product.transform.bias = t.dense_bias;
   product.target = t.dense_target;
   const GradientArgs args{.lse = a.lse,
-                          .lse_low = a.lse_low,
+                          .lse_residual = a.lse_residual,
                           .a = a.a,
                           .b = a.b,
                           .g = a.g,
@@ -64,7 +65,7 @@ ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& ch
     launch_relative_variance(dz, chunk.rows, dense, &a.scalars->dz_unscale, t.row_threshold,
                              static_cast<float*>(run.buffers.draw_variance), run.queue);
   }
-  if (t.sizes.hot > 0) launch_spread_hot(t, dz.from(0, dense), scale, run.queue);
+  if (t.sizes.frequent > 0) launch_spread_frequent(t, dz.from(0, dense), scale, run.queue);
   return dz;
 }
 
@@ -129,13 +130,13 @@ void dense_hidden_gradient(const Runner& run, const SparsifiedArena& t, const Co
   product(run, g);
 }
 
-// The dense and hot columns' part of all gradients, by products as in an exact plan. d_hidden gets this part
-// alone, and rows' lists lose their elements of hot columns.
+// The dense and frequent columns' part of all gradients, by products as in an exact plan. d_hidden gets this
+// part alone, and rows' lists lose their elements of frequent columns.
 void dense_gradients(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                      const ConstMatrix& hidden) {
   const Problem& p = run.problem;
-  const int64_t columns = t.sizes.dense + t.sizes.hot;
-  const ConstMatrix weight = choose_hot(run, t);
+  const int64_t columns = t.sizes.dense + t.sizes.frequent;
+  const ConstMatrix weight = choose_frequent(run, t);
   const ConstMatrix dz = make_dz(run, t, chunk, hidden, weight);
   if (p.has.d_bias) dense_bias_gradient(run, t, dz, columns);
   if (!run.products) return;
@@ -178,7 +179,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
                         const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   launch_assign_roles(t, run.queue);
-  launch_weigh(run, t);
+  launch_reweight(run, t);
   if (p.label_smoothing > 0) {
     launch_weighted_rows({.data = hidden,
                           .operand_dtype = run.dtype(),

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "cuda/plan/sizes.h"
-#include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/run/sparsified/sparsified.h"
 
 namespace logitless::cuda {
@@ -17,52 +17,53 @@ __device__ void list_redraw(const SparsifiedArena& t, int64_t row) {
 }
 
 // One block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock) find_low_guesses_kernel(SparsifiedArena t, double most) {
-  const StatSlots& slots = t.base.slots;
+__global__ void __launch_bounds__(kRowBlock) find_low_estimates_kernel(SparsifiedArena t, double most) {
+  const PartialStats& partials = t.base.partials;
   const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   bool out = false;
   if (row < t.rows && t.base.target[row] != kIgnoredRow) {
-    const double sum = sum_of_slots(slots, slots.sum, row);
-    const double expected = sum_of_slots(slots, slots.expected, row);
-    const SumRange range = range_of_sums(slots, kGuessedRange);
+    const double sum = sum_of_partials(partials, partials.sum, row);
+    const double expected = sum_of_partials(partials, partials.expected, row);
+    const SumRange range = range_of_sums(partials, kEstimatedRange);
     out = !(sum < range.most && sum > range.least);
     if (out || expected > most) {
-      t.lists.guess[row] = -CUDART_INF_F;  // no longer too high
+      t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high
       list_redraw(t, row);
     }
   }
   out = __syncthreads_or(out);
   if (threadIdx.x == 0) t.out_of_range[blockIdx.x] = out;
-  if (out && row < t.rows) clear_row(slots, row);
+  if (out && row < t.rows) clear_row(partials, row);
 }
 
-__global__ void find_high_guesses_kernel(SparsifiedArena t, bool base_2) {
+__global__ void find_high_estimates_kernel(SparsifiedArena t, bool base_2) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows || t.base.target[row] == kIgnoredRow) return;
-  const double guess = base_2 ? effective_anchor(t.lists.guess[row]) : double{t.lists.guess[row]};
-  const double lse = double{t.base.lse[row]} + double{t.base.lse_low[row]};
-  if (lse - guess < log(1.001 * kCertainShare)) list_redraw(t, row);
+  const double lse_estimate =
+      base_2 ? rounded_offset(t.lists.lse_estimate[row]) : double{t.lists.lse_estimate[row]};
+  const double lse = double{t.base.lse[row]} + double{t.base.lse_residual[row]};
+  if (lse - lse_estimate < log(1.001 * kCertainShare)) list_redraw(t, row);
 }
 
-__global__ void anchor_redraws_kernel(SparsifiedArena t, bool base_2) {
-  const StatSlots& slots = t.base.slots;
-  float* anchor = t.base.anchor;
+__global__ void offset_redraws_kernel(SparsifiedArena t, bool base_2) {
+  const PartialStats& partials = t.base.partials;
+  float* logit_offset = t.base.logit_offset;
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows || t.out_of_range[row / kRowBlock] == 0 || t.base.target[row] == kIgnoredRow) return;
-  const float lse = split_to<float>(log_sum_exp_parts(joined(slots, row))).high;
-  anchor[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
-  const double effective = base_2 ? effective_anchor(anchor[row]) : double{anchor[row]};
-  for (int64_t s = 0; s < slots.slots; ++s) {
-    const int64_t at = s * slots.stride + row;
-    const double factor = exp(slots.max[at] - effective);
-    const double sum = slots.sum[at] * factor;
-    slots.sum[at] = static_cast<float>(sum);
-    const double shift = slots.max[at] - effective;
-#define LOGITLESS_REBASE(name, part, kind, ...)                                        \
-  if (slots.part != nullptr) {                                                         \
-    const double rebased = rebased_sum<double>(SumKind::kind, slots.part[at], factor); \
-    const double mass = SumKind::kind == SumKind::kExpOffset ? sum : 0;                \
-    slots.part[at] = static_cast<float>(moved_sum(rebased, mass, shift));              \
+  const float lse = split_to<float>(log_sum_exp_parts(joined(partials, row))).high;
+  logit_offset[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
+  const double effective = base_2 ? rounded_offset(logit_offset[row]) : double{logit_offset[row]};
+  for (int64_t s = 0; s < partials.partials; ++s) {
+    const int64_t at = s * partials.stride + row;
+    const double factor = exp(partials.max[at] - effective);
+    const double sum = partials.sum[at] * factor;
+    partials.sum[at] = static_cast<float>(sum);
+    const double shift = partials.max[at] - effective;
+#define LOGITLESS_REBASE(name, part, kind, ...)                                           \
+  if (partials.part != nullptr) {                                                         \
+    const double rebased = rebased_sum<double>(SumKind::kind, partials.part[at], factor); \
+    const double mass = SumKind::kind == SumKind::kExpOffset ? sum : 0;                   \
+    partials.part[at] = static_cast<float>(moved_sum(rebased, mass, shift));              \
   }
     LOGITLESS_OPTIONAL_SUMS(LOGITLESS_REBASE)
 #undef LOGITLESS_REBASE
@@ -82,8 +83,8 @@ __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const 
     auto* to = reinterpret_cast<uint4*>(static_cast<char*>(t.portion_hidden) + i * row_bytes);
     for (int64_t k = threadIdx.x; k < row_bytes / 16; k += kThreads) to[k] = from[k];
     if (threadIdx.x != 0) continue;
-    t.lists.guess[row] = t.portion_anchor[i] = t.base.lse[row];
-    t.lists.guess_low[row] = t.base.lse_low[row];
+    t.lists.lse_estimate[row] = t.portion_offset[i] = t.base.lse[row];
+    t.lists.lse_estimate_low[row] = t.base.lse_residual[row];
     t.portion_threshold[i] = t.threshold;
     if (t.portion_inverse_temperature != nullptr) {
       t.portion_inverse_temperature[i] = t.base.inverse_temperature[row];
@@ -93,18 +94,18 @@ __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const 
 
 }  // namespace
 
-void launch_find_low_guesses(const SparsifiedArena& t, double most_expected, const Queue& queue) {
-  queue.launch("find_low_guesses", find_low_guesses_kernel, static_cast<unsigned>(row_blocks(t.rows)),
+void launch_find_low_estimates(const SparsifiedArena& t, double most_expected, const Queue& queue) {
+  queue.launch("find_low_estimates", find_low_estimates_kernel, static_cast<unsigned>(row_blocks(t.rows)),
                kRowBlock, 0, t, most_expected);
 }
 
-void launch_find_high_guesses(const SparsifiedArena& t, bool base_2, const Queue& queue) {
-  queue.launch("find_high_guesses", find_high_guesses_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t,
-               base_2);
+void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Queue& queue) {
+  queue.launch("find_high_estimates", find_high_estimates_kernel, blocks_for(t.rows, kThreads), kThreads, 0,
+               t, base_2);
 }
 
-void launch_anchor_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue) {
-  queue.launch("anchor_redraws", anchor_redraws_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, base_2);
+void launch_offset_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue) {
+  queue.launch("offset_redraws", offset_redraws_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, base_2);
 }
 
 void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,

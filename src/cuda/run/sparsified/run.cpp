@@ -10,8 +10,8 @@ Condition active_rows(const Runner& run, const Chunk& chunk) {
   return {run.arena.active, row_blocks(chunk.rows)};
 }
 
-// Whether rows' sums are relative to an anchor and come with the draw, in one pass; else they are made before
-// it.
+// Whether rows' sums are relative to an logit_offset and come with the draw, in one pass; else they are made
+// before it.
 bool sums_while_drawing(const Runner& run) {
   return run.traits().sums_while_drawing;
 }
@@ -38,14 +38,14 @@ void choose_columns(const Runner& run, const SparsifiedArena& t) {
   launch_choose_columns(c, run.queue);
 }
 
-// Sums of the dense columns, in the slots.
+// Sums of the dense columns, in the partials.
 void sum_dense(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
                const ConstMatrix& columns) {
   const Window window{0, t.sizes.dense};
   LogitsProduct product = logits_product(run, chunk, hidden, window, columns);
   product.transform.bias = t.dense_bias;
   product.target = nullptr;
-  launch_logits(run, {product, StatsArgs{{.stats = run.arena.slots.without_options()}}});
+  launch_logits(run, {product, StatsArgs{{.stats = run.arena.partials.without_options()}}});
 }
 
 void multiply_sample(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
@@ -62,17 +62,18 @@ void multiply_sample(const Runner& run, const SparsifiedArena& t, const Chunk& c
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
-// Joins the guesses of a group's ranks to those of all columns.
-void merge_guesses(const Runner& run, const SparsifiedArena& t) {
+// Joins the lse_estimates of a group's ranks to those of all columns.
+void merge_estimates(const Runner& run, const SparsifiedArena& t) {
   const int64_t rows = run.problem.tokens;
-  float* guesses = run.arena.gathered;
-  run.queue.call([group = run.group, guesses, rows](cudaStream_t stream) {
-    group->gather(guesses, rows, DType::kF32, stream);
+  float* lse_estimates = run.arena.gathered;
+  run.queue.call([group = run.group, lse_estimates, rows](cudaStream_t stream) {
+    group->gather(lse_estimates, rows, DType::kF32, stream);
   });
-  launch_merge_guesses(t, run.group->rank, run.problem.group_size, run.queue);
+  launch_merge_estimates(t, run.group->rank, run.problem.group_size, run.queue);
 }
 
-void guess_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
+void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                  const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   if (p.vocab > 0) {  // of a rank of a group it may be 0
     const ConstMatrix columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
@@ -80,10 +81,10 @@ void guess_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, 
     if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
   }
   const bool merges = run.exchanges();
-  Guess g{};
+  LseEstimate g{};
   g.rows = p.tokens;
   g.sampled = t.sizes.sampled;
-  g.slots = &run.arena.slots;
+  g.partials = &run.arena.partials;
   g.logits = t.sample_logits;
   g.sample = t.columns + t.sizes.dense;
   g.sample_others = t.sample_others;
@@ -92,14 +93,14 @@ void guess_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, 
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
-  g.guess = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.guess;
-  g.guess_low = t.lists.guess_low;
-  g.anchor = run.arena.anchor;
+  g.lse_estimate = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.lse_estimate;
+  g.lse_estimate_low = t.lists.lse_estimate_low;
+  g.logit_offset = run.arena.logit_offset;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
   g.redrawn_count = t.redrawn_count;
-  launch_guess(g, run.queue);
-  if (merges) merge_guesses(run, t);
+  launch_estimate_lse(g, run.queue);
+  if (merges) merge_estimates(run, t);
 }
 
 // The kernel of the first draw, over windows of the weight. Condition: whether there are rows to draw
@@ -111,14 +112,14 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
     const ConstMatrix weight = load_weight(run, window, condition);
     LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     DrawArgs args{row_sums(run, window)};
-    args.anchor = run.arena.anchor;
+    args.logit_offset = run.arena.logit_offset;
     args.stats.weighted = nullptr;
     if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
     args.draws.seed = t.lists.seed;
     args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
     args.draws.role = t.role;
     args.draws.threshold = t.row_threshold;
-    args.draws.guess_low = t.lists.guess_low;
+    args.draws.lse_estimate_low = t.lists.lse_estimate_low;
     args.draws.count = t.lists.count;
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
@@ -127,19 +128,19 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
   });
 }
 
-// After the draw, what can be told before lse is known: rows whose guess was too low, and new sums of blocks
-// of rows where they left the range of exps.
-void find_low_guesses(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
-                      const ConstMatrix& hidden) {
-  launch_find_low_guesses(t, most_expected(run.problem.threshold), run.queue);
+// After the draw, what can be told before lse is known: rows whose lse_estimate was too low, and new sums of
+// blocks of rows where they left the range of exp_logits.
+void find_low_estimates(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                        const ConstMatrix& hidden) {
+  launch_find_low_estimates(t, most_expected(run.problem.threshold), run.queue);
   sum_rows(run, chunk, hidden, t.out_of_range);
-  launch_anchor_redraws(t, run.traits().base_2, run.queue);
+  launch_offset_redraws(t, run.traits().base_2, run.queue);
 }
 
-// Rows with a bad guess once more, copied side by side, as many as there is room for at a time. Without any,
-// the launches find nothing to do.
+// Rows with a bad lse_estimate once more, copied side by side, as many as there is room for at a time.
+// Without any, the launches find nothing to do.
 void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
-  launch_find_high_guesses(t, run.traits().base_2, run.queue);
+  launch_find_high_estimates(t, run.traits().base_2, run.queue);
   for (int64_t i = 0; i < t.portions; ++i) {
     launch_gather_redraws(t, i, hidden, run.depth() * static_cast<int64_t>(size_of(run.dtype())), run.queue);
     const int32_t* count = t.redrawn_count + 1 + i;
@@ -149,8 +150,8 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
       product.row_count = count;
       product.target = nullptr;
       product.transform.inverse_temperature = t.portion_inverse_temperature;
-      args.stats = StatSlots{};  // the sums are known
-      args.anchor = t.portion_anchor;
+      args.stats = PartialStats{};  // the sums are known
+      args.logit_offset = t.portion_offset;
       args.draws.threshold = t.portion_threshold;
       args.draws.row = t.redrawn + i * t.portion;
     });
@@ -170,36 +171,37 @@ void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
                         .sum = t.weight_sum},
                        run.queue);
   if (!p.needs_forward() || !sums_while_drawing(run)) return;
-  const StatSlots& slots = run.arena.slots;
-  run.queue.clear(slots.weighted, static_cast<size_t>(slots.slots * slots.stride) * sizeof(float));
+  const PartialStats& partials = run.arena.partials;
+  run.queue.clear(partials.weighted,
+                  static_cast<size_t>(partials.partials * partials.stride) * sizeof(float));
   launch_weighted_logits(t, hidden, p.hidden, run.transform, weight, run.queue);
 }
 
-// The sums are known: lse is the guess.
+// The sums are known: lse is the lse_estimate.
 void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                    const ConstMatrix& hidden) {
-  launch_known_guess(t, run.queue);
+  launch_known_estimate(t, run.queue);
   launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
     product.row_block_active = run.arena.active;
-    args.stats = StatSlots{};
+    args.stats = PartialStats{};
   });
 }
 
 // Forward passes, before the rows' lse is known: makes their sums and, where the engine does both in one
-// pass, the first draw with a guess of lse, which in a group is of all ranks' columns.
+// pass, the first draw with a lse_estimate of lse, which in a group is of all ranks' columns.
 void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                   const ConstMatrix& hidden) {
   if (run.problem.vocab > 0) choose_columns(run, t);
   if (!sums_while_drawing(run)) return sum_rows(run, chunk, hidden, run.arena.active);
-  guess_lse(run, t, chunk, hidden);
+  estimate_lse(run, t, chunk, hidden);
   launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
     product.row_block_active = run.arena.active;
     args.draws.certain_share = kCertainShare;
   });
-  find_low_guesses(run, t, chunk, hidden);
+  find_low_estimates(run, t, chunk, hidden);
 }
 
-// And after: the first draw with lse itself, of all rows, or of those whose guess was bad.
+// And after: the first draw with lse itself, of all rows, or of those whose lse_estimate was bad.
 void finish_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
   if (sums_while_drawing(run)) {
     draw_again(run, t, hidden);
@@ -229,14 +231,15 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   const Problem& p = run.problem;
   if (p.tokens == 0) return;
   const Chunk chunk{.rows = p.tokens, .row_count = run.arena.chunk_rows};
-  const bool sums_to_guess = p.needs_forward() && sums_while_drawing(run);
-  const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/sums_to_guess);  // for the guess
+  const bool sums_to_estimate = p.needs_forward() && sums_while_drawing(run);
+  const ConstMatrix hidden =
+      load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);  // for the lse_estimate
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
-    // After the slots were last set.
+    // After the partials were last set.
     if (p.label_smoothing > 0 && p.vocab > 0) sum_weight(run, t, hidden);
   }
-  finish_chunk(run, chunk, hidden, sums_to_guess);
+  finish_chunk(run, chunk, hidden, sums_to_estimate);
   if (p.vocab == 0) return;
   if (p.needs_forward()) {
     finish_draw(run, t, chunk, hidden);

@@ -31,11 +31,11 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
   const int64_t dense = std::min({largest, std::max<int64_t>(largest / 96 / 8 * 8, 8), most});
   const int64_t others = largest - dense;
   s.dense = std::min(dense, p.vocab);
-  // Longer lists forgive a rougher guess.
+  // Longer lists forgive a rougher lse_estimate.
   const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
   s.sampled = std::min(p.vocab - s.dense, of_largest(sampled, p, 64));
   if (p.needs_backward() && p.has.d_weight) {
-    s.hot = std::min(p.vocab / 160 / 8 * 8, of_largest(static_cast<double>(kHotColumns), p, 8));
+    s.frequent = std::min(p.vocab / 160 / 8 * 8, of_largest(static_cast<double>(kFrequentColumns), p, 8));
   }
   const double expected = 1 / p.threshold;
   s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
@@ -47,7 +47,7 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
 int64_t sparsified_gemm_bytes(const Problem& p) {
   constexpr int64_t kMost = int64_t{4} << 20, kParts = 4;  // of split sums
   const SparsifiedSizes s = sparsified_sizes(p);
-  return std::min(kMost, kParts * (s.dense + s.hot) * p.hidden * static_cast<int64_t>(sizeof(float)));
+  return std::min(kMost, kParts * (s.dense + s.frequent) * p.hidden * static_cast<int64_t>(sizeof(float)));
 }
 
 }  // namespace logitless::cuda

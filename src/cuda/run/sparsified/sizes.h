@@ -6,19 +6,20 @@
 
 namespace logitless::cuda {
 
-// Most columns that are no longer drawn but computed densely, and that are sampled for the guess of lse: of a
-// vocabulary. A rank of a group has the largest shard's share of them and of hot ones, as all ranks' guesses
-// become one.
+// Most columns that are no longer drawn but computed densely, and that are sampled for the lse_estimate of
+// lse: of a vocabulary. A rank of a group has the largest shard's share of them and of frequent ones, as all
+// ranks' lse_estimates become one.
 inline constexpr int64_t kDenseColumns = 768;
 inline constexpr int64_t kSampledColumns = 768;
-// Most columns that become hot (hot.cu); each of them has more than kLeastHot kept elements.
-inline constexpr int64_t kHotColumns = 1024;
-inline constexpr int32_t kLeastHot = 32;
-// Of the threshold: a guess of lse may be too high by a factor of 2, see docs/sparsified.md.
+// Most columns that become frequent (frequent_columns.cu); each of them has more than kLeastFrequent kept
+// elements.
+inline constexpr int64_t kFrequentColumns = 1024;
+inline constexpr int32_t kLeastFrequent = 32;
+// Of the threshold: a lse_estimate of lse may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
-// as the guess it is at most 1 over threshold.) A single such row costs a pass over the weight, and lists
-// for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
+// as the lse_estimate it is at most 1 over threshold.) A single such row costs a pass over the weight, and
+// lists for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
 inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
 inline double most_expected(double threshold) {
   return std::clamp(768 * threshold, kLeastExpected, kMostExpected);
@@ -37,8 +38,8 @@ inline float threshold_of(const Problem& problem) {
 // The dense part and the lists of a sparsified run.
 struct SparsifiedSizes {
   int64_t dense = 0;     // the most frequent targets, one column in 96
-  int64_t sampled = 0;   // of the others, for the guess
-  int64_t hot = 0;       // one column in 160
+  int64_t sampled = 0;   // of the others, for the lse_estimate
+  int64_t frequent = 0;  // one column in 160
   int64_t capacity = 0;  // of a row's list after the first draw
   int64_t kept = 0;      // of all rows' lists after the second draw, targets included
 };

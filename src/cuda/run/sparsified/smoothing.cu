@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
   double sum =
       transform.scale * block_sum<kThreads>(dot) + (transform.bias != nullptr ? double{*t.sum_parts} : 0.0);
   sum *= transform.inverse_temperature_of(row);
-  if (threadIdx.x == 0) t.base.slots.weighted[row] = static_cast<float>(sum);
+  if (threadIdx.x == 0) t.base.partials.weighted[row] = static_cast<float>(sum);
 }
 
 __global__ void __launch_bounds__(1024)

@@ -44,69 +44,72 @@ void launch_assign_roles(const SparsifiedArena& t, const Queue& queue);
 void launch_gather_vector(const float* vector, const int32_t* columns, int64_t count, float* out,
                           const Queue& queue);
 
-// ---- guess.cu
-// Range of a row's sum of exps relative to the guess, without optional sums: exp(-60) to exp(60).
-inline constexpr SumRange kGuessedRange{8.7e-27, 1.1e26};
-struct Guess {
+// ---- estimate_lse.cu
+// Range of a row's sum of exp_logits relative to the lse_estimate, without optional sums: exp(-60) to
+// exp(60).
+inline constexpr SumRange kEstimatedRange{8.7e-27, 1.1e26};
+struct LseEstimate {
   int64_t rows, sampled;
-  const StatSlots* slots;      // of the dense columns, on the host; become those of no column
-  const float* logits;         // [N, S] products of the sampled columns
-  const int32_t* sample;       // [S] as ChooseColumns
-  const float* sample_others;  // [S] below 0: there is no such sample
+  const PartialStats* partials;  // of the dense columns, on the host; become those of no column
+  const float* logits;           // [N, S] products of the sampled columns
+  const int32_t* sample;         // [S] as ChooseColumns
+  const float* sample_others;    // [S] below 0: there is no such sample
   LogitTransform<float> transform;
   float threshold;
   const int32_t* target;      // [N]
   const float* target_logit;  // [N]
   const int32_t* role;        // [V]
-  float* guess;               // [N]
-  float* guess_low;           // [N] becomes 0
-  float* anchor;              // [N] the same as guess
+  float* lse_estimate;        // [N]
+  float* lse_estimate_low;    // [N] becomes 0
+  float* logit_offset;        // [N] the same as lse_estimate
   float* row_threshold;       // [N]
   int32_t* count;             // [N] becomes 0
   int32_t* redrawn_count;     // scalar, becomes 0; or null
 };
-void launch_guess(const Guess& g, const Queue& queue);
-// Of a group, whose ranks have guessed of their own columns: guess and anchor of all columns. Of a rank that
-// seems to have next to nothing of a row they are lower, so that its sums are in range whatever others guess.
-// All of them are in base.gathered, [ranks, N].
-void launch_merge_guesses(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue);
-// A guess that is known: lse, of the arena.
-void launch_known_guess(const SparsifiedArena& t, const Queue& queue);
+void launch_estimate_lse(const LseEstimate& g, const Queue& queue);
+// Of a group, whose ranks have estimated of their own columns: lse_estimate and logit_offset of all columns.
+// Of a rank that seems to have next to nothing of a row they are lower, so that its sums are in range
+// whatever others lse_estimate. All of them are in base.gathered, [ranks, N].
+void launch_merge_estimates(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue);
+// A lse_estimate that is known: lse, of the arena.
+void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 // ---- redraw.cu
-// After the first draw: rows whose guess was too low or too high are listed, to be drawn again with lse as
-// the guess. That is decided by sums that do not depend on the seed, so it favors no outcome of the draw.
+// After the first draw: rows whose lse_estimate was too low or too high are listed, to be drawn again with
+// lse as the lse_estimate. That is decided by sums that do not depend on the seed, so it favors no outcome of
+// the draw.
 //
-// Too low: so much would be drawn that lists are too short, or a sum leaves the range of exps.
-// most_expected: over threshold, rows of more are listed. Of listed rows the guess becomes -inf and the count
-// 0; slots of blocks out of range become those of no column.
-void launch_find_low_guesses(const SparsifiedArena& t, double most_expected, const Queue& queue);
+// Too low: so much would be drawn that lists are too short, or a sum leaves the range of exp_logits.
+// most_expected: over threshold, rows of more are listed. Of listed rows the lse_estimate becomes -inf and
+// the count 0; partials of blocks out of range become those of no column.
+void launch_find_low_estimates(const SparsifiedArena& t, double most_expected, const Queue& queue);
 // Blocks of rows out of range, which have new sums relative to maxima: sums relative to their lse as the
-// anchor.
-void launch_anchor_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// logit_offset.
+void launch_offset_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
 // Too high, when lse is known, of all ranks in a group: elements above threshold might not be kept.
-// base_2: the guess is effective_anchor() of it.
-void launch_find_high_guesses(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// base_2: the lse_estimate is rounded_offset() of it.
+void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Queue& queue);
 // Portion number i of the listed rows: their number to redrawn_count[1 + i], hidden rows of row_bytes (a
-// multiple of 16), guesses, which become lse, and thresholds.
+// multiple of 16), lse_estimates, which become lse, and thresholds.
 void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,
                            const Queue& queue);
 
-// ---- weigh.cu: order, second draw and coefficients of each row's list
+// ---- reweight.cu: order, second draw and coefficients of each row's list
 // Lists of kept elements in the order of RowOrder, the target last, and how many rows keep each column. And
 // Buffers::kept_count, which counts every dense column, and draw_variance, for now the variance itself: of
 // the drawn columns, whose part of the squared norm takes the place of row_threshold.
-void launch_weigh(const Runner& run, const SparsifiedArena& t);
+void launch_reweight(const Runner& run, const SparsifiedArena& t);
 // variance[row] /= square[row] + the squared norm of the dense columns' part
 void launch_relative_variance(const ConstMatrix& dz, int64_t rows, int64_t dense, const float* dz_unscale,
                               const float* square, float* variance, const Queue& queue);
 
-// ---- hot.cu: columns of which many elements were kept become columns of dz behind the dense ones
-// `columns` behind the dense ones, ascending, kIgnoredRow behind the last one; their roles; and 0 as their
-// counts.
-void launch_choose_hot(const SparsifiedArena& t, const Queue& queue);
-// Moves elements of hot columns from rows' lists to dz.
-// dz: [N, hot] behind the dense columns; scale: of what is stored, null: 1.
-void launch_spread_hot(const SparsifiedArena& t, const Matrix& dz, const float* scale, const Queue& queue);
+// ---- frequent_columns.cu: columns of which many elements were kept become columns of dz behind the dense
+// ones `columns` behind the dense ones, ascending, kIgnoredRow behind the last one; their roles; and 0 as
+// their counts.
+void launch_choose_frequent(const SparsifiedArena& t, const Queue& queue);
+// Moves elements of frequent columns from rows' lists to dz.
+// dz: [N, frequent] behind the dense columns; scale: of what is stored, null: 1.
+void launch_spread_frequent(const SparsifiedArena& t, const Matrix& dz, const float* scale,
+                            const Queue& queue);
 
 // ---- column_lists.cu: from lists of rows to lists of columns
 void launch_column_lists(const SparsifiedArena& t, const Queue& queue);
@@ -123,7 +126,7 @@ struct WeightedRows {
   float* sum;  // [columns]
 };
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
-// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first slot
+// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first partial
 // Rows that are ignored are left alone. class_weight: [V] or null.
 void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
                             const LogitTransform<float>& transform, const float* class_weight,
@@ -155,7 +158,7 @@ void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
 void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue);
 
 // ---- gather_weight.cu: d_weight_j (+)= sum of value * hidden row, of the columns that are neither
-// dense nor hot
+// dense nor frequent
 struct GatherWeight {
   SparsifiedArena t;
   int64_t columns;
@@ -166,7 +169,7 @@ struct GatherWeight {
   Smoothing smoothing;  // row: a column of the vocabulary
 };
 void launch_gather_weight(const GatherWeight& g, const Queue& queue);
-// Rows of the dense and hot columns: to[column[k]] = (accumulate ? to : 0) + from[k]
+// Rows of the dense and frequent columns: to[column[k]] = (accumulate ? to : 0) + from[k]
 struct ScatterDense {
   const int32_t* column;  // below 0: there is none
   int64_t count, columns;

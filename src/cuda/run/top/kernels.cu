@@ -85,9 +85,9 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
 }
 
 // The largest logit of a row, NaN if one is.
-__device__ float maximum_of(const StatSlots& stats, int64_t row) {
+__device__ float maximum_of(const PartialStats& stats, int64_t row) {
   float largest = -CUDART_INF_F;
-  for (int64_t s = 0; s < stats.slots; ++s) {
+  for (int64_t s = 0; s < stats.partials; ++s) {
     const float max = stats.max[s * stats.stride + row];
     if (max > largest || isnan(max)) largest = max;
     if (isnan(largest)) break;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
   const TopEntry<Real> entry = arena.top.best[i];
   const int64_t at = int64_t{arena.row_map[first + r]} * rows.k + i % rows.k;
   if (out.top_ids != nullptr) out.top_ids[at] = entry.column;
-  put<Real>(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_low[r]});
+  put<Real>(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_residual[r]});
 }
 
 // A logit and its global id; -1: none, which all others come before.
@@ -155,7 +155,7 @@ __device__ bool comes_before(const GroupEntry& a, const GroupEntry& b) {
 __device__ GroupEntry next_of(const GroupStats& group, int64_t rank, int64_t r, const TopRows& rows,
                               const GroupEntry& last, bool is_first) {
   const auto entry = [&](int i) {
-    const int64_t at = rank * group.slots.stride + i * rows.rows + r;
+    const int64_t at = rank * group.partials.stride + i * rows.rows + r;
     return GroupEntry{group.top_logit[at], group.top_id[at]};
   };
   int begin = 0, end = rows.k;
@@ -176,12 +176,12 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (r >= existing(rows.row_count, rows.rows) || rows.target[r] == kIgnoredRow) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const LogSumExp<double> lse{arena.lse[r], arena.lse_low[r]};
+  const LogSumExp<double> lse{arena.lse[r], arena.lse_residual[r]};
   const int64_t at = int64_t{arena.row_map[first + r]} * rows.k;
   GroupEntry last{0, -1};
   for (int i = 0; i < rows.k; ++i) {
     GroupEntry best{0, -1};
-    for (int64_t rank = lane; rank < group.slots.slots; rank += 32) {
+    for (int64_t rank = lane; rank < group.partials.partials; rank += 32) {
       const GroupEntry next = next_of(group, rank, r, rows, last, i == 0);
       if (comes_before(next, best)) best = next;
     }

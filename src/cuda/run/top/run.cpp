@@ -52,7 +52,7 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const ConstMatrix&
   redo.depth = p.hidden;
   redo.columns = p.vocab;
   redo.transform = run.transform.from(chunk.first, 0);
-  redo.stats = run.arena.slots;
+  redo.stats = run.arena.partials;
   launch_redo_top(run.arena.top, rows, redo, run.queue);
 }
 

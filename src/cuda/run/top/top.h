@@ -7,8 +7,8 @@
 
 namespace logitless::cuda {
 
-// Row statistics of a chunk, in the slots, which are clear, and the largest logits of its rows; active: only
-// in these blocks of rows.
+// Row statistics of a chunk, in the partials, which are clear, and the largest logits of its rows; active:
+// only in these blocks of rows.
 template <class Real>
 void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                            const uint8_t* active);
@@ -42,7 +42,7 @@ struct RedoTop {
   ConstMatrix weight;  // [columns, depth] the caller's, rounded to hidden's dtype where it has another
   int64_t depth, columns;
   LogitTransform<float> transform;
-  StatSlots stats;  // whose maxima say when no better one can follow
+  PartialStats stats;  // whose maxima say when no better one can follow
 };
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue);
 

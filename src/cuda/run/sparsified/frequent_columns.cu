@@ -10,16 +10,16 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kRowThreads = 128;
-static_assert(kHotColumns <= kCountThreads);
+static_assert(kFrequentColumns <= kCountThreads);
 
 // Ascending, whatever the order of the list. By one block.
-__device__ void order_hot(const SparsifiedArena& t) {
-  __shared__ int32_t listed[kHotColumns];
-  const int k = static_cast<int>(threadIdx.x), count = *t.hot_list;
+__device__ void order_frequent(const SparsifiedArena& t) {
+  __shared__ int32_t listed[kFrequentColumns];
+  const int k = static_cast<int>(threadIdx.x), count = *t.frequent_list;
   int32_t* columns = t.columns + t.sizes.dense;
-  if (k < count) listed[k] = t.hot_list[1 + k];
+  if (k < count) listed[k] = t.frequent_list[1 + k];
   __syncthreads();
-  if (k >= t.sizes.hot) return;
+  if (k >= t.sizes.frequent) return;
   if (k >= count) {
     columns[k] = kIgnoredRow;
     return;
@@ -34,31 +34,31 @@ __device__ void order_hot(const SparsifiedArena& t) {
 
 // As many of the most counted columns as there is room for, but none of those with the first count that does
 // not fit as a whole: no order has to decide between them.
-__global__ void __launch_bounds__(kCountThreads) choose_hot_kernel(SparsifiedArena t, CountBins bin_of) {
+__global__ void __launch_bounds__(kCountThreads) choose_frequent_kernel(SparsifiedArena t, CountBins bin_of) {
   const int32_t* counts = t.column_count;
   const auto grid = cooperative_groups::this_grid();
   for (int64_t b = grid_thread(); b < kCountBins; b += grid_threads()) t.bins[b] = 0;
-  if (grid_thread() == 0) *t.hot_list = 0;
+  if (grid_thread() == 0) *t.frequent_list = 0;
   grid.sync();
-  count_bins(counts, t.vocab, kLeastHot, bin_of, t.bins);
+  count_bins(counts, t.vocab, kLeastFrequent, bin_of, t.bins);
   grid.sync();
-  const int cutoff = find_cutoff(t.bins, t.sizes.hot);
+  const int cutoff = find_cutoff(t.bins, t.sizes.frequent);
   for (int64_t j = grid_thread(); j < t.vocab; j += grid_threads()) {
-    if (counts[j] <= kLeastHot || bin_of(counts[j]) <= cutoff) continue;
-    t.hot_list[1 + atomicAdd(t.hot_list, 1)] = static_cast<int32_t>(j);
+    if (counts[j] <= kLeastFrequent || bin_of(counts[j]) <= cutoff) continue;
+    t.frequent_list[1 + atomicAdd(t.frequent_list, 1)] = static_cast<int32_t>(j);
   }
   grid.sync();
-  if (blockIdx.x == 0) order_hot(t);
+  if (blockIdx.x == 0) order_frequent(t);
 }
 
 // One block a row.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
-    spread_hot_kernel(SparsifiedArena t, Matrix target, const float* scale_at) {
-  alignas(16) __shared__ T dz[kHotColumns];
+    spread_frequent_kernel(SparsifiedArena t, Matrix target, const float* scale_at) {
+  alignas(16) __shared__ T dz[kFrequentColumns];
   const int64_t row = blockIdx.x;
-  const int thread = static_cast<int>(threadIdx.x), hot = static_cast<int>(t.sizes.hot);
-  for (int i = thread; i < hot; i += kRowThreads) dz[i] = from_float<T>(0);
+  const int thread = static_cast<int>(threadIdx.x), frequent = static_cast<int>(t.sizes.frequent);
+  for (int i = thread; i < frequent; i += kRowThreads) dz[i] = from_float<T>(0);
   __syncthreads();
   const float scale = scale_at != nullptr ? *scale_at : 1.0f;
   const int count = t.kept_count[row];
@@ -75,20 +75,21 @@ __global__ void __launch_bounds__(kRowThreads)
   __syncthreads();
   auto* to = reinterpret_cast<uint4*>(target.row<T>(row));
   const auto* from = reinterpret_cast<const uint4*>(dz);
-  for (int i = thread; i < hot * static_cast<int>(sizeof(T)) / 16; i += kRowThreads) to[i] = from[i];
+  for (int i = thread; i < frequent * static_cast<int>(sizeof(T)) / 16; i += kRowThreads) to[i] = from[i];
 }
 
 }  // namespace
 
-void launch_choose_hot(const SparsifiedArena& t, const Queue& queue) {
-  launch_counting(choose_hot_kernel, queue, "choose_hot", t, CountBins::up_to(t.rows));
+void launch_choose_frequent(const SparsifiedArena& t, const Queue& queue) {
+  launch_counting(choose_frequent_kernel, queue, "choose_frequent", t, CountBins::up_to(t.rows));
 }
 
-void launch_spread_hot(const SparsifiedArena& t, const Matrix& dz, const float* scale, const Queue& queue) {
+void launch_spread_frequent(const SparsifiedArena& t, const Matrix& dz, const float* scale,
+                            const Queue& queue) {
   if (t.rows == 0) return;
   for_dtype(dz.dtype, [&](auto type) {
-    queue.launch("spread_hot", spread_hot_kernel<decltype(type)>, static_cast<unsigned>(t.rows), kRowThreads,
-                 0, t, dz, scale);
+    queue.launch("spread_frequent", spread_frequent_kernel<decltype(type)>, static_cast<unsigned>(t.rows),
+                 kRowThreads, 0, t, dz, scale);
   });
 }
 

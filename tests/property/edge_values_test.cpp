@@ -15,10 +15,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class HostileValues : public EngineTest {};
+class EdgeValues : public EngineTest {};
 
 // |logit| about 1e4: exp of it overflows everything, the loss must not.
-TEST_P(HostileValues, HugeLogits) {
+TEST_P(EdgeValues, HugeLogits) {
   for (double sign : {1.0, -1.0}) {
     for (bool smoothing : {false, true}) {
       // sm90's kernels of such a depth work in another way.
@@ -40,7 +40,7 @@ TEST_P(HostileValues, HugeLogits) {
 }
 
 // All of a row's logits huge and of one sign, by the bias: nothing but their differences matters.
-TEST_P(HostileValues, HugeCommonLogit) {
+TEST_P(EdgeValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 1e9, -1e9, 3e38, -3e38}) {
     Case c = plain(6, {9, 40, 5});
     c.problem.scale = 0;
@@ -55,7 +55,7 @@ TEST_P(HostileValues, HugeCommonLogit) {
 }
 
 // One winner, far ahead: the loss of its rows is 0 or the gap, gradients 0 or 1.
-TEST_P(HostileValues, Saturated) {
+TEST_P(EdgeValues, Saturated) {
   Case c = plain(7, {2, 300, 1});
   std::fill(c.hidden.begin(), c.hidden.end(), 1);
   std::fill(c.weight.begin(), c.weight.end(), 0);
@@ -72,7 +72,7 @@ TEST_P(HostileValues, Saturated) {
 
 // Rows that are sure of their target, with a loss far below the rounding of a logit, and rows that all but
 // exclude it.
-TEST_P(HostileValues, TinyAndLargeLosses) {
+TEST_P(EdgeValues, TinyAndLargeLosses) {
   const std::vector<double> below = {30, 20, 16, 12, 8, 2, -2, -20, -60, -80, -92};
   const int64_t rows = static_cast<int64_t>(below.size());
   Case c = plain(9, {rows, 4, 2});
@@ -101,7 +101,7 @@ TEST_P(HostileValues, TinyAndLargeLosses) {
 
 // Rows that are sure of their target have no loss, however its logit of many terms is rounded: lse is rounded
 // as it is.
-TEST_P(HostileValues, CertainTargets) {
+TEST_P(EdgeValues, CertainTargets) {
   constexpr int64_t kTokens = 5, kVocab = 700, kHidden = 1200;
   const logitless_dtype dtype = engine().plain_dtype();
   Case c = plain(15, {kTokens, kVocab, kHidden});
@@ -134,8 +134,8 @@ TEST_P(HostileValues, CertainTargets) {
 }
 
 // NaN or infinity in one token's hidden row stays in its row. On a device it may make other rows be computed
-// again, from another anchor: the same but for rounding.
-TEST_P(HostileValues, NonFiniteHiddenRow) {
+// again, from another logit_offset: the same but for rounding.
+TEST_P(EdgeValues, NonFiniteHiddenRow) {
   for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
     for (double bad : {kNaN, kInfinity, -kInfinity}) {
       for (Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
@@ -176,7 +176,7 @@ TEST_P(HostileValues, NonFiniteHiddenRow) {
 }
 
 // A NaN in the weight is in every logit's row, so in every loss.
-TEST_P(HostileValues, NaNInTheWeight) {
+TEST_P(EdgeValues, NaNInTheWeight) {
   Case c = plain(11, {5, 300, 4});
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   for (size_t column : {size_t{0}, size_t{150}, size_t{299}}) {
@@ -188,7 +188,7 @@ TEST_P(HostileValues, NaNInTheWeight) {
 }
 
 // The largest and the smallest numbers of the 16-bit formats.
-TEST_P(HostileValues, EndsOfTheFormats) {
+TEST_P(EdgeValues, EndsOfTheFormats) {
   for (logitless_dtype dtype : {LOGITLESS_F16, LOGITLESS_BF16}) {
     Case c = plain_case(12, {9, 40, 6}, dtype);
     const double smallest = 2 * subnormal_unit(dtype);
@@ -202,7 +202,7 @@ TEST_P(HostileValues, EndsOfTheFormats) {
 }
 
 // The first of equal largest logits wins, wherever a block ends.
-TEST_P(HostileValues, ArgmaxOfEqualLogits) {
+TEST_P(EdgeValues, ArgmaxOfEqualLogits) {
   for (int64_t first : {0, 1, 255, 256, 299, 512, 599}) {
     Case c = plain(13, {3, 600, 4});
     c.problem.has.argmax = 1;
@@ -218,7 +218,7 @@ TEST_P(HostileValues, ArgmaxOfEqualLogits) {
 
 // A target that is no class: refused before anything is written where the host sees it; on a device its row
 // is NaN, it adds to no gradient, and the run tells of it.
-TEST_P(HostileValues, TargetOutOfRange) {
+TEST_P(EdgeValues, TargetOutOfRange) {
   for (int64_t bad :
        {int64_t{40}, int64_t{-1}, int64_t{1} << 30, int64_t{1} << 40, INT64_MIN, int64_t{1} << 62}) {
     for (int32_t reduction : {LOGITLESS_REDUCTION_NONE, LOGITLESS_REDUCTION_SUM, LOGITLESS_REDUCTION_MEAN}) {
@@ -263,7 +263,7 @@ TEST_P(HostileValues, TargetOutOfRange) {
   }
 }
 
-LOGITLESS_TEST_ON(HostileValues, engines());
+LOGITLESS_TEST_ON(EdgeValues, engines());
 
 class Infinities : public EngineTest {
  protected:

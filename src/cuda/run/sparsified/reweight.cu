@@ -1,8 +1,8 @@
 #include <cub/block/block_scan.cuh>
 
 #include "core/sparsification.h"
-#include "cuda/rows/anchor.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/softcap.h"
 #include "cuda/run/sparsified/append.cuh"
 #include "cuda/run/sparsified/sparsified.h"
@@ -104,9 +104,9 @@ class RowOrder {
 };
 
 // Arguments of the kernel beside the arena.
-struct Weigh {
+struct Reweight {
   uint32_t first_stream;  // global number of column 0
-  bool base_2;            // the guess is effective_anchor() of it
+  bool base_2;            // the lse_estimate is rounded_offset() of it
   LogitTransform<float> transform;
   int32_t* shown_count;   // Buffers::kept_count, or null
   float* shown_variance;  // Buffers::draw_variance, or null
@@ -114,30 +114,31 @@ struct Weigh {
 
 // Numbers of a row that all its elements need.
 struct Row {
-  float lse, lse_low, p_over_q, inverse_cap;
+  float lse, lse_residual, p_over_q, inverse_cap;
   RowCoefficients<float> k;
   uint32_t bits;
 
   // Without a softcap 1 also at an infinite logit.
   __device__ float slope(float z) const { return inverse_cap == 0 ? 1 : softcap_slope(z, inverse_cap); }
-  __device__ float log_p(float z) const { return (z - lse) - lse_low; }
+  __device__ float log_p(float z) const { return (z - lse) - lse_residual; }
   // What p is multiplied with.
   __device__ float factor(float z) const { return probability_factor(k, log_p(z)) * slope(z); }
 };
 
-__device__ Row load_row(const SparsifiedArena& t, const Weigh& w, int64_t r) {
+__device__ Row load_row(const SparsifiedArena& t, const Reweight& w, int64_t r) {
   const Arena& a = t.base;
   const DrawLists& lists = t.lists;
   Row row{};
   row.lse = a.lse[r];
-  row.lse_low = a.lse_low[r];
+  row.lse_residual = a.lse_residual[r];
   // In parts, as their sums have no digit of what is left where both are huge.
-  LogSumExp<double> guess{lists.guess[r], lists.guess_low[r]};
+  LogSumExp<double> lse_estimate{lists.lse_estimate[r], lists.lse_estimate_low[r]};
   if (w.base_2) {
-    const SplitAnchor split = split_anchor(lists.guess[r], lists.guess_low[r]);
-    guess = {split.far, -double{split.shift} / double{kLog2E}};
+    const SplitOffset split = split_offset(lists.lse_estimate[r], lists.lse_estimate_low[r]);
+    lse_estimate = {split.far, -double{split.shift} / double{kLog2E}};
   }
-  row.p_over_q = expf(static_cast<float>((guess.high - row.lse) + (guess.low - row.lse_low)));
+  row.p_over_q =
+      expf(static_cast<float>((lse_estimate.high - row.lse) + (lse_estimate.low - row.lse_residual)));
   row.k = {a.a[r], a.b != nullptr ? a.b[r] : 0, 0, a.g[r]};
   row.inverse_cap = inverse_softcap(w.transform.softcap * w.transform.inverse_temperature_of(r));
   row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
@@ -145,7 +146,7 @@ __device__ Row load_row(const SparsifiedArena& t, const Weigh& w, int64_t r) {
 }
 
 // One block a row: orders its list, draws again, and writes each kept element's part of dz.
-__global__ void __launch_bounds__(kThreads) weigh_kernel(SparsifiedArena t, Weigh w) {
+__global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, Reweight w) {
   const DrawLists& lists = t.lists;
   Draw* const shared = dynamic_shared<Draw>();
   const int64_t r = blockIdx.x;
@@ -233,17 +234,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_weigh(const Runner& run, const SparsifiedArena& t) {
-  const Weigh w{.first_stream = static_cast<uint32_t>(run.problem.vocab_start),
-                .base_2 = run.traits().base_2,
-                .transform = run.transform,
-                .shown_count = run.buffers.kept_count,
-                .shown_variance = static_cast<float*>(run.buffers.draw_variance)};
+void launch_reweight(const Runner& run, const SparsifiedArena& t) {
+  const Reweight w{.first_stream = static_cast<uint32_t>(run.problem.vocab_start),
+                   .base_2 = run.traits().base_2,
+                   .transform = run.transform,
+                   .shown_count = run.buffers.kept_count,
+                   .shown_variance = static_cast<float*>(run.buffers.draw_variance)};
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);
-  allow_shared_memory(kernel_pointer(weigh_kernel), device, static_cast<int>(row_order_bytes(longest)));
-  run.queue.launch("weigh", weigh_kernel, static_cast<unsigned>(t.rows), kThreads,
+  allow_shared_memory(kernel_pointer(reweight_kernel), device, static_cast<int>(row_order_bytes(longest)));
+  run.queue.launch("reweight", reweight_kernel, static_cast<unsigned>(t.rows), kThreads,
                    row_order_bytes(static_cast<int>(t.sizes.capacity)), t, w);
 }
 

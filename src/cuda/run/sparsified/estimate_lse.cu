@@ -22,22 +22,22 @@ __device__ float log_add(float a, float b) {
   return low == -CUDART_INF_F ? high : high + log1pf(expf(low - high));
 }
 
-// log of the sum of the slots, by a warp.
-__device__ float log_of_slots(const StatSlots& slots, int64_t row, int lane) {
+// log of the sum of the partials, by a warp.
+__device__ float log_of_partials(const PartialStats& partials, int64_t row, int lane) {
   float largest = -CUDART_INF_F;
-  for (int64_t s = lane; s < slots.slots; s += 32)
-    largest = fmaxf(largest, slots.max[s * slots.stride + row]);
+  for (int64_t s = lane; s < partials.partials; s += 32)
+    largest = fmaxf(largest, partials.max[s * partials.stride + row]);
   largest = warp_max(largest);
   if (!(fabsf(largest) < CUDART_INF_F)) return largest;
   float sum = 0;
-  for (int64_t s = lane; s < slots.slots; s += 32) {
-    sum += slots.sum[s * slots.stride + row] * expf(slots.max[s * slots.stride + row] - largest);
+  for (int64_t s = lane; s < partials.partials; s += 32) {
+    sum += partials.sum[s * partials.stride + row] * expf(partials.max[s * partials.stride + row] - largest);
   }
   return largest + logf(warp_sum(sum));
 }
 
 // The logit of sample s for a row of this inverse temperature.
-__device__ float sample_logit(const Guess& g, float product, int64_t s, float inverse_temperature) {
+__device__ float sample_logit(const LseEstimate& g, float product, int64_t s, float inverse_temperature) {
   const float bias = g.transform.bias != nullptr ? g.transform.bias[g.sample[s]] : 0.0f;
   return g.transform.logit(product, bias, inverse_temperature);
 }
@@ -46,8 +46,8 @@ __device__ float sample_logit(const Guess& g, float product, int64_t s, float in
 // columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp, each
 // lane of which has kEach samples at most.
 template <int kEach>
-__device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
-  float e[kEach], others[kEach];  // of e: products, logits, then exps relative to the largest
+__device__ float estimate(const LseEstimate& g, int64_t row, float known, int lane) {
+  float e[kEach], others[kEach];  // of e: products, logits, then exp_logits relative to the largest
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {  // no load waits for another
     const int64_t s = lane + 32 * i;
@@ -82,61 +82,62 @@ __device__ float estimate(const Guess& g, int64_t row, float known, int lane) {
 
 // One warp a row.
 template <int kEach>
-__global__ void guess_kernel(Guess g, StatSlots slots) {
+__global__ void estimate_kernel(LseEstimate g, PartialStats partials) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (row >= g.rows) return;
-  float known = log_of_slots(slots, row, lane);
+  float known = log_of_partials(partials, row, lane);
   // Each lane those that it has read. The draw's sums go on from there.
-  for (int64_t s = lane; s < slots.slots; s += 32) clear_slot(slots, s * slots.stride + row);
+  for (int64_t s = lane; s < partials.partials; s += 32) clear_partial(partials, s * partials.stride + row);
   if (row == 0 && lane == 0 && g.redrawn_count != nullptr) *g.redrawn_count = 0;
   const int32_t y = g.target[row];
   if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
-  const float guess = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
+  const float lse_estimate = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
   if (lane != 0) return;
-  g.guess[row] = g.anchor[row] = guess;
-  g.guess_low[row] = 0;
+  g.lse_estimate[row] = g.logit_offset[row] = lse_estimate;
+  g.lse_estimate_low[row] = 0;
   g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
   g.count[row] = 0;
 }
 
-// In the order of ranks, but no more than `above` the rank's own guess. NaN is no bound.
-__global__ void merge_guesses_kernel(SparsifiedArena t, int64_t own, int64_t ranks, float above) {
+// In the order of ranks, but no more than `above` the rank's own lse_estimate. NaN is no bound.
+__global__ void merge_estimates_kernel(SparsifiedArena t, int64_t own, int64_t ranks, float above) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows) return;
-  const float* guesses = t.base.gathered;
+  const float* lse_estimates = t.base.gathered;
   float all = -CUDART_INF_F;
-  for (int64_t rank = 0; rank < ranks; ++rank) all = log_add(all, guesses[rank * t.rows + row]);
-  t.lists.guess[row] = t.base.anchor[row] = fminf(all, guesses[own * t.rows + row] + above);
+  for (int64_t rank = 0; rank < ranks; ++rank) all = log_add(all, lse_estimates[rank * t.rows + row]);
+  t.lists.lse_estimate[row] = t.base.logit_offset[row] =
+      fminf(all, lse_estimates[own * t.rows + row] + above);
 }
 
-__global__ void known_guess_kernel(SparsifiedArena t) {
+__global__ void known_estimate_kernel(SparsifiedArena t) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows) return;
-  t.lists.guess[row] = t.base.anchor[row] = t.base.lse[row];
-  t.lists.guess_low[row] = t.base.lse_low[row];
+  t.lists.lse_estimate[row] = t.base.logit_offset[row] = t.base.lse[row];
+  t.lists.lse_estimate_low[row] = t.base.lse_residual[row];
   t.row_threshold[row] = t.base.target[row] == kIgnoredRow ? CUDART_INF_F : t.threshold;
   t.lists.count[row] = 0;
 }
 
 }  // namespace
 
-void launch_guess(const Guess& g, const Queue& queue) {
+void launch_estimate_lse(const LseEstimate& g, const Queue& queue) {
   constexpr int kMost = static_cast<int>(kSampledColumns) / 32, kHalf = kMost / 2;
   static_assert(kSampledColumns % 64 == 0);
-  const auto kernel = g.sampled <= 32 * kHalf ? guess_kernel<kHalf> : guess_kernel<kMost>;
-  queue.launch("guess", kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.slots);
+  const auto kernel = g.sampled <= 32 * kHalf ? estimate_kernel<kHalf> : estimate_kernel<kMost>;
+  queue.launch("lse_estimate", kernel, blocks_for(g.rows, kThreads / 32), kThreads, 0, g, *g.partials);
 }
 
-void launch_merge_guesses(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue) {
-  constexpr double kTooHigh = 10;  // nats, that the rank's own guess may be
-  const double above = -std::log(range_of_sums(t.base.slots, kGuessedRange).least) - kTooHigh;
-  queue.launch("merge_guesses", merge_guesses_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, rank,
+void launch_merge_estimates(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue) {
+  constexpr double kTooHigh = 10;  // nats, that the rank's own lse_estimate may be
+  const double above = -std::log(range_of_sums(t.base.partials, kEstimatedRange).least) - kTooHigh;
+  queue.launch("merge_estimates", merge_estimates_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, rank,
                ranks, static_cast<float>(above));
 }
 
-void launch_known_guess(const SparsifiedArena& t, const Queue& queue) {
-  queue.launch("known_guess", known_guess_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t);
+void launch_known_estimate(const SparsifiedArena& t, const Queue& queue) {
+  queue.launch("known_estimate", known_estimate_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t);
 }
 
 }  // namespace logitless::cuda

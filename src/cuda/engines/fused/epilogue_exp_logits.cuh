@@ -3,15 +3,16 @@
 
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
-// Exps relative to the row's anchor, in place of the logits, and their row sums. With softcap what is stored
-// is the exp times the slope of t, which is what the gradient needs; the sums are of the plain exps.
+// ExpLogits relative to the row's logit_offset, in place of the logits, and their row sums. With softcap what
+// is stored is the exp times the slope of t, which is what the gradient needs; the sums are of the plain
+// exp_logits.
 namespace logitless::cuda::fused {
 
-// Maximum of the general kernel's rows, taken before the exps replace the logits.
+// Maximum of the general kernel's rows, taken before the exp_logits replace the logits.
 template <class View>
-__device__ __forceinline__ void exps_maximum(const Accumulators& acc, const View& tile,
-                                             const LogitsProduct& product, const StatSlots& stats, bool live,
-                                             int64_t slot) {
+__device__ __forceinline__ void exp_logits_maximum(const Accumulators& acc, const View& tile,
+                                                   const LogitsProduct& product, const PartialStats& stats,
+                                                   bool live, int64_t partial) {
   float maxima[kQuadRows];
   int first[kQuadRows] = {};
 #pragma unroll
@@ -22,42 +23,43 @@ __device__ __forceinline__ void exps_maximum(const Accumulators& acc, const View
   const float tile_max = own_of(maxima);
   const int column = own_of(first);
   if (!live) return;
-  const float old_max = stats.max[slot];
-  if (stats.argmax != nullptr) merge_argmax(stats, slot, old_max, tile_max, product.column_offset + column);
-  stats.max[slot] = ptx::max_nan(old_max, tile_max);
+  const float old_max = stats.max[partial];
+  if (stats.argmax != nullptr)
+    merge_argmax(stats, partial, old_max, tile_max, product.column_offset + column);
+  stats.max[partial] = ptx::max_nan(old_max, tile_max);
 }
 
 // Elements that the compiler may work on at once where it is to work in pieces.
-inline constexpr int kExpsAtOnce = 16;
+inline constexpr int kExpLogitsAtOnce = 16;
 
 template <bool kGeneral, class View>
-__device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& tile,
-                                              const KernelParams<ExpsArgs>& params) {
+__device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const View& tile,
+                                                    const KernelParams<ExpLogitsArgs>& params) {
   const LogitsProduct& product = params.product;
-  const ExpsArgs& args = params.args;
+  const ExpLogitsArgs& args = params.args;
   const int columns = static_cast<int>(product.columns);
   if constexpr (kGeneral) {
     transform(acc, tile, product);
   } else {
     fill_tail(acc, tile, columns, -INFINITY);
   }
-  const StatSlots& stats = args.stats;
+  const PartialStats& stats = args.stats;
   const int row = tile.own_row();
   const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(product, target);
-  const int64_t slot = tile.slot() * stats.stride + row;
-  const float old_sum = live ? stats.sum[slot] : 0.f;
-  float own_anchor = live ? args.anchor[row] : 0.f;
+  const int64_t partial = tile.partial() * stats.stride + row;
+  const float old_sum = live ? stats.sum[partial] : 0.f;
+  float own_offset = live ? args.logit_offset[row] : 0.f;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns),
                       kGeneral ? 1.f : product.transform.scale, args.target_logit);
   if constexpr (kGeneral) {
-    if (stats.max != nullptr) exps_maximum(acc, tile, product, stats, live, slot);
-    add_logits(acc, tile, columns, stats, live, slot);
+    if (stats.max != nullptr) exp_logits_maximum(acc, tile, product, stats, live, partial);
+    add_logits(acc, tile, columns, stats, live, partial);
   } else {
-    own_anchor = subtract_far_anchors(acc, own_anchor, product.transform.scale);
+    own_offset = subtract_far_offsets(acc, own_offset, product.transform.scale);
   }
 
-  const SplitAnchor own = split_anchor(own_anchor);
+  const SplitOffset own = split_offset(own_offset);
   float sums[kQuadRows];
   [[maybe_unused]] float sum_offsets[kQuadRows];  // in units of log(2)
   [[maybe_unused]] float sum_squares[kQuadRows] = {};
@@ -67,12 +69,12 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& til
     [[maybe_unused]] const float inverse_cap = kGeneral ? inverse_cap_of(params, tile, tile.row(r)) : 0.f;
     [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
     float sum[2] = {}, sum_offset[2] = {};
-    const auto make_exps = [&](auto squares) {
+    const auto make_exp_logits = [&](auto squares) {
 #pragma unroll
-      for (int first = 0; first < kRowElements; first += kExpsAtOnce) {
+      for (int first = 0; first < kRowElements; first += kExpLogitsAtOnce) {
         if (kGeneral && View::kInPieces && !ptx::always()) continue;
 #pragma unroll
-        for (int i = first; i < first + kExpsAtOnce; ++i) {
+        for (int i = first; i < first + kExpLogitsAtOnce; ++i) {
           float& z = element(acc, r, i);
           const float exponent =
               kGeneral ? fmaf(z - far, kLog2E, shift) : fmaf(z, params.exponent_scale, shift);
@@ -89,23 +91,23 @@ __device__ __forceinline__ void exps_epilogue(Accumulators& acc, const View& til
       }
     };
     if (kGeneral && stats.sum_sq != nullptr) {
-      make_exps(std::true_type{});
+      make_exp_logits(std::true_type{});
     } else {
-      make_exps(std::false_type{});
+      make_exp_logits(std::false_type{});
     }
     sums[r] = sum[0] + sum[1];
     sum_offsets[r] = sum_offset[0] + sum_offset[1];
   }
   const float tile_sum = sum_to_owner(sums);
-  if (live) stats.sum[slot] = old_sum + tile_sum;
+  if (live) stats.sum[partial] = old_sum + tile_sum;
   if constexpr (kGeneral) {
     if (stats.sum_offset != nullptr) {
       const float tile_offset = sum_to_owner(sum_offsets) * kLn2;
-      if (live) stats.sum_offset[slot] += tile_offset;
+      if (live) stats.sum_offset[partial] += tile_offset;
     }
     if (stats.sum_sq != nullptr) {
       const float tile_squares = sum_to_owner(sum_squares);
-      if (live) stats.sum_sq[slot] += tile_squares;
+      if (live) stats.sum_sq[partial] += tile_squares;
     }
   }
   clear_dead_rows(acc, live);

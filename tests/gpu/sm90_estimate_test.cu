@@ -1,5 +1,5 @@
 // What precedes the first draw of sparsified gradients: which columns are dense and which are sampled, and
-// the guess of lse from them.
+// the lse_estimate of lse from them.
 #include <algorithm>
 #include <numeric>
 
@@ -22,7 +22,7 @@ const Size kSizes[] = {{1, 1, 1, 0},
                        {3000, 131072, 768, 384},
                        {100, 40000, 416, 576}};
 
-class Guessing : public OnHopper<Size> {
+class Estimating : public OnHopper<Size> {
  protected:
   // Low columns are frequent; some targets are of another shard, or ignored.
   static std::vector<int32_t> random_targets(const Size& size) {
@@ -51,7 +51,7 @@ std::vector<int32_t> most_frequent(const Size& size, const std::vector<int32_t>&
   return columns;
 }
 
-TEST_P(Guessing, EachColumnIsDenseOrInTheStretchOfASample) {
+TEST_P(Estimating, EachColumnIsDenseOrInTheStretchOfASample) {
   const Size size = GetParam();
   const std::vector<int32_t> targets = random_targets(size);
   const Guarded<int32_t> target(targets);
@@ -102,8 +102,8 @@ TEST_P(Guessing, EachColumnIsDenseOrInTheStretchOfASample) {
   ASSERT_EQ(roles, expected_roles);
 }
 
-// As guess.cu has it, in float64.
-double expected_guess(double known, const std::vector<double>& z, const std::vector<float>& others) {
+// As estimate_lse.cu has it, in float64.
+double expected_estimate(double known, const std::vector<double>& z, const std::vector<float>& others) {
   double largest = known;
   for (const double each : z) largest = std::max(largest, each);
   if (!std::isfinite(largest)) return known;
@@ -120,14 +120,14 @@ double expected_guess(double known, const std::vector<double>& z, const std::vec
   return largest + std::log(total);
 }
 
-TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
+TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
   const Size size = GetParam();
-  constexpr int64_t kRows = 45, kSlots = 35;
+  constexpr int64_t kRows = 45, kPartials = 35;
   constexpr float kScale = 0.75f, kThreshold = 0x1p-7f;
-  const std::vector<float> slot_max = random_floats(kSlots * kRows, 3, 1);
-  std::vector<float> slot_sum = random_floats(kSlots * kRows, 1, 2),
+  const std::vector<float> partial_max = random_floats(kPartials * kRows, 3, 1);
+  std::vector<float> partial_sum = random_floats(kPartials * kRows, 1, 2),
                      logits = random_floats(kRows * size.sampled, 4, 3);
-  for (float& sum : slot_sum) sum = 1 + std::abs(sum);
+  for (float& sum : partial_sum) sum = 1 + std::abs(sum);
   for (int64_t s = 0; s < size.sampled; ++s)
     logits[(kRows - 1) * size.sampled + s] = s == 1 ? 60.f : -20.f;  // a peak
   const std::vector<float> target_logits = random_floats(kRows, 6, 4),
@@ -145,15 +145,15 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
     targets[i] = i % 7 == 2 ? kIgnoredRow : i % 7 == 3 ? -1 : static_cast<int32_t>(i * 31 % size.vocab);
   }
   const Guarded<float> products(logits), target_logit(target_logits), bias(biases), others(other),
-      guess(kRows), guess_low(kRows), anchor(kRows), threshold(kRows);
+      lse_estimate(kRows), lse_estimate_low(kRows), logit_offset(kRows), threshold(kRows);
   const Guarded<int32_t> sample(samples), role(roles), target(targets), count(kRows);
-  StatSlots slots;
-  slots.slots = kSlots;
-  slots.stride = kRows;
-  Guess g{};
+  PartialStats partials;
+  partials.partials = kPartials;
+  partials.stride = kRows;
+  LseEstimate g{};
   g.rows = kRows;
   g.sampled = size.sampled;
-  g.slots = &slots;
+  g.partials = &partials;
   g.logits = products.get();
   g.sample = sample.get();
   g.sample_others = others.get();
@@ -162,34 +162,35 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
   g.target = target.get();
   g.target_logit = target_logit.get();
   g.role = role.get();
-  g.guess = guess.get();
-  g.guess_low = guess_low.get();
-  g.anchor = anchor.get();
+  g.lse_estimate = lse_estimate.get();
+  g.lse_estimate_low = lse_estimate_low.get();
+  g.logit_offset = logit_offset.get();
   g.row_threshold = threshold.get();
   g.count = count.get();
   for (const bool with_bias : {false, true}) {
     for (const float softcap : {0.f, 9.f}) {
-      const Guarded<float> max(slot_max), sum(slot_sum);
-      slots.max = max.get();
-      slots.sum = sum.get();
+      const Guarded<float> max(partial_max), sum(partial_sum);
+      partials.max = max.get();
+      partials.sum = sum.get();
       g.transform.bias = with_bias ? bias.get() : nullptr;
       g.transform.softcap = softcap;
-      launch_guess(g, nullptr);
+      launch_estimate_lse(g, nullptr);
       check_cuda(cudaDeviceSynchronize());
-      for (const auto* array : {&guess, &guess_low, &anchor, &threshold}) array->expect_guards();
+      for (const auto* array : {&lse_estimate, &lse_estimate_low, &logit_offset, &threshold})
+        array->expect_guards();
       count.expect_guards();
-      const std::vector<float> got = guess.read(), thresholds = threshold.read();
-      ASSERT_EQ(anchor.read(), got);
-      ASSERT_EQ(guess_low.read(), std::vector<float>(kRows, 0));
+      const std::vector<float> got = lse_estimate.read(), thresholds = threshold.read();
+      ASSERT_EQ(logit_offset.read(), got);
+      ASSERT_EQ(lse_estimate_low.read(), std::vector<float>(kRows, 0));
       ASSERT_EQ(count.read(), std::vector<int32_t>(kRows, 0));
-      // The slots are those of no column then.
-      ASSERT_EQ(max.read(), std::vector<float>(kSlots * kRows, -INFINITY));
-      ASSERT_EQ(sum.read(), std::vector<float>(kSlots * kRows, 0));
+      // The partials are those of no column then.
+      ASSERT_EQ(max.read(), std::vector<float>(kPartials * kRows, -INFINITY));
+      ASSERT_EQ(sum.read(), std::vector<float>(kPartials * kRows, 0));
       for (int64_t i = 0; i < kRows; ++i) {
         ASSERT_EQ(thresholds[i], targets[i] == kIgnoredRow ? INFINITY : kThreshold);
         double known = 0, size_of_z = 0;
-        for (int64_t s = 0; s < kSlots; ++s)
-          known += slot_sum[s * kRows + i] * std::exp(double{slot_max[s * kRows + i]});
+        for (int64_t s = 0; s < kPartials; ++s)
+          known += partial_sum[s * kRows + i] * std::exp(double{partial_max[s * kRows + i]});
         if (targets[i] >= 0 && roles[targets[i]] == -1) known += std::exp(double{target_logits[i]});
         std::vector<double> z(size.sampled);
         for (int64_t s = 0; s < size.sampled; ++s) {
@@ -199,16 +200,16 @@ TEST_P(Guessing, GuessIsTheSumOfWhatStretchesStandFor) {
           size_of_z = std::max(size_of_z, std::abs(each));
           z[s] = samples[s] >= 0 ? each : -INFINITY;
         }
-        // Terms are exps of logits that are rounded, in sums of at most 24 + 5 and 2 + 5 steps.
+        // Terms are exp_logits of logits that are rounded, in sums of at most 24 + 5 and 2 + 5 steps.
         const double error = (4 * size_of_z + 64) * 0x1p-24;
-        ASSERT_NEAR(got[i], expected_guess(std::log(known), z, other), error)
+        ASSERT_NEAR(got[i], expected_estimate(std::log(known), z, other), error)
             << "row " << i << ", bias " << with_bias << ", softcap " << softcap;
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Guessing, testing::ValuesIn(kSizes));
+INSTANTIATE_TEST_SUITE_P(Sizes, Estimating, testing::ValuesIn(kSizes));
 
 }  // namespace
 }  // namespace logitless::cuda::sm90::test
