@@ -45,6 +45,7 @@ def run_doxygen(folder: pathlib.Path) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     run_doxygen(PARTS / HEADERS)
     made = {
+        "index.md": of_root("README.md"),
         "reference/command_line.md": commands.page(),
         "changelog.md": of_root("CHANGELOG.md"),
         "contributing.md": of_root("CONTRIBUTING.md"),

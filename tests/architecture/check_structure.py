@@ -16,7 +16,7 @@ OPTION_FILES = {
     "bias_scale": 19,
     "temperature": 51,
     "token_weight": 23,
-    "class_weight": 39,
+    "class_weight": 45,
     "num_items": 24,
     "ignore_index": 38,
     "targets_per_row": 28,
@@ -24,7 +24,7 @@ OPTION_FILES = {
     "batch_invariant": 22,
     "allow_tf32": 13,
     "compute_dtype": 16,
-    "max_workspace_bytes": 53,
+    "max_workspace_bytes": 52,
 }
 # Measures of scripts/measure_structure, which says where they are found: --places.
 MEASURES = {

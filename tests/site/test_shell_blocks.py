@@ -29,7 +29,6 @@ NOT_RUN = {
     "python examples/": "runs in tests/python/test_example_clients.py",
     "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
-    "OMP_WAIT_POLICY=": "the same",
     "python -m pytest": "runs in stage python of ./scripts/test",
 }
 MODEL = {  # the configuration of a model, tiny
