@@ -33,3 +33,11 @@ def test_the_site_needs_no_trainer():
     except metadata.PackageNotFoundError as missing:
         pytest.skip(f"./scripts/site installs {missing}")
     assert not found & {"torch", "numpy", "transformers", "lightning", "pytorch-lightning"}
+
+
+def test_hooks_before_a_commit_have_the_tests_versions():
+    hooks = (blocks.ROOT / ".pre-commit-config.yaml").read_text()
+    tests = (blocks.ROOT / "tests" / "requirements.txt").read_text().split()
+    for name in ("ruff", "codespell"):
+        pinned = next(line for line in tests if line.startswith(f"{name}=="))
+        assert re.search(rf"/{name}(-pre-commit)?\n    rev: v{re.escape(pinned.partition('==')[2])}\n", hooks), pinned

@@ -16,10 +16,14 @@ README_MEAN = 17  # words of a sentence
 README_LONGEST = 35
 GUIDE_LONGEST = 45
 GUIDE_WORDS = 25_000  # of docs/ and CONTRIBUTING.md, without the glossary and the generated reference
-NO_GUIDES = ("docs/glossary.md", "docs/reference/")
+PAGE = re.compile(r"docs/.*\.md|(?!CHANGELOG)[^/]*\.md")
+NO_GUIDE = re.compile(r"docs/glossary\.md|docs/reference/|README\.md|SECURITY\.md")
+SOURCES = (".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".def", ".py", ".js", ".cmake", "CMakeLists.txt")
 
+# A comment, on a line of its own or behind code, that begins without its subject.
 HEADLESS = re.compile(
-    r"^\s*(?://+|/\*\*?|\*|#|\"\"\"|///<|//<)\s?(?:Of|What|The same|Those|That) (?!(?:is|are|does|do|if)\b.*\?)"
+    r"(?:^\s*(?://+|/\*\*?|\*|#|\"\"\")|\s\s(?://|#))\s?"
+    r"(?:Of|What|The same|(?:Those|That) (?:of|that|which|in)) (?!.*\?)"
 )
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 DATED = ("docs/results.md", "docs/limits.md", "docs/studies/")  # pages of figures, which say when they were measured
@@ -106,39 +110,35 @@ def check_comments(name: str, text: str) -> list[str]:
     return [
         f"{name}:{number}: expected a comment that begins with its subject, got {line.strip()[:70]}"
         for number, line in enumerate(text.splitlines(), 1)
-        if HEADLESS.match(line)
+        if HEADLESS.search(line)
     ]
 
 
+def names_of(root: pathlib.Path) -> list[str]:
+    """Files that git knows or would add; without git all."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=root, text=True, capture_output=True)
+    if done.returncode == 0:
+        return done.stdout.splitlines()
+    return [path.relative_to(root).as_posix() for path in root.rglob("*")]
+
+
 def main() -> int:
-    root = pathlib.Path(sys.argv[1]).resolve()
-    given = sys.argv[2:]
-    listed = (
-        given
-        or subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-            cwd=root,
-            text=True,
-            capture_output=True,
-            check=True,
-        ).stdout.split()
-    )
-    wrong, total = [], 0
-    for name in listed:
+    root, given = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
+    wrong: list[str] = []
+    total = 0
+    for name in given or names_of(root):
         path = root / name
         if not path.is_file():
             continue
-        if name.endswith(
-            (".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".py", ".js", ".cmake", "CMakeLists.txt")
-        ) or name.startswith("scripts/"):
+        if name.endswith(SOURCES) or name.startswith("scripts/"):
             wrong += check_comments(name, path.read_text())
-        elif name.endswith(".md") and (name.startswith("docs/") or "/" not in name) and name != "CHANGELOG.md":
+        elif PAGE.fullmatch(name):
             found, count = check_page(name, path.read_text())
             wrong += found
+            total += 0 if NO_GUIDE.match(name) else count
             if given:
                 print(f"{name}: {count} words")
-            if name != "README.md" and not name.startswith(NO_GUIDES) and name != "SECURITY.md":
-                total += count
     if not given and total > GUIDE_WORDS:
         wrong.append(f"docs: expected at most {GUIDE_WORDS} words of guides, got {total}")
     print(*wrong, sep="\n")
