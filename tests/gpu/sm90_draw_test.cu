@@ -242,7 +242,7 @@ class Sparsification {
   std::vector<uint8_t> active_;
 };
 
-class Draw : public OnHopper<Shape> {};
+class Draws : public OnHopper<Shape> {};
 
 void run(Shape shape, const DrawOptions& wishes) {
   Sparsification sparsification(shape, wishes);
@@ -250,30 +250,30 @@ void run(Shape shape, const DrawOptions& wishes) {
   if (!testing::Test::HasFatalFailure()) sparsification.check_rows();
 }
 
-TEST_P(Draw, Plain) {
+TEST_P(Draws, Plain) {
   run(GetParam(), {});
   run(GetParam(), {.certain_share = 0.5f});
 }
-TEST_P(Draw, General) {
+TEST_P(Draws, General) {
   run(GetParam(), {.general = true});
   run(GetParam(), {.general = true, .certain_share = 0.5f});
 }
-TEST_P(Draw, Half) {
+TEST_P(Draws, Half) {
   run(GetParam(), {.dtype = DType::kF16});
 }
-TEST_P(Draw, ListsOfOtherRows) {
+TEST_P(Draws, ListsOfOtherRows) {
   run(GetParam(), {.certain_share = 0.5f, .other_rows = true});
 }
-TEST_P(Draw, FewerRows) {
+TEST_P(Draws, FewerRows) {
   for (const int64_t rows : {int64_t{0}, GetParam().rows / 3, GetParam().rows - 1})
     run(GetParam(), {.rows = rows});
 }
-TEST_P(Draw, InactiveBlocks) {
+TEST_P(Draws, InactiveBlocks) {
   run(GetParam(), {.inactive_blocks = true});
 }
 
 // Sums have the same bits, and lists the same elements, whatever order they came in; with or without sums.
-TEST_P(Draw, RepeatsItself) {
+TEST_P(Draws, RepeatsItself) {
   Sparsification sparsification(GetParam(), {.certain_share = 0.5f});
   sparsification.launch(true);
   const auto lists = [&] {
@@ -299,7 +299,7 @@ TEST_P(Draw, RepeatsItself) {
 
 // A list that is too short gets what fits; the count tells how many there would have been, and its last
 // place, the target's, is left alone.
-TEST_P(Draw, ShortLists) {
+TEST_P(Draws, ShortLists) {
   constexpr int64_t kCapacity = 4;
   Sparsification all(GetParam(), {}), few(GetParam(), {.capacity = kCapacity});
   all.launch(true);
@@ -312,7 +312,7 @@ TEST_P(Draw, ShortLists) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Draw, testing::ValuesIn(kShapes), name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, Draws, testing::ValuesIn(kShapes), name_of);
 
 }  // namespace
 }  // namespace logitless::cuda::sm90::test
