@@ -27,7 +27,7 @@ RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "plots"
-HEAD, HEADS = "head-2026-11-25", "heads-2026-11-22"  # plotted against memory: one head, and another of the second
+HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # plotted against memory: one head, and another of the second
 
 
 def two(idle: float | None, steady: float | None, form: str = ".2f") -> str:

@@ -28,8 +28,10 @@ NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was 
 
 
 def of_root(name: str) -> str:
-    """A Markdown file of the repository's root, its links as seen from docs/."""
-    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", (ROOT / name).read_text())
+    """A Markdown file of the repository's root, its links as seen from docs/, and without badges: the site loads nothing
+    from elsewhere."""
+    text = re.sub(r"!\[[^\]]*\]\(https://img\.shields\.io/[^)]*\) ?", "", (ROOT / name).read_text())
+    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", text)
 
 
 def run_doxygen(folder: pathlib.Path) -> None:
