@@ -28,8 +28,8 @@ NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was 
 
 
 def of_root(name: str) -> str:
-    """A Markdown file of the repository's root, its links as seen from docs/, and without badges: the site loads nothing
-    from elsewhere."""
+    """A Markdown file of the repository's root, its links as seen from docs/. The site loads nothing from elsewhere, so
+    badges are left out."""
     text = re.sub(r"!\[[^\]]*\]\(https://img\.shields\.io/[^)]*\) ?", "", (ROOT / name).read_text())
     return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", text)
 
