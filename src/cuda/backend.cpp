@@ -34,7 +34,7 @@ std::string engine_names(const char* between) {
   return names;
 }
 
-// Which of them for which operands.
+// Describes which engine serves which operands.
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
     const auto takes = [&](const cuda::Engine* engine) {

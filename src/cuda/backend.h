@@ -3,9 +3,11 @@
 
 namespace logitless {
 
-// CUDA devices of compute capability 8.0 and newer. Engines: sm90 (Hopper, fused kernels), mma (fused
-// kernels of compute capability 8.0 and newer, only when asked for) and portable (products by cuBLASLt, which
-// is opened at run time, and row kernels; in float64 with products of its own).
+// The backend of CUDA devices of compute capability 8.0 and newer. Its engines are:
+// - sm90: fused kernels for Hopper.
+// - mma: fused kernels for compute capability 8.0 and newer, only when requested.
+// - portable: row kernels and products by cuBLASLt, which is opened at run time. It has its own products in
+// float64.
 const Backend& cuda_backend();
 
 }  // namespace logitless

@@ -1,5 +1,5 @@
-// In place of all that needs CUDA's compiler and runtime: there is no device, plans are made for models of
-// devices, and nothing runs.
+// Replaces everything that needs CUDA's compiler and runtime. There is no device, plans are made for models
+// of devices, and nothing runs.
 #include "core/status.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/runtime/device.h"
@@ -7,7 +7,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr const char* kWhyNot = LOGITLESS_WHY_NO_CUDA;  // of cmake/cuda.cmake
+constexpr const char* kWhyNot = LOGITLESS_WHY_NO_CUDA;  // defined in cmake/cuda.cmake
 
 [[noreturn]] void refuse() {
   throw Error(Status::kUnsupported, kWhyNot);

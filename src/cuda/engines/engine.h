@@ -12,31 +12,33 @@ namespace logitless::cuda {
 
 class Queue;
 
-// What plans and runs must know of an engine.
+// The properties of an engine that plans and runs depend on.
 struct EngineTraits {
-  bool base_2 = false;  // exp_logits are relative to rounded_offset(), and kept ones as logit_offset.h says
-  bool offsets_first =
-      false;  // kExpLogits is given logit_offsets, and blocks they do not suit are done again; else it
-              // chooses them itself, near the maximum (ExpLogitsArgs::found_offset)
-  bool sums_while_drawing = false;  // kDraw sums exp_logits as well; else the sums are made before
-  bool needs_scratch = false;       // LogitsScratch
+  bool base_2 =
+      false;  // exp logits are relative to rounded_offset(); kept ones as described in logit_offset.h
+  // True: kExpLogits gets logit offsets, and blocks of rows that they do not suit are done again. False: the
+  // engine chooses offsets itself, near the maximum (ExpLogitsArgs::chosen_offset).
+  bool offsets_first = false;
+  bool sums_while_drawing = false;  // kDraw sums exp logits as well; otherwise the sums are made before
+  bool needs_scratch = false;       // it uses LogitsScratch
   double draw_cost = 1;             // time of kDraw over that of kStats
-  // kTop: a tile of so many columns has so many groups, whose maxima tell thresholds; 0: the best are kept
-  // instead
+  // kTop: a tile of top_tile columns has top_groups groups of columns, whose maxima give thresholds. With 0
+  // groups the engine keeps the best logits instead.
   int64_t top_tile = 0, top_groups = 0;
-  // With LogitsArgs::batch_invariant: columns of a partial. Windows of the vocabulary are multiples of them.
+  // The columns of a partial with LogitsArgs::batch_invariant. Windows of the vocabulary are multiples of
+  // this.
   int64_t partial_columns = 1;
 };
 
-// The tiles that a launch is made of; 0: it has none of its own.
+// The tiles of a launch; rows is 0 if the engine has no tiles of its own.
 struct EngineTiles {
   int64_t rows = 0, columns = 0;
-  int64_t at_once = 0;  // on the device
+  int64_t at_once = 0;  // tiles in flight on the device at one time
 };
 
-// fp32 logits of a block of rows and columns (float64 ones of such operands), and what a plain product may
-// use. kScratchBlocks blocks, where a launch has several: products run beside the row kernels of blocks
-// before.
+// Scratch of a launch: logits of a block of rows and columns (fp32, or float64 for float64 operands), and
+// memory for plain products. If a launch has several blocks, there is room for kScratchBlocks of them, so
+// that products run beside the row kernels of earlier blocks.
 struct LogitsScratch {
   void* logits = nullptr;  // [blocks, rows, columns]
   int64_t rows = 0, columns = 0;
@@ -44,37 +46,37 @@ struct LogitsScratch {
   size_t gemm_bytes = 0;
 };
 
-// One way to make logits and what becomes of them. Engines are listed in engines.cpp and have no state.
+// One way to make logits and reduce them. engines.cpp lists the engines. They have no state.
 class Engine {
  public:
   virtual const char* name() const = 0;
   virtual EngineTraits traits() const = 0;
 
-  // Empty, or the condition that fails, of devices, of operands, and of both.
+  // Each returns an empty string, or the condition that fails: for devices, for operands, and for both.
   virtual std::string why_not_on(const Device& device) const = 0;
   virtual std::string why_not_of(DType operands) const = 0;
   std::string why_not(const Device& device, DType operands) const {
     const std::string of_device = why_not_on(device);
     return of_device.empty() ? why_not_of(operands) : of_device;
   }
-  // Why it is chosen.
+  // Returns why the engine is chosen.
   virtual std::string reason() const = 0;
-  // Not empty: it is chosen only where it is asked for by name, and why.
+  // If not empty, the engine is used only when requested by name, for this reason.
   virtual std::string why_not_unasked() const { return ""; }
 
-  // Of a launch, whose sizes, dtype, epilogue and options are looked at, and which pointers are null: the
-  // partials of statistics that it needs, some of its rows perhaps left out; its tiles; its configuration,
-  // for people.
+  // Describes a launch: the number of partials that its statistics need, its tiles, and its configuration as
+  // text for people. They depend on sizes, dtype, epilogue, options and which pointers are null. The partials
+  // also suffice if some of the rows are left out.
   virtual int partials(const LogitsArgs& args, const Device& device) const = 0;
   virtual EngineTiles tiles(const LogitsArgs& args, const Device& device) const = 0;
   virtual std::string config(const LogitsArgs& args) const = 0;
-  // What it will take, with so many bytes stored for each logit.
+  // Predicts the time of a launch that stores this many bytes for each logit.
   virtual double seconds(const LogitsArgs& args, const LogitsScratch& scratch, double bytes,
                          const KernelTimes& times) const = 0;
 
-  // Queues it. Allocates nothing and waits for nothing.
+  // Queues the launch. Allocates nothing and waits for nothing.
   virtual void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const = 0;
-  // As launch(), of float64 operands; for engines that take these.
+  // Queues a launch with float64 operands, for engines that support them.
   virtual void launch_float64(const LogitsArgsOf<double>& /*args*/, const LogitsScratch& /*scratch*/,
                               const Queue& /*queue*/) const {
     throw Error(Status::kInternal, std::string("float64 operands of ") + name());
@@ -84,22 +86,22 @@ class Engine {
   ~Engine() = default;
 };
 
-namespace sm90 {  // Hopper's: one fused kernel of 16-bit operands (logits.h)
+namespace sm90 {  // for Hopper: one fused kernel for 16-bit operands (logits.h)
 const Engine& engine();
 }
-namespace mma {  // the same for compute capability 8.0 and newer
+namespace mma {  // for compute capability 8.0 and newer: one fused kernel for 16-bit operands
 const Engine& engine();
 }
-namespace portable {  // plain products and row kernels: any device and operands
+namespace portable {  // for any device and operands: plain products and row kernels
 const Engine& engine();
 }
 
-// All of them, the preferred ones first; the last takes any device and operands.
+// Returns all engines, the preferred ones first; the last one takes any device and operands.
 const std::vector<const Engine*>& engines();
-// Null where there is none of this name.
+// Returns null if no engine has this name.
 const Engine* engine_named(const std::string& name);
 
-// What a problem gets on a device, and why. `asked` by name, or empty.
+// The engine for a problem on a device, with the reason. `requested` is an engine's name or empty.
 struct Choice {
   const Engine* engine = nullptr;
   std::string reason;

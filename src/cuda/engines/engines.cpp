@@ -29,8 +29,8 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
   if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
     return {engine, "asked for"};
   }
-  std::string reason;   // of the preferred one that does not take it
-  std::string unasked;  // of those that would, were they asked for
+  std::string reason;   // why the preferred engine was not taken
+  std::string unasked;  // engines that would do, but only when requested
   for (const Engine* engine : engines()) {
     const std::string against = refusal(*engine);
     if (!against.empty()) {
@@ -44,7 +44,7 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
   return {engines().back(), reason};
 }
 
-#ifdef LOGITLESS_WHY_NO_CUDA  // no plan of such a build is run
+#ifdef LOGITLESS_WHY_NO_CUDA  // plans of such a build never run
 void sm90::launch_logits(const LogitsArgs&, const Queue&) {
   throw Error(Status::kUnsupported, LOGITLESS_WHY_NO_CUDA);
 }

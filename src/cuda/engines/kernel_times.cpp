@@ -9,14 +9,14 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, sustained on an H200,
-constexpr double kProcessors = 132, kFlops = 989.5e12, kMemory = 4.8e12;  // of which the vendor says this
-constexpr double kFloat32Share = 0.08;                                    // of that rate; float64's is alike
-constexpr double kTF32Share = 0.45;          // of fp32 operands that may be rounded
+constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, steady, on an H200
+constexpr double kProcessors = 132, kFlops = 989.5e12, kMemory = 4.8e12;  // the vendor's figures for it
+constexpr double kFloat32Share = 0.08;       // share of that rate with fp32 operands; float64 is alike
+constexpr double kTF32Share = 0.45;          // share with fp32 operands that may be rounded to TF32
 constexpr double kDotProductsFlop = 1.7e11;  // of a processor, without tensor cores
 constexpr double kBytesPerSecond = 4e12;
 
-// Tiles that cuBLASLt's products come in.
+// Tile sizes of cuBLASLt's products.
 constexpr std::pair<int64_t, int64_t> kTiles[] = {{256, 128}, {128, 256}, {192, 192},
                                                   {320, 128}, {128, 192}, {128, 128}};
 
@@ -26,7 +26,7 @@ double share_of(const Problem& problem) {
   return problem.allow_tf32 && dtype == DType::kF32 ? kTF32Share : kFloat32Share;
 }
 
-// Of a processor beside an H200's: by the vendor's figures where they are known.
+// Returns the rate of a processor relative to an H200's, by the vendor's figures where they are known.
 double rate_beside(const Device& device, double processors) {
   return device.flops > 0 ? device.flops * kProcessors / (kFlops * processors) : 1;
 }

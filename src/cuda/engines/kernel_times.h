@@ -8,25 +8,25 @@ namespace logitless::cuda {
 
 inline constexpr double kLaunchSeconds = 4e-6;
 
-// What kernels take, from products' whole waves of tiles and from bytes. The figures are measured on an H200;
-// what is told of other devices is a prediction: these figures in the ratio of the vendor's where they are
-// known (device_models.cpp), else of processors.
+// Predicts the times of kernels, from whole waves of tiles in products and from bytes. The figures are
+// measured on an H200. Times of other devices scale these figures by the vendor's rates where they are known
+// (device_models.cpp), otherwise by the number of processors.
 class KernelTimes {
  public:
   KernelTimes(const Problem& problem, const Device& device);
 
-  // A plain product [m, n, k] of cuBLASLt's: the last wave of tiles costs as much as a full one.
+  // Time of a plain product [m, n, k] by cuBLASLt: the last wave of tiles costs as much as a full one.
   double product(int64_t m, int64_t n, int64_t k) const;
-  // The same as plain dot products.
+  // Time of the product [m, n, k] as plain dot products.
   double dot_products(int64_t m, int64_t n, int64_t k) const;
-  // A pass over [rows, columns] with so many bytes for each element.
+  // Time of a pass over [rows, columns] with this many bytes for each element.
   double moved(int64_t rows, int64_t columns, double bytes) const;
 
   const Device& device() const { return device_; }
   int64_t processors() const { return processors_; }
   double flop_per_processor() const { return rate_; }
 
-  // What `part` says of a whole, which is done at most `width` at a time.
+  // Adds up part(size) over a whole that is done in parts of at most `width`.
   template <class Part>
   static double in_parts(int64_t whole, int64_t width, const Part& part) {
     const int64_t parts = whole / width, rest = whole % width;
@@ -36,7 +36,7 @@ class KernelTimes {
  private:
   const Device& device_;
   int64_t processors_;
-  double rate_;         // of products of the problem's operands
+  double rate_;         // of products with the problem's operands
   double memory_rate_;  // bytes a second
 };
 

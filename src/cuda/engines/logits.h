@@ -9,36 +9,36 @@
 
 namespace logitless::cuda {
 
-// The one product that needs care: logits z = t(scale * E C^T + bias) / T, tile by tile, and what becomes of
-// a tile. sm90 does it in one fused kernel, portable with a plain product into scratch and row kernels.
+// The one product that needs care: logits z = t(scale * E C^T + bias) / T, tile by tile, and the reduction of
+// each tile. sm90 does it in one fused kernel; portable uses a plain product into scratch and row kernels.
 enum class Epilogue : int {
-  kStats,      // row statistics, and nothing of the size of a tile anywhere
-  kExpLogits,  // A_ij = exp(z_ij - offset_i) is stored, its row sums are kept
+  kStats,      // row statistics; nothing of the size of a tile is stored
+  kExpLogits,  // A_ij = exp(z_ij - offset_i) is stored, and its row sums are made
   kGradient,   // dz_ij is stored, from known lse and coefficients
   kDraw,       // exp(z_ij - offset_i) is summed, and elements for sparsified gradients are drawn
-  kTop,        // row statistics, and the largest logits of each row are found
+  kTop,        // row statistics, and the largest logits of each row
 };
 
-// target of a row that is ignored: its exp_logits and gradients are 0, whatever its hidden row holds. Columns
-// are below kMostColumns, so that target less an offset never overflows.
+// kIgnoredRow is the target of an ignored row: its exp logits and gradients are 0, whatever its hidden row
+// holds. Columns are below kMostColumns, so that target less an offset never overflows.
 inline constexpr int32_t kMostColumns = 1 << 30;
 inline constexpr int32_t kIgnoredRow = -kMostColumns;
 
-// Running row statistics, several partial ones a row: [partials][stride] each. Every (partial, row) has one
-// writer, so sums do not depend on the order of blocks; windows of the vocabulary (launches) add to the same
-// partials, unless the launch is batch_invariant.
+// Running row statistics: [partials][stride] each, several partials for each row. Every (partial, row) has
+// one writer, so sums do not depend on the order of blocks. Windows of the vocabulary (launches) add to the
+// same partials, unless the launch is batch_invariant.
 template <class Real>
 struct PartialStatsOf {
   int64_t partials = 0;
   int64_t stride = 0;
   Real* max = nullptr;
-  Real* sum = nullptr;  // sum_j exp(z_ij - max); of kExpLogits: sum_j exp(z_ij - offset_i)
-  // Relative to max, of kExpLogits and kDraw to the logit_offset; or null.
+  Real* sum = nullptr;  // sum_j exp(z_ij - max); kExpLogits: sum_j exp(z_ij - offset_i)
+  // Optional sums or null. They are relative to max, or with kExpLogits and kDraw to the logit offset.
 #define LOGITLESS_MEMBER(name, part, ...) Real* part = nullptr;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // column of the shard, the first of equals, or null
-  float* expected = nullptr;  // of kDraw: the expected number of kept elements, times threshold
+  float* expected = nullptr;  // kDraw: the expected number of kept elements, times threshold
 
   constexpr bool has_options() const {
     bool any = argmax != nullptr;
@@ -59,22 +59,23 @@ struct PartialStatsOf {
 using PartialStats = PartialStatsOf<float>;
 
 // An element that the first draw kept.
-struct alignas(8) Draw {       // one load or store
-  int32_t column_and_certain;  // 2 column + 1 if it was certain to be kept, else 2 column; of the shard
+struct alignas(8) Draw {  // one load or store
+  int32_t
+      column_and_certain;  // 2 column + 1 if it was certain to be kept, else 2 column; column of the shard
   float logit;
 };
 
-// What kDraw draws, see core/sparsification.h; the lse_estimate is the logit_offset.
+// The inputs and outputs of kDraw, see core/sparsification.h. The lse estimate is the logit offset.
 struct Draws {
   const uint64_t* seed = nullptr;  // scalar
   uint32_t first_stream = 0;       // global number of column 0
   const int32_t* role =
-      nullptr;  // [V] of the shard: >= 0 for columns that a dense product does, which are not kept
-  const int32_t* row = nullptr;      // [rows] the number of a row for seed and lists, or null: as it is
-  const float* threshold = nullptr;  // [rows], infinity: nothing is kept
-  const float* lse_estimate_low = nullptr;  // of each list's row: to be added to its logit_offset; null: 0
-  float certain_share = 1;                  // of the threshold: elements of more are certain to be kept
-  int32_t* count = nullptr;  // [rows] kept so far; more than capacity only where the lse_estimate was too low
+      nullptr;  // [V] of the shard; columns with a role >= 0 are done by a dense product and not kept
+  const int32_t* row = nullptr;             // [rows] number of each row for seed and lists; null: its index
+  const float* threshold = nullptr;         // [rows]; infinity: nothing is kept
+  const float* lse_estimate_low = nullptr;  // of each list's row, added to its logit offset; null: 0
+  float certain_share = 1;   // of the threshold; elements above this share are certain to be kept
+  int32_t* count = nullptr;  // [rows] kept so far; exceeds capacity only if the lse estimate was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order
   int32_t capacity = 0;
 };
@@ -86,54 +87,56 @@ struct alignas(2 * sizeof(T)) TopEntry {  // one load or store
   int32_t column;
 };
 
-// What kTop finds. An engine whose traits have no groups keeps the best of each row, over windows in
-// ascending order, of which the first begins. One with groups lists what is not below a threshold that k
-// logits of the row are not below (-inf is never listed); it finds thresholds as well: with group_max it
-// makes nothing but the maxima of groups of columns.
+// The outputs of kTop. An engine whose traits have no groups keeps the best logits of each row, over windows
+// in ascending order; the first window starts the lists.
+//
+// An engine with groups lists the logits at or above a threshold, which at least k logits of the row reach;
+// -inf is never listed. It also finds thresholds: with group_max it only computes the maxima of groups of
+// columns.
 template <class Real>
 struct TopLogitsOf {
   int64_t k = 0;
   TopEntry<Real>* best = nullptr;     // [rows, k] in order
   const float* threshold = nullptr;   // [rows] finite, or +inf
-  int32_t* count = nullptr;           // [rows] listed so far; more than capacity where a list has no room
+  int32_t* count = nullptr;           // [rows] listed so far; exceeds capacity if a list has no room
   TopEntry<float>* listed = nullptr;  // [rows, capacity], in any order
   int32_t capacity = 0;
-  float* group_max = nullptr;  // [rows, groups] of the window's groups; -inf of a group without columns
+  float* group_max = nullptr;  // [rows, groups] of the window's groups; -inf for a group without columns
   int64_t groups = 0;          // floats between rows
 };
 using TopLogits = TopLogitsOf<float>;
 
-// The product, what becomes of a dot product, and which rows there are: of all epilogues. Matrices are
-// row-major, strides in elements, pointers of the device.
+// The parts that all epilogues share: the product, the transform of a dot product, and which rows exist.
+// Matrices are row-major, strides are in elements, pointers are on the device.
 template <class Real>
 struct LogitsProductOf {
   DType dtype = DType::kBF16;  // of both operands
-  bool allow_tf32 = false;     // fp32 operands may be rounded to it
-  // Each EngineTraits::partial_columns columns of the shard have a partial of their own, and a logit's bits
-  // are those of its row and column alone: sums of a row do not depend on other rows, launches or devices.
+  bool allow_tf32 = false;     // fp32 operands may be rounded to TF32
+  // Every EngineTraits::partial_columns columns of the shard have their own partial, and a logit's bits
+  // depend only on its row and column. So a row's sums do not depend on other rows, launches or devices.
   bool batch_invariant = false;
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
   const void* weight = nullptr;
   int64_t weight_stride = 0;  // [columns, depth], a window of the vocabulary
   int64_t rows = 0, columns = 0, depth = 0;
-  const int32_t* row_count = nullptr;  // scalar: rows at or past it do not exist; null: `rows` do
-  // One for 128 rows, 0: they stay as they are; null: all are active.
+  const int32_t* row_count = nullptr;  // scalar: rows from here on do not exist; null: all `rows` exist
+  // One flag for 128 rows; 0: these rows stay as they are. Null: all are active.
   const uint8_t* row_block_active = nullptr;
   LogitTransform<Real> transform;
-  // [rows] column of the shard, -1: in another one; or kIgnoredRow. Of kStats, kDraw and kTop null: no row
-  // has one.
+  // [rows] column of the shard, -1 if it is in another shard, or kIgnoredRow. Null with kStats, kDraw and
+  // kTop: no row has a target.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
 };
 using LogitsProduct = LogitsProductOf<float>;
 
-// What epilogues that sum rows have in common: all but kGradient.
+// The parts shared by the epilogues that sum rows: all but kGradient.
 template <class Real>
 struct RowSumsOf {
   PartialStatsOf<Real> stats;
-  const Real* class_weight = nullptr;  // [columns], or null: ones
-  Real* target_logit = nullptr;        // [rows], written where the target is in the window
+  const Real* class_weight = nullptr;  // [columns]; null: ones
+  Real* target_logit = nullptr;        // [rows], written if the target is in the window
 };
 using RowSums = RowSumsOf<float>;
 
@@ -141,7 +144,7 @@ template <class Real>
 struct StatsArgsOf : RowSumsOf<Real> {};
 using StatsArgs = StatsArgsOf<float>;
 
-// A matrix [rows, columns] of a launch's first columns. Columns up to the next multiple of 16 bytes may be
+// A matrix [rows, columns] for a launch's first columns. Columns up to the next multiple of 16 bytes may be
 // written as well: stores clip there.
 struct StoredColumns {
   void* data = nullptr;
@@ -149,17 +152,17 @@ struct StoredColumns {
   int64_t stride = 0;
 };
 
-// Sums are relative to the logit_offset, `weighted` is not made, and max (null: not wanted), argmax and the
-// optional sums are further wishes. Where exp_logits are kept in base 2, they and the sums are relative to
-// rounded_offset(), the logit_offset but for a rounding, and what is stored is 2^kKeptExponent times the
-// exp_logits.
+// Sums are relative to the logit offset, and `weighted` is not made. A null max means that it is not wanted;
+// argmax and the optional sums are optional as well. If exp logits are kept in base 2, they and the sums are
+// relative to rounded_offset(), which is the logit offset up to rounding. The stored values are then
+// 2^kKeptExponent times the exp logits.
 struct ExpLogitsArgs : RowSums {
-  // Of engines whose traits say offsets_first: what exp_logits are relative to.
+  // The offset that exp logits are relative to, for engines with offsets_first.
   const float* logit_offset = nullptr;  // [rows]
-  // Other engines choose the logit_offset in a run's first window and write it here. They may choose again:
-  // then they change what earlier windows have kept, `kept_before` columns that end where `exp_logits`
-  // begins.
-  float* found_offset = nullptr;  // [rows]
+  // Other engines choose the logit offset in a run's first window and write it here. They may choose again:
+  // then they also change the exp logits of earlier windows, the `kept_before` columns that end where
+  // `exp_logits` begins.
+  float* chosen_offset = nullptr;  // [rows]
   int64_t kept_before = 0;
   StoredColumns exp_logits = {};  // bf16, or fp32 with fp32 operands
 };
@@ -167,16 +170,16 @@ struct ExpLogitsArgs : RowSums {
 // dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_residual
 template <class Real>
 struct GradientArgsOf {
-  const Real* lse = nullptr;           // [rows]
-  const Real* lse_residual = nullptr;  // [rows] what rounding took off lse; null: nothing
+  const Real* lse = nullptr;                                          // [rows]
+  const Real* lse_residual = nullptr;                                 // [rows] lse's rounding error; null: 0
   const Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
-  const Real* class_weight = nullptr;                                 // [columns] w, or null: ones
+  const Real* class_weight = nullptr;                                 // [columns] w; null: ones
   const float* factor = nullptr;                                      // scalar, of dz; null: 1
-  StoredColumns dz = {};                                              // of the operands' dtype, all columns
+  StoredColumns dz = {};                                              // in the operands' dtype, all columns
 };
 using GradientArgs = GradientArgsOf<float>;
 
-// Sums are relative to the logit_offset as those of kExpLogits are, and may be null: not wanted.
+// Sums are relative to the logit offset, as with kExpLogits. Null sums are not wanted.
 struct DrawArgs : RowSums {
   const float* logit_offset = nullptr;  // [rows]
   Draws draws = {};
@@ -188,7 +191,7 @@ struct TopArgsOf : RowSumsOf<Real> {
 };
 using TopArgs = TopArgsOf<float>;
 
-// In the order of Epilogue. ExpLogits of float64 are not kept, and its elements not drawn.
+// In the order of Epilogue. float64 has no kept exp logits and no draws.
 template <class Real>
 using EpilogueArgsOf =
     std::variant<StatsArgsOf<Real>, ExpLogitsArgs, GradientArgsOf<Real>, DrawArgs, TopArgsOf<Real>>;
@@ -201,7 +204,7 @@ static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kDraw>, DrawArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
 
-// A launch.
+// The arguments of a launch.
 template <class Real>
 struct LogitsArgsOf : LogitsProductOf<Real> {
   EpilogueArgsOf<Real> of_epilogue = {};
@@ -210,7 +213,7 @@ struct LogitsArgsOf : LogitsProductOf<Real> {
 };
 using LogitsArgs = LogitsArgsOf<float>;
 
-// Of a launch: its partials, null of kGradient.
+// Returns a launch's partials; null for kGradient.
 inline const PartialStats* stats_of(const LogitsArgs& args) {
   return std::visit(
       [](const auto& of_epilogue) -> const PartialStats* {
@@ -223,7 +226,7 @@ inline const PartialStats* stats_of(const LogitsArgs& args) {
       args.of_epilogue);
 }
 
-// What it stores; null: nothing.
+// Returns the columns that a launch stores; null if it stores nothing.
 inline const StoredColumns* stored_by(const LogitsArgs& args) {
   if (const auto* exp_logits = std::get_if<ExpLogitsArgs>(&args.of_epilogue)) return &exp_logits->exp_logits;
   if (const auto* gradient = std::get_if<GradientArgs>(&args.of_epilogue)) return &gradient->dz;

@@ -6,15 +6,15 @@
 namespace logitless::cuda {
 namespace {
 
-// The draw's product, those of dense, frequent and sampled columns, and a kept element's two additions of a
-// row, which are bound by memory instead.
+// Counts the products of the draw and of dense, frequent and sampled columns. The two row additions for each
+// kept element are left out: they are bound by memory.
 double cost_of_sparsified(const Problem& p) {
   const SparsifiedSizes s = sparsified_sizes(p);
   const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
   return draw + static_cast<double>(3 * s.dense + 2 * s.frequent + s.sampled) / static_cast<double>(p.vocab);
 }
 
-// In units of F.
+// Returns the cost in matmuls.
 double cost_of(const Problem& p, const PlanDetail& d) {
   if (d.is_sparsified()) return cost_of_sparsified(p);
   double cost = p.needs_forward() ? 1 : 0;

@@ -7,7 +7,7 @@ namespace {
 
 struct Model {
   const char* short_name;
-  const char* word;  // of the name that a driver tells
+  const char* word;  // of the name that a driver reports
   Device device;
 };
 
@@ -33,10 +33,10 @@ Device make(const char* name, const Facts& facts) {
   return device;
 }
 
-// Sources, all of the vendor's but where said: the data sheets "A100 80GB" (SXM), "A10", "L40S", "H100" and
-// "H200" (SXM), "HGX B200" (its L2 is not stated, its 148 multiprocessors are what devices tell); the white
-// papers on GA102, Ada and RTX Blackwell for the L2 of A10, L40S, RTX 4090 and RTX 5090 and the rates of the
-// last two, which with sums in float32 are half of those with sums in float16. Shared memory: "CUDA
+// All sources are the vendor's unless noted. Data sheets: "A100 80GB" (SXM), "A10", "L40S", "H100" and "H200"
+// (SXM), "HGX B200". "HGX B200" does not state its L2; its 148 multiprocessors are as devices report them.
+// White papers on GA102, Ada and RTX Blackwell: the L2 of A10, L40S, RTX 4090 and RTX 5090, and the rates of
+// the last two. Their rates with sums in float32 are half of those with sums in float16. Shared memory: "CUDA
 // Programming Guide", technical specifications by compute capability.
 const std::vector<Model>& models() {
   static const std::vector<Model> known{

@@ -20,13 +20,13 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, as sparsification a flat softmax of these sizes may take longer";
-    if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // as nothing is no pointer
+    if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // not 0, which would give a null pointer
   }
   return plans;
 }
 
-// Whether draws of a forward pass are worth keeping: of what both passes have in common, so that they agree.
-// A switch may have been turned between them.
+// Returns whether draws of a forward pass are worth keeping. It depends only on properties that both passes
+// share, so that they agree: a switch may have been turned between them.
 bool sparsification_gains(const Problem& problem, const Device& device) {
   Problem backward;
   backward.pass = Pass::kBackward;
@@ -45,9 +45,9 @@ bool sparsification_gains(const Problem& problem, const Device& device) {
          seconds(exact_plans(backward, device, "", 0));
 }
 
-// Of a rank's shard what was planned for the largest one, so that all ranks have the same chunks of tokens.
-// Its columns may be fewer than were to be kept, or than a window; partials and scratch do not depend on
-// them.
+// Adapts the plan for the group's largest shard to a rank's shard, so that all ranks have the same chunks of
+// tokens. The shard may have fewer columns than would be kept, or than a window has. Partials and scratch do
+// not depend on them.
 PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) {
   d.vocab_window = std::min(d.vocab_window, std::max<int64_t>(shard.vocab, 1));
   d.cached_columns =
@@ -56,7 +56,7 @@ PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) 
   return d;
 }
 
-// Of a whole vocabulary, or a shard that a host merges.
+// Returns plans for a whole vocabulary, or for a shard that a host merges.
 std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& asked,
                                uint64_t budget) {
   std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
@@ -67,7 +67,7 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
   return plans;
 }
 
-// Ranks whose sums come with the draw tell each other their lse_estimates of lse as well.
+// Counts another gather: ranks whose sums come with the draw exchange their lse estimates as well.
 void count_estimates(const Problem& problem, const PlanDetail& detail, Plan* plan) {
   if (!detail.is_sparsified() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing)
     return;
@@ -84,7 +84,7 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
   std::vector<Plan> plans = plans_of_one(largest, device, asked, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
-    Problem shard = planned.problem();  // whose gradient may be exact where a sparsified one was asked for
+    Problem shard = planned.problem();  // its gradient may be exact although a sparsified one was requested
     shard.vocab = problem.vocab;
     shard.vocab_start = problem.vocab_start;
     const PlanDetail detail = of_shard(shard, largest, planned.detail());

@@ -10,15 +10,17 @@
 namespace logitless::cuda {
 
 // ---- search.cpp
-// Returns the fastest plan of each kind within the budget (0: none), for a problem whose gradient is settled,
-// and the plan that needs least memory. A pure function.
+//
+// Returns the fastest plan of each kind within the budget (0: none), and the plan that needs least memory.
+// The problem's gradient method must be settled. A pure function.
 std::vector<Plan> search_plans(const Problem& problem, const Device& device, const Choice& choice,
                                uint64_t budget);
 
 // ---- plans.cpp
-// As Backend::plans. A pure function: no call of the driver. A sparsified problem (not kAlwaysSparsified) has
-// exact plans, too, as sparsification may be slower; with keeps_draws either these or sparsified ones, and
-// both passes the same.
+//
+// Implements Backend::plans. A pure function, without calls of the driver. A sparsified problem (not
+// kAlwaysSparsified) also gets exact plans, because sparsification may be slower. With keeps_draws it gets
+// either exact or sparsified plans, and both passes get the same.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
                              uint64_t max_workspace_bytes);
 

@@ -11,16 +11,16 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr double kChunkRounding = 0.04;  // of the time: what one rounding more of d_weight must be worth
+constexpr double kChunkRounding = 0.04;  // of the time: the gain that justifies one more rounding of d_weight
 
-// Sparsified gradients: what a kept element costs, and each number of its two rows in the gathers, by seven
-// heads of a flat softmax; a margin, as products run up to 15% faster than the rate above in a burst and
-// gathers do not.
+// Sparsified gradients: the cost of a kept element, and of each number of its two rows in the gathers, fitted
+// on seven heads with a flat softmax. The margin is there because products run up to 15% faster than the rate
+// above after idle, and gathers do not.
 constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
 constexpr double kUnalignedGather =
-    1.5;  // rows that do not begin at multiples of 16 bytes: as many more accesses
-// What a place of a list takes, in bytes moved: 0.45 ms for 8192 lists of 3072, most of it the sort of what
-// is there.
+    1.5;  // rows that do not begin at multiples of 16 bytes need this many times the accesses
+// Cost of a place in a list, in bytes moved. 8192 lists of 3072 took 0.45 ms, mostly to sort the listed
+// elements.
 constexpr double kListedBytes = 72;
 constexpr double kSparsifiedLaunches = 80, kSparsifiedMargin = 1.1;
 
@@ -29,7 +29,7 @@ class Prediction {
   Prediction(const Problem& problem, const PlanDetail& detail, const Device& device)
       : p_(problem), d_(detail), times_(problem, device) {}
 
-  // Logits of a launch and what becomes of them, `bytes` written for each.
+  // Time of a launch's logits and their reduction, with `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
     LogitsArgs args;
     args.dtype = operand_dtype(p_);
@@ -41,14 +41,14 @@ class Prediction {
                               times_);
   }
 
-  // Of the whole vocabulary, with a launch for each window of a copied weight.
+  // Time for the whole vocabulary, with a launch for each window of a copied weight.
   double all_logits(int64_t rows, double bytes) const {
     const int64_t window = d_.copies_weight ? d_.vocab_window : p_.vocab;
     return KernelTimes::in_parts(p_.vocab, window,
                                  [&](int64_t columns) { return logits(rows, columns, bytes); });
   }
 
-  // Besides all logits: the sample, and the lists, which are written, read and sorted.
+  // Time of kTop beyond that of all logits: the sample, and the lists, which are written, read and sorted.
   double top(int64_t rows) const {
     if (p_.top_k == 0 || d_.engine->traits().top_groups == 0) return 0;
     const TopSizes sizes = top_sizes(p_, d_);
@@ -57,7 +57,7 @@ class Prediction {
     return sample + moved(rows, sizes.capacity, kListedBytes) + 5 * kLaunchSeconds;
   }
 
-  // Copies of the operands: read in the caller's dtype, written in that of the products.
+  // Time of copies of the operands: read in the caller's dtype, written in that of the products.
   double copied_weight(int64_t columns) const {
     if (!d_.copies_weight || columns <= 0) return 0;
     return moved(columns, p_.hidden, bytes_copied(p_.dtype.weight)) + kLaunchSeconds;
@@ -66,7 +66,7 @@ class Prediction {
     return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
   }
 
-  // From where it is staged.
+  // Time to store d_weight from where it is staged.
   double stored_weight() const {
     if (!p_.has.d_weight || writes_d_weight(p_)) return 0;
     return moved(p_.vocab, p_.hidden,
@@ -84,7 +84,7 @@ class Prediction {
     return seconds;
   }
 
-  // Of kept exp_logits; windows are those of d_hidden, and of a staged d_weight.
+  // Time of gradients from kept exp logits. Windows are those of d_hidden and of a staged d_weight.
   double gradients_of_exp_logits(int64_t rows, int64_t columns) const {
     if (columns == 0) return 0;
     const int64_t window = kept_window(p_, d_);
@@ -104,7 +104,7 @@ class Prediction {
     return seconds;
   }
 
-  // Of the other columns.
+  // Time of gradients of the other columns.
   double gradients_of_lse(int64_t rows) const {
     const int64_t columns = p_.vocab - d_.cached_columns, first = std::min(columns, d_.vocab_window);
     const auto window = [&](bool adds) {
@@ -118,14 +118,14 @@ class Prediction {
            KernelTimes::in_parts(columns - first, d_.vocab_window, window(true));
   }
 
-  // Windows of the weight for them, of which a pass over all columns leaves the last one.
+  // Time to copy windows of the weight for these. A pass over all columns leaves the last window in place.
   double copies_for_gradients() const {
     if (d_.cached_columns < p_.vocab) return copied_weight(p_.vocab);
     const int64_t last = (p_.vocab - 1) % d_.vocab_window + 1;
     return p_.has.d_hidden ? copied_weight(p_.vocab - last) : 0;
   }
 
-  // Of a flat softmax, which keeps 1 / threshold elements a row: no other keeps more.
+  // Time with a flat softmax, which keeps 1 / threshold elements a row: the most of any softmax.
   double sparsified(int64_t rows, const SparsifiedSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kSparsifiedLaunches * kLaunchSeconds;
@@ -189,10 +189,10 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
     }
     return seconds + predict.copied_hidden(rows);
   };
-  // The last one may be short.
+  // The last chunk may be short.
   double seconds = KernelTimes::in_parts(tokens, chunk, of_chunk);
   if (whole_copy) seconds += predict.copied_weight(p.vocab);
-  // Less room for split-K sums costs little, but something: the larger one is taken where it fits.
+  // Less room for split-K sums costs little, but not nothing: the larger room is taken if it fits.
   return seconds + (d.gemm_bytes < static_cast<int64_t>(kGemmScratchBytes) && p.needs_backward() ? 10e-6 : 0);
 }
 

@@ -13,18 +13,19 @@
 namespace logitless::cuda {
 namespace {
 
-// Both are EngineTraits::partial_columns with batch_invariant.
+// With batch_invariant, both are EngineTraits::partial_columns.
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
-// Numbers of windows that are tried, from the fewest on; after each number of kept columns.
+// How many numbers of windows are tried, from the fewest on; the second applies after each number of kept
+// columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
 constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied weight or a staged gradient
-// Chunks whose d_weight may be added up in its own dtype; more only in plans of so few bytes that the
-// others would have windows narrower than this, which are slow.
+// Most chunks whose d_weight may be added up in its own dtype. Plans get up to kRoundingsInNeed only in
+// budgets so small that the others would have windows narrower than kNarrowWindow, which are slow.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
 
-// Rows that are worked on at once, the most first.
+// Returns candidates for the number of rows that are worked on at once, the largest first.
 std::vector<int64_t> token_chunks(int64_t tokens) {
   const int64_t all = std::max<int64_t>(tokens, 1);
   std::vector<int64_t> chunks;
@@ -36,14 +37,14 @@ std::vector<int64_t> token_chunks(int64_t tokens) {
   return chunks;
 }
 
-// fp32 logits at once: larger blocks make faster products. step: with batch_invariant columns are multiples
-// of it.
+// A block of fp32 logits: larger blocks make faster products. With batch_invariant its columns are multiples
+// of `step`.
 struct ScratchBlock {
   int64_t rows, columns;
 };
 std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
-  // Rows, and logits in all. Three of the first block take 96 MiB, and its product has whole waves of tiles
-  // on an H100; the others are for small budgets.
+  // Pairs of most rows and total logits. Three of the first block take 96 MiB, and its product has whole
+  // waves of tiles on an H100. The others are for small budgets.
   constexpr std::pair<int64_t, int64_t> kBlocks[] = {
       {4096, 1 << 23}, {4096, 1 << 21}, {2048, 1 << 19}, {256, 1 << 16}, {16, 1 << 10}};
   std::vector<ScratchBlock> blocks;
@@ -87,14 +88,15 @@ class Search {
   }
 
  private:
-  // A plan as far as choosing one takes: thousands may be looked at for one problem.
+  // A plan as far as choosing one needs it: thousands may be compared for one problem.
   struct Candidate {
     PlanDetail detail;
     uint64_t bytes = 0;
     double seconds = 0;
   };
 
-  // Whatever the budget: a larger one has these plans, too, and so is never slower than a smaller one.
+  // Does not depend on the budget: a larger one includes these plans, so it is never slower than a smaller
+  // one.
   void consider_in_need() {
     budget_ = std::min(budget_, bytes_in_need());
     fewest_chunks_ = kMostRoundings + 1;
@@ -102,9 +104,9 @@ class Search {
     consider_all();
   }
 
-  // Where plans with few roundings begin to have windows that are not narrow.
+  // Returns the bytes from which on plans with few roundings have windows that are not narrow.
   uint64_t bytes_in_need() const {
-    PlanDetail d = base_;  // the last one: that of the least scratch
+    PlanDetail d = base_;  // the last one, with the least scratch
     d.source = backward_source();
     d.vocab_window = std::min(p_.vocab, kNarrowWindow);
     d.cached_columns = 0;
@@ -152,7 +154,7 @@ class Search {
     return traits_.needs_scratch ? scratch_blocks(p_, window_step_) : std::vector<ScratchBlock>{{0, 0}};
   }
 
-  // ExpLogits can become gradients by a factor for each row only: not with a term that is no multiple of p.
+  // Exp logits become gradients only by a factor for each row. That excludes terms that are no multiple of p.
   // Factors are fp32.
   bool has_exp_logits() const {
     const DType dtype = operand_dtype(p_);
@@ -160,8 +162,8 @@ class Search {
   }
   bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
 
-  // Whether sums are made beside exp_logits, relative to logit_offsets. Not to depend on the pass, they are
-  // so in all, or in none where the logit_offsets come after.
+  // Returns whether sums are made beside exp logits, relative to logit offsets. With batch_invariant this
+  // must not depend on the pass: it holds in all passes, or in none if offsets are chosen later.
   bool is_relative_to_offset(const PlanDetail& d) const {
     if (!p_.needs_forward() || p_.is_sparsified()) return false;
     return p_.batch_invariant ? traits_.offsets_first && has_exp_logits() : d.cached_columns > 0;
@@ -177,8 +179,7 @@ class Search {
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-      if (!lists && !p_.batch_invariant)
-        return;  // else of fewer rows at a time lists or partials are smaller
+      if (!lists && !p_.batch_invariant) return;  // else fewer rows at a time make lists or partials smaller
     }
     forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
@@ -193,7 +194,7 @@ class Search {
     }
   }
 
-  // Columns whose rows of the weight are copied at once; all, where it is not copied.
+  // Returns the numbers of columns whose weight rows are copied at once; all, if the weight is not copied.
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
@@ -204,7 +205,7 @@ class Search {
     }
   }
 
-  // A launch of a chunk of tokens over the whole vocabulary, as far as its sizes go.
+  // Returns the sizes of a launch of a chunk of tokens over the whole vocabulary.
   LogitsArgs launch_of(const EpilogueArgs& epilogue, int64_t chunk) const {
     LogitsArgs args;
     args.of_epilogue = epilogue;
@@ -217,7 +218,7 @@ class Search {
     return args;
   }
 
-  // Partials of its row statistics; 1 without any.
+  // Returns the partials of the row statistics of a chunk; 1 without statistics.
   int64_t partials_of(int64_t chunk) const {
     const auto [at, is_new] = partials_.try_emplace(chunk, 1);
     if (is_new && p_.needs_forward()) {
@@ -231,7 +232,7 @@ class Search {
     return at->second;
   }
 
-  // The engine's configuration for the launch that takes most of the time, for people.
+  // Returns the engine's configuration, as text for people, of the launch that takes most of the time.
   std::string config_of(int64_t chunk) const {
     const auto main_epilogue = [&]() -> EpilogueArgs {
       if (p_.is_sparsified()) return DrawArgs{};
@@ -241,7 +242,7 @@ class Search {
     return choice_.engine->config(launch_of(main_epilogue(), chunk));
   }
 
-  // A window of at most so many columns, whose tiles leave few processors idle at their end.
+  // Returns a window of at most `most` columns whose last wave of tiles leaves few processors idle.
   int64_t in_whole_waves(int64_t most, int64_t chunk) const {
     const EngineTiles tile = choice_.engine->tiles(launch_of(StatsArgs{}, chunk), device_);
     if (most >= p_.vocab) return most;
@@ -255,7 +256,7 @@ class Search {
     return best > 0 ? best * window_step_ : most;
   }
 
-  // All rows at once, and windows that no budget changes, as sums follow them.
+  // All rows at once, and windows that no budget changes, because sums depend on them.
   void sparsified_plan() {
     base_.source = hidden_is_operand() ? HiddenSource::kCaller : HiddenSource::kWorkspace;
     base_.vocab_window = base_.copies_weight ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
@@ -267,12 +268,13 @@ class Search {
     return fits_in_d_hidden(p_) ? HiddenSource::kOutput : HiddenSource::kWorkspace;
   }
 
-  // Whether sums of d_weight over chunks may be kept in its own dtype, rounded once more for each chunk.
+  // Returns whether sums of d_weight over chunks may be kept in its own dtype, rounded once more for each
+  // chunk.
   bool may_round(int64_t chunks) const {
     return chunks > 1 && p_.has.d_weight && writes_d_weight(p_) && p_.dtype.d_weight != p_.stats_dtype();
   }
 
-  // All exp_logits of a chunk are kept.
+  // Considers plans that keep all exp logits of a chunk.
   void kept_plans() {
     for (const int64_t chunk : token_chunks(p_.tokens)) {
       PlanDetail d = base_;
@@ -313,7 +315,8 @@ class Search {
     }
   }
 
-  // One window, as few as fit and some more, whose products may end in fuller waves, and the narrowest.
+  // Considers one window, the fewest that fit, some more, whose products may end in fuller waves, and the
+  // narrowest.
   void windows_of(PlanKind kind, int64_t chunk, PlanDetail d) {
     d.vocab_window = p_.vocab;
     consider(kind, chunk, d);
@@ -328,7 +331,7 @@ class Search {
     if (d.vocab_window < p_.vocab) consider(kind, chunk, d);
   }
 
-  // Narrower ones, while they cost little.
+  // Considers narrower windows, while they cost little.
   void default_windows(PlanKind kind, int64_t chunk, PlanDetail d) {
     for (const int64_t windows : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
       if (near_fastest_.is_too_slow(ranked_seconds(p_, kind, chunk, d, device_))) return;
@@ -338,13 +341,14 @@ class Search {
     }
   }
 
-  // Of no plan of the kind and chunk less is predicted.
+  // A lower bound of the prediction for plans of this kind and chunk.
   double least_seconds(PlanKind kind, int64_t chunk, PlanDetail d) const {
     if (can_keep_exp_logits()) d.cached_columns = p_.vocab;
     return ranked_seconds(p_, kind, chunk, d, device_);
   }
 
-  // The columns that are not kept, in windows of equal size: as few as fit, and `more` widths from there on.
+  // Divides the columns that are not kept into windows of equal size: the fewest that fit, and `more` widths
+  // from there on.
   void equal_windows(PlanKind kind, int64_t chunk, PlanDetail d, int64_t more) {
     const int64_t columns = p_.vocab - d.cached_columns;
     const int64_t widest = d.cached_columns > 0 ? d.cached_columns : widest_window(kind, chunk, d, false);
@@ -357,8 +361,8 @@ class Search {
     }
   }
 
-  // The exp_logits of the first columns may be there still when their turn comes; the others' windows take
-  // their place.
+  // The exp logits of the first columns may still be there when the gradients need them. The windows of the
+  // other columns take their place afterwards.
   void windows_after_kept(PlanKind kind, int64_t chunk, PlanDetail d) {
     const int64_t widest = widest_window(kind, chunk, d, true);
     for (int64_t sixteenths = 16; sixteenths > 12; --sixteenths) {
@@ -368,7 +372,7 @@ class Search {
     }
   }
 
-  // The most columns, in steps, that a budget allows; 0: not one step.
+  // Returns the most columns, in steps, that a budget allows; 0 if not even one step fits.
   int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d, bool keeps) const {
     int64_t fits = 0, too_many = ceil_div(p_.vocab, window_step_);
     while (too_many - fits > 1) {
@@ -412,7 +416,7 @@ class Search {
     }
   }
 
-  // By default less of it is taken only to keep to the default's bytes: what it costs is not predicted.
+  // By default less of it is taken only to stay within the default's bytes: its cost is not predicted.
   double scratch_penalty(const PlanDetail& d) const {
     const int64_t all = gemm_scratches().front();
     return d.gemm_bytes == all ? 1 : d.gemm_bytes > 0 ? kNearlyFastest : kFastEnough;
@@ -442,7 +446,7 @@ class Search {
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;
-  DefaultCandidates<Candidate> near_fastest_;  // without a budget
+  DefaultCandidates<Candidate> near_fastest_;  // used without a budget
   Candidate smallest_;
   mutable std::map<int64_t, int64_t> partials_;  // by chunk
 };

@@ -14,8 +14,9 @@ DType operand_dtype(const Problem& p) {
 
 namespace {
 
-// A row that begins within a line of the L2 cache costs the copies of tiles, ours and cuBLAS's, a part of
-// another line for each of theirs: with rows of 16 bytes' multiples products took up to 1.2 times as long.
+// A row that begins within a line of the L2 cache costs more: each copy of a tile, by our kernels or
+// cuBLAS's, reads a part of another line. With rows of multiples of 16 bytes, products took up to 1.2 times
+// as long.
 constexpr int64_t kLineBytes = 128;
 
 int64_t rounded_up(int64_t elements, int64_t bytes, DType dtype) {
@@ -27,7 +28,7 @@ int64_t rounded_up(int64_t elements, int64_t bytes, DType dtype) {
 
 int64_t padded_hidden(const Problem& p) {
   const DType dtype = operand_dtype(p);
-  if (dtype == DType::kF64) return p.hidden;  // whose products take rows of any length
+  if (dtype == DType::kF64) return p.hidden;  // its products take rows of any length
   return rounded_up(p.hidden, 16, dtype) == p.hidden ? p.hidden : rounded_up(p.hidden, kLineBytes, dtype);
 }
 
@@ -93,7 +94,7 @@ GroupStats group_stats(const Problem& p, float* gathered, int64_t rows) {
   return g;
 }
 
-// What every plan has: rows, their statistics, and what they become.
+// Lays out the part of all plans: rows, their statistics, and the results made from them.
 template <class Real>
 ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) {
   const int64_t rows = std::max<int64_t>(d.token_chunk, 1);

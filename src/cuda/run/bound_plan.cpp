@@ -26,7 +26,7 @@ void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
                    const Communicator* group) const {
   const DeviceGuard guard(device_);
   auto* queue_stream = static_cast<cudaStream_t>(stream);
-  // What a group's host queues is no part of a recording. A group of one has nobody to exchange with.
+  // Work queued by a group's host cannot be recorded. A group of one exchanges nothing.
   if (group != nullptr && group->size > 1) return put(buffers, workspace, Queue(queue_stream), group);
   const auto work = [&](const Queue& queue) { put(buffers, workspace, queue, nullptr); };
   replay_->run({buffers, workspace.base()}, queue_stream, std::cref(work));
@@ -53,19 +53,18 @@ RunnerOf<Real> runner_of(const Problem& problem, const Buffers& buffers, const P
   };
 }
 
-// Whether d_bias is made from a sum in the workspace at the end of the run: where no chunk of an exact plan
-// writes it.
+// Returns whether d_bias is made from a sum in the workspace at the end of the run, because no chunk of an
+// exact plan writes it.
 template <class Real>
 bool ends_with_d_bias(const RunnerOf<Real>& run) {
   return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_sparsified());
 }
 
-// Clears what no product will write: d_weight when there are no rows or logits do not depend on the
-// matrices.
+// Clears d_weight if no product will write it: if there are no rows, or logits do not depend on the matrices.
 template <class Real>
 void clear_gradients(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
-  if (p.vocab == 0) return;  // of a rank of a group
+  if (p.vocab == 0) return;  // a rank of a group may have no columns
   if (ends_with_d_bias(run)) {
     run.queue.clear(run.arena.d_bias, static_cast<size_t>(p.vocab) * sizeof(Real));
   }
@@ -75,7 +74,7 @@ void clear_gradients(const RunnerOf<Real>& run) {
   }
 }
 
-// Stores what is still in the workspace, at the end of the run.
+// Stores results that are still in the workspace, at the end of the run.
 template <class Real>
 void finish_gradients(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
@@ -94,7 +93,7 @@ void finish_gradients(const RunnerOf<Real>& run) {
   }
 }
 
-// Around what exact and sparsified plans do.
+// Runs the steps before and after those of exact and sparsified plans.
 template <class Real, class Middle>
 void run_around(const RunnerOf<Real>& run, const Middle& middle) {
   const Problem& problem = run.problem;

@@ -10,7 +10,7 @@ namespace logitless::cuda {
 class Queue;
 class Replay;
 
-// A problem and how a device is to run it.
+// A problem, and how a device runs it.
 class CudaPlan final : public BackendPlan {
  public:
   CudaPlan(const Problem& problem, const PlanDetail& detail, const Device& device);
@@ -18,7 +18,7 @@ class CudaPlan final : public BackendPlan {
 
   const Problem& problem() const { return problem_; }
   const PlanDetail& detail() const { return detail_; }
-  // Queues the run on a stream: waits for nothing.
+  // Queues the run on a stream, without waiting.
   void run(const Buffers& buffers, Workspace workspace, void* stream,
            const Communicator* group) const override;
 
@@ -31,11 +31,11 @@ class CudaPlan final : public BackendPlan {
   const std::unique_ptr<Replay> replay_;
 };
 
-// As Backend::scale.
+// Implements Backend::scale.
 void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
            void* stream);
 
-// As Backend::divergence.
+// Implements Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
 
 }  // namespace logitless::cuda

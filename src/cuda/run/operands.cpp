@@ -23,7 +23,7 @@ ConstMatrix hidden_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   return copied_hidden(run);
 }
 
-// Of the rows and their copies.
+// Returns the arguments that describe the rows and their copies.
 template <class Real>
 LoadRows<Real> rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   LoadRows<Real> l{};
@@ -105,7 +105,7 @@ bool holds_whole_weight(const RunnerOf<Real>& run) {
   return run.detail.copies_weight && run.detail.vocab_window >= run.problem.vocab;
 }
 
-// step: of the window's columns, every step-th of the caller's.
+// step: copies every step-th of the caller's rows, beginning at the window's first times step.
 template <class Real>
 void copy_weight(const RunnerOf<Real>& run, const Window& window, const Condition& condition,
                  int64_t step = 1) {
@@ -168,7 +168,8 @@ LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chu
   const Problem& p = run.problem;
   LogitsProductOf<Real> product;
   product.dtype = run.dtype();
-  product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;  // their logits are sums of their own, in fp32
+  product.allow_tf32 =
+      p.allow_tf32 && p.targets_per_row == 0;  // the logits of several targets are separate fp32 sums
   product.batch_invariant = p.batch_invariant;
   product.hidden = hidden.data;
   product.hidden_stride = hidden.stride;
@@ -176,7 +177,7 @@ LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chu
   product.weight_stride = weight.stride;
   product.rows = chunk.rows;
   product.columns = window.columns;
-  // Copied rows are padded with zeros to what the fastest loads want.
+  // Copied rows are padded with zeros to the length that the fastest loads need.
   product.depth = hidden.stride == run.depth() && weight.stride == run.depth() ? run.depth() : p.hidden;
   if (run.detail.source != HiddenSource::kCaller) product.row_count = chunk.row_count;  // else all rows exist
   product.transform = run.transform.from(chunk.first, window.first);

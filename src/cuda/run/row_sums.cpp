@@ -22,8 +22,8 @@ template <class Real>
 bool tracks_max(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
-  // Ranks tell each other sums relative to their maxima where they have these: always, if what is asked for
-  // may change no bits.
+  // Ranks exchange sums relative to maxima if there are maxima. With batch_invariant there always are, so
+  // that the set of requested outputs changes no bits.
   if (p.batch_invariant && p.group_size > 1) return true;
   bool tracks = p.has.argmax || b.max != nullptr || b.max_logit != nullptr;
 #define LOGITLESS_TRACKS(name, part, kind, ...) \
@@ -64,7 +64,7 @@ CachedExpLogits kept_exp_logits_of(const Runner& run, const ConstMatrix& hidden)
   k.columns = run.detail.cached_columns;
   k.base_2 = run.traits().base_2;
   k.transform = run.transform;
-  // From here on the copied hidden rows are those of the gradient: dC = exp_logits^T (row_factor E).
+  // From here on, the copied hidden rows are those of the gradient: dC = exp_logits^T (row_factor E).
   if (run.problem.has.d_weight) {
     k.hidden = {const_cast<void*>(hidden.data), hidden.dtype, hidden.stride};
   }
@@ -72,7 +72,7 @@ CachedExpLogits kept_exp_logits_of(const Runner& run, const ConstMatrix& hidden)
   return k;
 }
 
-// Every rank's statistics of the chunk, on all of them. The chunk that comes first tells whether the ranks
+// Exchanges the chunk's statistics, so that all ranks have them. The first chunk also checks that the ranks
 // fit together.
 GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChunk& f) {
   const Problem& p = run.problem;

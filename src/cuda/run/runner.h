@@ -1,6 +1,6 @@
 #pragma once
-// One run on a device, and its parts that exact and sparsified plans have in common: operands.cpp,
-// row_sums.cpp. bound_plan.cpp is the order of things, with exact/ or sparsified/ in the middle.
+// One run on a device, and the parts that exact and sparsified plans share: operands.cpp, row_sums.cpp.
+// bound_plan.cpp has the order of steps, with exact/ or sparsified/ in the middle.
 #include "core/buffers.h"
 #include "core/communicator.h"
 #include "core/problem.h"
@@ -11,21 +11,21 @@
 
 namespace logitless::cuda {
 
-// Rows [first, first + rows) of the computed ones, as far as they exist.
+// The computed rows [first, first + rows), as far as they exist.
 struct Chunk {
-  bool is_first = true;  // of those that are worked on; sums over chunks begin with it
+  bool is_first = true;  // the first chunk worked on: sums over chunks begin with it
   bool is_last = true;
   int64_t first = 0, rows = 0;
-  const int32_t* row_count = nullptr;  // device
+  const int32_t* row_count = nullptr;  // on the device
 };
 
 // Columns [first, first + columns) of the shard.
 struct Window {
   int64_t first = 0, columns = 0;
-  bool is_first = true;  // of those that are worked on; sums over windows begin with it
+  bool is_first = true;  // the first window worked on: sums over windows begin with it
 };
 
-// Real: as of ArenaOf.
+// Real: as in ArenaOf.
 template <class Real>
 struct RunnerOf {
   const Problem& problem;
@@ -33,15 +33,15 @@ struct RunnerOf {
   const PlanDetail& detail;
   ArenaOf<Real> arena;
   RowInputsOf<Real> rows;
-  LogitTransform<Real> transform;  // of all computed rows and of the shard's columns
+  LogitTransform<Real> transform;  // of all computed rows and all columns of the shard
   const Queue& queue;
   int64_t chunks;
-  bool products;              // whether logits depend on the matrices at all (scale != 0), and there are any
+  bool products;              // whether there are any matrices, and logits depend on them (scale != 0)
   const Communicator* group;  // null: none
 
-  // Whether the sums of rows are those of all ranks, which tell each other.
+  // Whether the ranks exchange the sums of rows, so that these cover all ranks.
   bool exchanges() const { return problem.group_size > 1 && problem.needs_forward(); }
-  // The caller's.
+  // The caller's matrices.
   ConstMatrix hidden() const { return {buffers.hidden, problem.dtype.hidden, buffers.hidden_stride}; }
   ConstMatrix weight() const { return {buffers.weight, problem.dtype.weight, buffers.weight_stride}; }
   Matrix d_hidden() const { return {buffers.d_hidden, problem.dtype.d_hidden, buffers.d_hidden_stride}; }
@@ -52,9 +52,9 @@ struct RunnerOf {
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
-  // The factor between gradients of logits and of products, which the coefficients carry.
+  // The factor between gradients of logits and of products, which the coefficients include.
   double gradient_scale() const { return products ? problem.scale : 1; }
-  // By which sums of these become gradients of the bias.
+  // The factor that turns sums of these gradients into gradients of the bias.
   double bias_gradient_scale() const { return problem.bias_scale / gradient_scale(); }
 };
 using Runner = RunnerOf<float>;
@@ -65,7 +65,7 @@ void for_windows(int64_t first, int64_t end, int64_t width, F&& body) {
   for (int64_t j = first; j < end; j += width) body(Window{j, end - j < width ? end - j : width, j == 0});
 }
 
-// The same for columns [0, end), the last ones first.
+// Calls body(Window) for columns [0, end), `width` at a time, the last ones first.
 template <class F>
 void for_windows_backwards(int64_t end, int64_t width, F&& body) {
   for (int64_t j = (end - 1) / width * width; j >= 0; j -= width) {
@@ -74,24 +74,25 @@ void for_windows_backwards(int64_t end, int64_t width, F&& body) {
 }
 
 // ---- operands.cpp
-// The first launch of a chunk: its rows, logits of its targets where they are wanted, and what its first
-// product or sum goes on from.
+//
+// The first launch of a chunk. It copies rows, makes the logits of their targets if wanted, and initializes
+// the results of the chunk's first product or sum.
 template <class Real>
 ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_target_logits);
-// Once more the rows alone, where they are copies.
+// Copies the rows once more, if they are copies.
 void reload_hidden(const Runner& run, const Chunk& chunk);
-// The whole weight, once a run, where the plan has room for a copy of all of it.
+// Copies the whole weight, once a run, if the plan has room for that.
 template <class Real>
 void load_whole_weight(const RunnerOf<Real>& run);
-// Rows of the weight for a product. A window of it is copied where the condition holds.
+// Returns rows of the weight for a product. A copied window is loaded only if the condition holds.
 template <class Real>
 ConstMatrix load_weight(const RunnerOf<Real>& run, const Window& window, const Condition& condition = {});
-// The same of the window that was loaded last.
+// Returns these rows of the window that was loaded last.
 template <class Real>
 ConstMatrix loaded_weight(const RunnerOf<Real>& run, const Window& window);
-// The same of a sample, every step-th row of the weight: of these, those of the window.
+// Returns a window of a sample, which has every step-th row of the weight.
 ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
-// Columns whose operands can be had at once.
+// Returns the number of columns whose operands are available at once.
 template <class Real>
 int64_t widest_window(const RunnerOf<Real>& run);
 template <class Real>
@@ -99,27 +100,28 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                                      const Window& window, const ConstMatrix& weight);
-// Sums of a window's logits in the partials, and logits of targets.
+// Returns the outputs of a window: sums of logits in the partials, and logits of targets.
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);
-// Of a window's columns; null: ones.
+// Returns the class weights of a window's columns; null: ones.
 template <class Real>
 const Real* class_weight_of(const RunnerOf<Real>& run, const Window& window);
 
-// Logits of the rows' targets, where a row has several.
+// Makes the logits of the rows' targets, if a row has several.
 template <class Real>
 void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // ---- row_sums.cpp
-// Row statistics of a chunk, in the partials, which are clear; active: only in these blocks of rows.
+//
+// Adds a chunk's row statistics to cleared partials, in the active blocks of rows only.
 template <class Real>
 void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
               const uint8_t* active);
-// Whether sums that are relative to an logit_offset come with maxima, which only their outputs need.
+// Returns whether sums relative to a logit offset come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);
-// From a chunk's statistics to outputs, coefficients, factors of kept exp_logits and, after the last chunk,
-// the loss. relative_to_offset: the sums are relative to logit_offsets.
+// Turns a chunk's statistics into outputs, coefficients, factors of kept exp logits and, after the last
+// chunk, the loss. relative_to_offset: the sums are relative to logit offsets.
 template <class Real>
 void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                   bool relative_to_offset);

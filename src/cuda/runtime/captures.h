@@ -3,7 +3,7 @@
 
 namespace logitless::cuda {
 
-// Whether a caller captures the stream for a graph of its own.
+// Returns whether a caller is capturing the stream for its own graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
@@ -11,7 +11,8 @@ inline bool is_capturing(cudaStream_t stream) {
   return true;
 }
 
-// Calls that a capture in another thread forbids may be made in this one for a scope, and do not break it.
+// For its scope, this thread may make calls that a capture in another thread forbids, without breaking the
+// capture.
 class BesideCaptures {
  public:
   BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -48,7 +48,7 @@ const CublasLt* cublaslt(std::string* why_not) {
   static CublasLt functions;
   static bool found = false;
   const std::lock_guard lock(mutex);
-  if (!found) {  // tried again after a failure: PyTorch may have loaded it since
+  if (!found) {  // retried after a failure: PyTorch may have loaded it since
     void* library = open_library();
     const char* reason = library == nullptr ? dlerror() : nullptr;
     if (library != nullptr && !find_all(library, &functions)) reason = "it lacks a function that is needed";

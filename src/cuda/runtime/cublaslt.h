@@ -1,6 +1,6 @@
 #pragma once
-// The part of cuBLASLt that plain matrix products need, opened at run time so that the library loads on
-// machines without it. Declarations follow NVIDIA's documentation of cublasLt.h; its numbers are part of a
+// The part of cuBLASLt that plain matrix products need. It is opened at run time, so that the library loads
+// on machines without it. Declarations follow NVIDIA's documentation of cublasLt.h; its numbers are part of a
 // stable ABI.
 #include <cuda_runtime_api.h>
 
@@ -16,8 +16,8 @@ enum : int { kOpN = 0, kOpT = 1 };                                            //
 enum : int { kPointerMode = 2, kTransA = 3, kTransB = 4 };  // cublasLtMatmulDescAttributes_t
 enum : int { kWorkspaceBytes = 1, kReductionSchemes = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
 enum : int { kModeHost = 0, kModeDevice = 1 };  // cublasLtPointerMode_t
-// Split-K partial sums go through the workspace in the type of sums and in a fixed order; never in place,
-// never in the output's dtype.
+// Split-K partial sums go through the workspace, in the type of the sums and in a fixed order. They are never
+// made in place or in the output's dtype.
 enum : uint32_t { kReduceInWorkspace = 2 };  // cublasLtReductionScheme_t
 
 struct Algorithm {  // cublasLtMatmulAlgo_t
@@ -53,8 +53,9 @@ struct CublasLt {
   size_t (*version)();
 };
 
-// Null with the reason in why_not when it cannot be opened. Looked for: what the process has loaded already
-// (PyTorch brings it), the dynamic linker's paths, LOGITLESS_CUBLASLT.
+// Returns null with the reason in why_not if cuBLASLt cannot be opened. The search order is
+// LOGITLESS_CUBLASLT, the libraries already loaded in the process (PyTorch brings it), then the dynamic
+// linker's paths.
 const CublasLt* cublaslt(std::string* why_not);
 
 }  // namespace logitless::cuda

@@ -51,7 +51,7 @@ int device_count(std::string* why_not) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
-  cudaGetLastError();  // or the next launch would report it
+  cudaGetLastError();  // clears the error, which the next launch would report otherwise
   if (why_not == nullptr) return 0;
   int driver = 0, runtime = 0;
   query_versions(&driver, &runtime);

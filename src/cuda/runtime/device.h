@@ -4,16 +4,16 @@
 
 namespace logitless::cuda {
 
-// Facts about a device, asked once.
+// Facts about a device, queried once.
 struct Device {
   int ordinal = 0;
   std::string name;
   int capability = 0;  // 90 for Hopper
   int processors = 0;  // streaming multiprocessors
   uint64_t memory_bytes = 0;
-  int64_t shared_bytes = 0;  // of shared memory that a thread block may have
+  int64_t shared_bytes = 0;  // shared memory available to a thread block
   int64_t l2_bytes = 0;
-  // By the vendor, of a model; 0: not known.
+  // The vendor's figures for a model; 0 if unknown.
   double flops = 0;  // dense products of 16-bit operands
   double bytes_per_second = 0;
   std::string why_not;  // empty when usable
@@ -23,23 +23,25 @@ struct Device {
   }
 };
 
-// How many devices; 0 with a reason in why_not when there is no driver or no device.
+// Returns the number of devices, or 0 with a reason in why_not if there is no driver or no device.
 int device_count(std::string* why_not);
 
-// Of CUDA: what the driver supports (0 without one), and of the runtime in the library. 13000 is 13.0.
+// Reports CUDA versions: the newest that the driver supports (0 without a driver), and the library's runtime.
+// 13000 means 13.0.
 void query_versions(int* driver, int* runtime);
 
-// Of cuBLASLt; 0, with the reason, where it cannot be opened.
+// Returns cuBLASLt's version, or 0 with the reason if it cannot be opened.
 int64_t cublaslt_version(std::string* why_not);
 
-// Of an ordinal; a Device whose why_not is set when there is none such.
+// Returns the device with this ordinal. If there is none, its why_not is set.
 const Device& query_device(int ordinal);
 
-// Lets launches of a kernel have so many bytes of dynamic shared memory on `device`, which is the calling
-// thread's. Only the first call for both counts, so ask for the most that the kernel may need there.
+// Allows launches of a kernel to use this much dynamic shared memory on `device`, which must be the calling
+// thread's. Only the first call for each kernel and device counts, so pass the most that the kernel may need
+// there.
 void allow_shared_memory(const void* kernel, int device, int bytes);
 
-// Makes a device the calling thread's for a scope.
+// Makes a device the calling thread's device for a scope.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int ordinal);

@@ -2,7 +2,7 @@
 
 namespace logitless::cuda {
 
-// The dynamic shared memory of a kernel, aligned to 16 bytes.
+// Returns the dynamic shared memory of a kernel, aligned to 16 bytes.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[];

@@ -41,25 +41,25 @@ int compute_of(const Gemm& g) {
   return g.allow_tf32 && g.a.dtype == DType::kF32 ? lt::kComputeF32FastTF32 : lt::kComputeF32;
 }
 
-// The largest power of two up to 256 that divides the address of a matrix and the bytes of its rows.
+// Returns the largest power of two up to 256 that divides the address of a matrix and the bytes of its rows.
 uint32_t alignment_of(const ConstMatrix& m) {
   const uint64_t bits =
       reinterpret_cast<uint64_t>(m.data) | static_cast<uint64_t>(m.stride) * size_of(m.dtype) | 256u;
   return 1u << std::countr_zero(bits);
 }
 
-// The part of an extent that is whole pieces of 16 bytes. Where an operand's contiguous extent is not,
-// whatever its stride, cuBLASLt takes kernels that are five times slower; but for float64.
+// Returns the part of an extent that is whole pieces of 16 bytes. If an operand's contiguous extent has a
+// remainder, cuBLASLt takes kernels that are five times slower, whatever the stride. float64 is not affected.
 int64_t whole_pieces(int64_t extent, DType dtype) {
   if (dtype == DType::kF64) return extent;
   const auto lanes = static_cast<int64_t>(16 / size_of(dtype));
   return extent / lanes * lanes;
 }
 
-// A product as far as its algorithm goes: what its operation is remembered by.
+// The properties of a product that its algorithm depends on: the key of remembered operations.
 struct Form {
   int device;
-  Gemm g;  // its pointers are null, but for alpha where there is one
+  Gemm g;  // its pointers are null, except alpha if there is one
   uint32_t align_a, align_b, align_c;
   size_t scratch_bytes;
 
@@ -75,9 +75,9 @@ Form form_of(const Gemm& g, int device, size_t scratch_bytes) {
   return form;
 }
 
-// A's rows in memory are tokens, whose number may be new at every call, and the search for an algorithm takes
-// the host longer than a small product the device: one is looked for where their number is the largest of a
-// class. There are eight classes from a power of two to the next.
+// Rounds the number of A's rows in memory up to the largest of its class. These rows are tokens, whose number
+// may be new at every call, and the search for an algorithm takes the host longer than a small product takes
+// the device. So one search serves a class. There are eight classes from a power of two to the next.
 Form largest_of_class(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
   const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);
@@ -149,7 +149,7 @@ class Operation {
   lt::Algorithm algorithm{};
 };
 
-// What is remembered of products; forgotten when it is too many.
+// Remembered handles, algorithms and operations. A cache that grows too large is cleared.
 class Known {
  public:
   static Known& instance() {
@@ -195,7 +195,7 @@ class Known {
 };
 
 void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
-  // cuBLASLt refuses scratch that is not aligned to 256 bytes.
+  // cuBLASLt rejects scratch that is not aligned to 256 bytes.
   constexpr size_t kScratchAlignment = 256;
   if (scratch_bytes < 2 * kScratchAlignment) {
     scratch = nullptr;
@@ -228,7 +228,7 @@ void multiply(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t s
            "Matmul");
 }
 
-// Rows [first, first + rows) of a product with a transposed A.
+// Returns rows [first, first + rows) of a product with a transposed A.
 Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
   Gemm part = g;
   part.m = rows;
@@ -237,7 +237,7 @@ Gemm rows_of(const Gemm& g, int64_t first, int64_t rows) {
   return part;
 }
 
-// Terms [first, first + terms) of a product's sums.
+// Returns terms [first, first + terms) of a product's sums.
 Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
   Gemm part = g;
   part.k = terms;
@@ -247,7 +247,7 @@ Gemm terms_of(const Gemm& g, int64_t first, int64_t terms) {
 }
 
 void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
-  // What of A lies side by side in memory.
+  // The extent of A that is contiguous in memory.
   const int64_t extent = g.transpose_a ? g.m : g.k;
   const int64_t whole = whole_pieces(extent, g.a.dtype);
   if (whole == extent || whole == 0) {
@@ -256,7 +256,7 @@ void multiply_in_parts(const Gemm& g, void* scratch, size_t scratch_bytes, cudaS
     multiply(rows_of(g, 0, whole), scratch, scratch_bytes, stream);
     multiply(rows_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
   } else {
-    // The few terms first: what they write is then read again by the other product, which reads least.
+    // The few terms come first: the other product then reads their result again, and it reads least.
     multiply(terms_of(g, whole, extent - whole), scratch, scratch_bytes, stream);
     Gemm rest = terms_of(g, 0, whole);
     rest.beta = 1;

@@ -2,7 +2,7 @@
 
 namespace logitless::cuda {
 
-// The address of a kernel, as the runtime's functions take it.
+// Returns the address of a kernel in the form that the runtime's functions take.
 template <class... Parameters>
 const void* kernel_pointer(void (*kernel)(Parameters...)) {
   return reinterpret_cast<const void*>(kernel);

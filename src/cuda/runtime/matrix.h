@@ -9,7 +9,7 @@
 
 namespace logitless::cuda {
 
-// A row-major matrix of the device. Void: void, or const void where it is only read.
+// A row-major matrix on the device. Void is void, or const void for read-only data.
 template <class Void>
 struct MatrixOf {
   template <class T>
@@ -20,21 +20,21 @@ struct MatrixOf {
   int64_t stride = 0;  // elements from row to row
 
   auto operator<=>(const MatrixOf&) const = default;
-  // Anything may be only read.
+  // Any matrix converts to a read-only one.
   template <class Const>
     requires std::is_const_v<Const>
   operator MatrixOf<Const>() const {
     return {data, dtype, stride};
   }
 
-  // The part that begins at one of its elements.
+  // Returns the part that begins at the given element.
   MatrixOf from(int64_t row, int64_t column = 0) const {
     const int64_t element = row * stride + column;
     return {static_cast<Like<std::byte>*>(data) + element * static_cast<int64_t>(size_of(dtype)), dtype,
             stride};
   }
 
-  // For kernels, which know the type of its elements.
+  // Returns a row as elements of type T, for kernels, which know the type.
   template <class T>
   LOGITLESS_HD Like<T>* row(int64_t i) const {
     return static_cast<Like<T>*>(data) + i * stride;

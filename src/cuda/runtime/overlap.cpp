@@ -11,7 +11,7 @@
 namespace logitless::cuda {
 namespace {
 
-using Place = std::pair<int, cudaStream_t>;  // a device, and a stream of it
+using Place = std::pair<int, cudaStream_t>;  // a device and one of its streams
 
 }  // namespace
 
@@ -36,12 +36,12 @@ struct Overlap::Side {
   }
 
   cudaStream_t stream = nullptr;
-  std::array<cudaEvent_t, 1 + kBuffers> events{};  // of the first stream, and of the second's marks
+  std::array<cudaEvent_t, 1 + kBuffers> events{};  // one of the first stream, then the second's marks
   Place place;
 };
 
-// Second streams that no run queues on at the moment, by the streams that they were beside: runs of another
-// stream do not wait for one another.
+// Idle second streams, by the stream that they served. Runs on different streams never share one, so they do
+// not wait for each other.
 class Overlap::Pool {
  public:
   static Pool& instance() {
@@ -85,7 +85,7 @@ Overlap::Overlap(const Queue& queue, bool is_wanted) : first_(queue), second_(qu
 
 Overlap::~Overlap() {
   if (side_ == nullptr) return;
-  // Errors are those of the work itself, which is what the caller hears of.
+  // Errors are ignored here: the caller gets those of the work itself.
   cudaEventRecord(side_->events[1], side_->stream);
   cudaStreamWaitEvent(first_.stream(), side_->events[1], 0);
   Pool::instance().give_back(std::move(side_));

@@ -6,9 +6,11 @@
 
 namespace logitless::cuda {
 
-// Work of two kinds on two streams, so that one kind runs beside the other: on a queue's own stream, and on a
-// second one of higher priority, which the queue waits for at the end. Where the queue is captured, or where
-// is_wanted is false, both kinds go to the queue, in turn. A recording has one stream and is given up.
+// Runs two kinds of work on two streams, so that they overlap: on a queue's own stream, and on a second one
+// of higher priority. The queue waits for the second stream at the end.
+//
+// If the queue is being captured, or if is_wanted is false, both kinds go to the queue in turn. A recording
+// has only one stream, so it fails with an error and the run is not recorded.
 class Overlap {
  public:
   static constexpr int kBuffers = 3;
@@ -20,10 +22,10 @@ class Overlap {
 
   const Queue& first() const { return first_; }
   const Queue& second() const { return second_; }
-  // The second's later work comes after all that the first has been given.
+  // Makes the second's later work wait for all work given to the first so far.
   void second_waits() const;
-  // The first's later work comes after the second's up to the mark, one for each of kBuffers buffers that
-  // take turns. There is none at first.
+  // mark_second() marks a point in the second's work, one for each of kBuffers buffers that take turns.
+  // first_waits_for_mark() makes the first's later work wait for that point. Without a mark it does not wait.
   void mark_second(int buffer) const;
   void first_waits_for_mark(int buffer) const;
 

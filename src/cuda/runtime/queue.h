@@ -11,13 +11,13 @@ namespace logitless::cuda {
 
 class Recording;
 
-// Where the work of a run goes: on a stream, or into a recording of it that streams get later.
+// The destination of a run's work: a stream, or a recording that is played on streams later.
 class Queue {
  public:
   Queue(cudaStream_t stream) : stream_(stream) {}  // NOLINT(google-explicit-constructor)
   explicit Queue(Recording* recording) : recording_(recording) {}
 
-  // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...). name: for errors.
+  // Launches kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...). `name` appears in errors.
   template <class... Parameters>
   void launch(const char* name, void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes,
               const std::type_identity_t<Parameters>&... arguments) const {
@@ -28,12 +28,13 @@ class Queue {
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
     launch(name, config, kernel_pointer(kernel), pointers);
   }
-  // The same with attributes; config's stream is not looked at.
+  // Launches a kernel with attributes; config's stream is ignored.
   void launch(const char* name, cudaLaunchConfig_t config, const void* kernel, void** arguments) const;
 
   void clear(void* data, size_t bytes) const;
 
-  // body(stream), for what only streams take. It may be called often: all that it refers to is copied.
+  // Calls body(stream), for work that only streams take. It may be called many times, so everything that it
+  // refers to is copied.
   template <class F>
   void call(F&& body) const {
     if (recording_ == nullptr) {
@@ -44,7 +45,7 @@ class Queue {
   }
 
   bool records() const { return recording_ != nullptr; }
-  cudaStream_t stream() const { return stream_; }  // null where it records
+  cudaStream_t stream() const { return stream_; }  // null when recording
 
  private:
   void record(std::function<void(cudaStream_t)> body) const;

@@ -11,7 +11,8 @@ void Queue::launch(const char* name, cudaLaunchConfig_t config, const void* kern
     recording_->launch(config, kernel, arguments);
   } else {
     cudaLaunchKernelExC(&config, kernel, arguments);
-    check(cudaGetLastError(), name);  // which would stay, and be taken for another launch's
+    check(cudaGetLastError(),
+          name);  // clears the error, which would otherwise be reported for another launch
   }
 }
 

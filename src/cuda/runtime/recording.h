@@ -9,14 +9,14 @@
 
 namespace logitless::cuda {
 
-// The work of a run in order, to be queued as often as one likes: kernels that follow each other are a CUDA
-// graph, which the host launches in the time of about one kernel; calls in between are made again.
+// The work of a run in order, which can be queued repeatedly. Consecutive kernels form a CUDA graph, which
+// the host launches in the time of about one kernel. Calls in between are made again.
 //
-// It has room for few hundred kernels and calls, and throws when it gets more: of so many, the device takes
-// longer than the host in any case.
+// A recording has room for a few hundred kernels and calls, and throws beyond that: with so many, the device
+// takes longer than the host in any case.
 //
-// Graphs are built node by node. A captured stream would do, but while one is captured, any thread that waits
-// for the device gets an error.
+// Graphs are built node by node. Capturing a stream would do, but during a capture any thread that waits for
+// the device gets an error.
 class Recording {
  public:
   Recording() { ++alive_; }
@@ -24,17 +24,17 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  // How many there are in this process.
+  // Returns how many recordings exist in this process.
   static int alive() { return alive_; }
 
-  // What Queue says.
+  // Recorded forms of Queue's functions.
   void launch(const cudaLaunchConfig_t& config, const void* kernel, void** arguments);
   void clear(void* data, size_t bytes);
   void call(std::function<void(cudaStream_t)> body);
 
-  // After the last of these, and before the first play().
+  // Must be called after the last of these, and before the first play().
   void finish();
-  // Queues all on a stream.
+  // Queues all recorded work on a stream.
   void play(cudaStream_t stream) const;
 
  private:
@@ -44,16 +44,16 @@ class Recording {
   };
   struct Step {
     std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph;
-    std::function<void(cudaStream_t)> call;  // or this
+    std::function<void(cudaStream_t)> call;  // set if there is no graph
   };
 
-  // Adds a node after the last one of the graph that is built.
+  // Adds a node after the last one of the graph under construction.
   template <class Add>
   void add(const Add& node);
   void count();
 
   static inline std::atomic<int> alive_ = 0;
-  std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy> graph_;  // of the kernels since the last call
+  std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy> graph_;  // the kernels since the last call
   cudaGraphNode_t last_ = nullptr;
   std::vector<Step> steps_;
   size_t size_ = 0;

@@ -10,9 +10,9 @@
 namespace logitless::cuda {
 namespace {
 
-// What comes twice only is not worth a graph.
+// A run that comes only twice is not worth a graph.
 constexpr int64_t kRunsBefore = 2;
-// Of all plans: recordings take device memory, which no budget counts.
+// A limit over all plans: recordings take device memory, which no budget counts.
 constexpr int kMostRecordings = 256;
 
 bool is_on() {
@@ -27,7 +27,7 @@ std::unique_ptr<const Recording> record(const std::function<void(const Queue&)>&
     work(Queue(made.get()));
     made->finish();
     return made;
-  } catch (const Error&) {  // too long, on two streams, or the run itself will say what is wrong
+  } catch (const Error&) {  // too long, on two streams, or wrong in a way that the run itself reports
     cudaGetLastError();
     return nullptr;
   }
@@ -59,7 +59,7 @@ const Recording* Replay::recording_of(const RunPointers& pointers,
 
 void Replay::run(const RunPointers& pointers, cudaStream_t stream,
                  const std::function<void(const Queue&)>& work) {
-  // A thread that plays or records at the moment is not waited for, and a caller's own graph gets the run
+  // Does not wait for a thread that plays or records at the moment. A caller's own graph captures the run
   // itself.
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && records_ && !is_capturing(stream)) {
     if (const Recording* recording = recording_of(pointers, work); recording != nullptr) {

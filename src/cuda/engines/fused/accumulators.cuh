@@ -5,15 +5,15 @@
 #include "cuda/engines/fused/ptx/thread.cuh"
 #include "cuda/engines/fused/tile.h"
 
-// How a warpgroup's threads hold its tile, which this file and tile_view.cuh alone know. A thread holds, of a
+// How a warpgroup's threads hold its tile. Only this file and tile_view.cuh know it. A thread holds, of a
 // tile of 128 x 192, 48 elements of each of four rows:
 //   acc[r / 2][4 j + 2 (r % 2) + b]: row half_rows (r / 2) + warp_rows warp + 8 (r % 2) + lane / 4, column
 //   8 j + 2 (lane % 4) + b
-// for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. That is how wgmma and mma.sync
-// leave blocks of 16 rows. The four lanes of a quad share their four rows; lane q owns row r = q: it alone
-// reads and writes the row's vectors and partials, so the 128 threads own the 128 rows.
+// for r in 0..3, j in 0..23, b in 0..1, with the numbers of a TileLayout. wgmma and mma.sync leave blocks of
+// 16 rows in this form. The four lanes of a quad share their four rows. Lane q owns row r = q: only it reads
+// and writes the row's vectors and partials, so the 128 threads own the 128 rows.
 //
-// Epilogues see elements (r, i), i in 0..47, by element(), and their columns by column_of().
+// Epilogues access elements (r, i), i in 0..47, by element(), and their columns by column_of().
 namespace logitless::cuda::fused {
 
 inline constexpr int kQuadRows = 4;                    // of a thread
@@ -34,7 +34,7 @@ __device__ __forceinline__ const float& element(const Accumulators& acc, int r, 
   return acc[r >> 1][4 * (i >> 1) + 2 * (r & 1) + (i & 1)];
 }
 
-// The columns between the thread's first one, TileView::thread_column(), and that of its elements i.
+// The columns from the thread's first one, TileView::thread_column(), to that of its elements i.
 __device__ __forceinline__ int column_of(int i) {
   return 8 * (i >> 1) + (i & 1);
 }
@@ -47,7 +47,7 @@ struct RowElements {
   __device__ __forceinline__ float at(int i) const { return element(acc, r, i); }
 };
 
-// All elements of the thread, in any order.
+// Applies a function to all elements of the thread, in any order.
 template <class Function>
 __device__ __forceinline__ void for_each(Accumulators& acc, const Function& function) {
 #pragma unroll
@@ -57,10 +57,10 @@ __device__ __forceinline__ void for_each(Accumulators& acc, const Function& func
   }
 }
 
-// Elements that the compiler may work on at once where one needs several registers on the way.
+// Elements that the compiler may work on at once if each needs several registers on the way.
 inline constexpr int kBlock = 16;
 
-// Visits all elements, kBlock at a time.
+// Applies a function to all elements, kBlock at a time.
 template <class Function>
 __device__ __forceinline__ void for_each_in_blocks(Accumulators& acc, const Function& function) {
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ T from_owner(T value, int r) {
   return __shfl_sync(kWarp, value, (lane_index() & 28) | r);
 }
 
-// Picks the lane's own row's of four values, one a row.
+// Picks the value of the lane's own row from four values, one for each row.
 template <class T>
 __device__ __forceinline__ T own_of(const T (&values)[kQuadRows]) {
   const int lane = lane_index();
@@ -88,7 +88,7 @@ __device__ __forceinline__ T own_of(const T (&values)[kQuadRows]) {
   return (lane & 2) ? high : low;
 }
 
-// Sums of the quad's four lanes, each to its owner: 3 shuffles.
+// Sums over the quad's four lanes, each to its owner: 3 shuffles.
 __device__ __forceinline__ float sum_to_owner(const float (&values)[kQuadRows]) {
   const int lane = lane_index();
   const bool odd = lane & 1;
@@ -110,17 +110,17 @@ __device__ __forceinline__ int quad_min(int value) {
   return min(value, __shfl_xor_sync(kWarp, value, 2));
 }
 
-// Which of the tile's groups of columns the thread holds: kTopGroups of them.
+// The tile's group of columns that the thread holds, below kTopGroups.
 __device__ __forceinline__ int column_group() {
   return ptx::thread_index() & 3;
 }
 
-// The columns between the tile's first one and the thread's.
+// The columns from the tile's first one to the thread's first one.
 __device__ __forceinline__ int first_column_of_thread() {
   return 2 * (ptx::thread_index() & 3);
 }
 
-// Whether a column, counted from the thread's first one, is one of the thread's.
+// Whether a column, counted from the thread's first one, belongs to the thread.
 __device__ __forceinline__ bool is_of_thread(int column) {
   return column >= 0 && (column & 7) < 2;
 }

@@ -85,7 +85,8 @@ void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
   std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
 }
 
-// Partials that sums may go to: as many as there are tiles where none are made, or each tile has its own.
+// Returns the partials that sums may go to. There is no limit if no sums are made, or if each tile has its
+// own partial.
 int partials_of(const LogitsArgs& args) {
   const PartialStats* stats = stats_of(args);
   const bool any = stats == nullptr || stats->sum == nullptr || args.batch_invariant;
@@ -109,8 +110,8 @@ bool is_plain(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr ||
       t.inverse_temperature != nullptr)
     return false;
-  // The general kernel rounds the logits once more where there is a scale: then what else is asked for would
-  // change bits.
+  // The general kernel rounds the logits once more if there is a scale. A choice between the two kernels
+  // would then let requested options change bits.
   if (args.batch_invariant && t.scale != 1 && args.epilogue() != Epilogue::kGradient) return false;
   return std::visit([](const auto& of_epilogue) { return takes_plain(of_epilogue); }, args.of_epilogue);
 }

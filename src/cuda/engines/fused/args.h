@@ -6,7 +6,7 @@
 #include "cuda/engines/fused/tile_schedule.h"
 #include "cuda/engines/logits.h"
 
-// What fused engines make of a launch's arguments.
+// The parts of fused engines that read a launch's arguments.
 namespace logitless::cuda::fused {
 
 inline constexpr EngineTraits kTraits{.base_2 = true,
@@ -16,14 +16,15 @@ inline constexpr EngineTraits kTraits{.base_2 = true,
                                       .top_groups = kTopGroups,
                                       .partial_columns = kTileColumns};
 
-// Whether the plain kernel of the epilogue computes all that is asked for: bf16 operands, a positive scale,
+// Returns whether the epilogue's plain kernel computes everything requested: bf16 operands, a positive scale,
 // and nothing optional.
 bool is_plain(const LogitsArgs& args);
 
-// 16-bit operands, rows of 16-byte multiples, exp_logits of bf16 operands.
+// Returns whether the operands are supported: 16-bit, rows of multiples of 16 bytes; for exp logits bf16
+// only.
 bool supports(const LogitsArgs& args);
 
-// Partials of a row where batch_invariant gives each tile of columns its own.
+// Returns the partials of a row if batch_invariant gives each tile of columns its own.
 int64_t partials_of_tiles(const LogitsArgs& args);
 
 // How a launch cuts its rows and columns into tiles (tile_schedule.h).
@@ -34,11 +35,11 @@ struct Tiling {
   int64_t units = 0;        // of rows
 };
 
-// Partials to provide. any_fewer: the device may find fewer units than these.
+// Returns the number of partials to provide. any_fewer: the device may have fewer units than these.
 int partials_of_tiling(const LogitsArgs& args, const Tiling& tiling, bool any_fewer);
 
-// The raster of a launch's partials. Throws an internal error with the engine's name where the arguments are
-// not what logits.h says.
+// Returns the raster of a launch's partials. Throws an internal error with the engine's name if the arguments
+// break a rule of logits.h.
 Raster checked_raster(const LogitsArgs& args, const Tiling& tiling, const char* engine);
 
 }  // namespace logitless::cuda::fused

@@ -8,23 +8,24 @@
 #include "cuda/rows/logit_offset.h"
 #include "cuda/rows/softcap.h"
 
-// What the epilogues share.
+// Functions that epilogues share.
 namespace logitless::cuda::fused {
 
-// exp(from - to) where from <= to; equal logit_offsets, infinities included, give 1.
+// exp(from - to) for from <= to. Equal logit offsets, infinities included, give 1.
 __device__ __forceinline__ float rebase(float from, float to) {
   return from == to ? 1.f : ptx::exp2_approx((from - to) * kLog2E);
 }
 
 // exp2(fma(z, to_exponent, shift)) with shift = -logit_offset * to_exponent is wrong by the rounding of
-// shift: a factor, the same for every z, that this undoes. 1 where the logit_offset is far, infinite or NaN.
+// shift. The error is a factor, the same for every z, which this undoes. 1 if the logit offset is far,
+// infinite or NaN.
 __device__ __forceinline__ float shift_correction(float logit_offset, float to_exponent, float shift) {
   const float excess = fmaf(logit_offset, to_exponent, shift);  // exact
   return fabsf(shift) < kFarShift ? ptx::exp2_approx(-excess) : 1.f;
 }
 
-// Subtracts far logit_offsets from their rows of products (logits / scale), before the plain kernels' loops.
-// Returns what is left of the own row's logit_offset.
+// Subtracts far logit offsets from their rows of products (logits / scale), before the plain kernels' loops.
+// Returns the remaining logit offset of the own row.
 __device__ __forceinline__ float subtract_far_offsets(Accumulators& acc, float own_offset, float scale) {
   const bool own_far = is_far(own_offset, -own_offset * kLog2E);
   if (!__any_sync(kWarp, own_far)) return own_offset;
@@ -36,15 +37,14 @@ __device__ __forceinline__ float subtract_far_offsets(Accumulators& acc, float o
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) {
       float& z = element(acc, r, i);
-      // The logit as it is known elsewhere, so rounded before the logit_offset is taken off.
+      // The logit as other kernels see it: rounded before the logit offset is subtracted.
       z = __fsub_rn(__fmul_rn(z, scale), logit_offset) * unscale;
     }
   }
   return own_far ? 0.f : own_offset;
 }
 
-// Gives the logits of columns past the window a value. With -inf nothing is added by them and no maximum is
-// theirs.
+// Sets the logits of columns past the window to a value. With -inf they add nothing and are no maximum.
 template <class View>
 __device__ __forceinline__ void fill_tail(Accumulators& acc, const View& tile, int columns, float value) {
   if (tile.first_column() + kTileColumns <= columns) return;
@@ -57,15 +57,15 @@ __device__ __forceinline__ void fill_tail(Accumulators& acc, const View& tile, i
   }
 }
 
-// Puts the tile's part of a vector over the window's columns in shared memory, for load_column(); 0 past the
-// window. By the whole warpgroup. From shared memory an element costs one instruction and no register for its
-// address.
+// Copies the tile's part of a vector over the window's columns to shared memory, for load_column(); 0 past
+// the window. The whole warpgroup calls this. From shared memory, an element costs one instruction and no
+// register for its address.
 template <class View>
 __device__ __forceinline__ void stage_columns(const float* vector, const View& tile, int columns) {
   const int thread = ptx::thread_index();
   const int first = tile.first_column();
   const uint32_t staged = tile.vector();
-  tile.sync();  // the vector before this one is no longer read
+  tile.sync();  // the previous vector is no longer read
   for (int i = thread & 127; i < kTileColumns; i += 128) {
     const int column = first + i;
     const float value = column < columns ? vector[column] : 0.f;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void stage_columns(const float* vector, const View& t
   tile.sync();
 }
 
-// For the thread's elements i; base: vector_base().
+// The vector's value for the thread's elements i; base: vector_base().
 __device__ __forceinline__ float load_column(uint32_t base, int i) {
   return ptx::load_shared_float(base + 4 * column_of(i));
 }
@@ -84,14 +84,14 @@ __device__ __forceinline__ uint32_t vector_base(const View& tile) {
   return tile.vector() + 4 * first_column_of_thread();
 }
 
-// 1 / T of a row of the tile; 1 of one that does not exist.
+// 1 / T of a row of the tile; 1 if the row does not exist.
 template <class View>
 __device__ __forceinline__ float inverse_temperature_of(const LogitsProduct& product, const View& tile,
                                                         int row) {
   return row < tile.rows() ? product.transform.inverse_temperature[row] : 1.f;
 }
 
-// inverse_softcap() of a row's logits, which are over its temperature.
+// inverse_softcap() of a row's logits, which are divided by its temperature.
 template <class Args, class View>
 __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params, const View& tile, int row) {
   const LogitsProduct& product = params.product;
@@ -100,8 +100,8 @@ __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params
   return inverse_softcap(product.transform.softcap * inverse_temperature_of(product, tile, row));
 }
 
-// z = t(scale * dot + bias) / T in place; softcap as cap (1 - 2 / (1 + exp(2 x / cap))), within 1e-6 cap.
-// Columns past the window become -inf.
+// Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
+// 1e-6 cap. Columns past the window become -inf.
 template <class View>
 __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
   const int columns = static_cast<int>(product.columns);
@@ -138,12 +138,12 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   fill_tail(acc, tile, columns, -INFINITY);
 }
 
-// A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is a NaN already.)
+// A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is already NaN.)
 __device__ __forceinline__ float as_factor(float z) {
   return fmaxf(z, -1e30f);
 }
 
-// The own row's target as a column of the window: far below 0 for kIgnoredRow, which no offset changes.
+// The own row's target as a column of the window; far below 0 for kIgnoredRow, whatever the offset.
 __device__ __forceinline__ int load_target(const LogitsProduct& product, int row) {
   return product.target[row] - static_cast<int>(product.column_offset);
 }
@@ -152,15 +152,15 @@ __device__ __forceinline__ bool is_ignored(const LogitsProduct& product, int tar
   return target == kIgnoredRow - static_cast<int>(product.column_offset);
 }
 
-// The own row's target as a column of this tile, -1 if it is elsewhere.
+// The own row's target as a column of this tile; -1 if it is elsewhere.
 template <class View>
 __device__ __forceinline__ int target_in_tile(const View& tile, int target, int columns) {
   const int first = tile.first_column();
   return target >= first && target < columns && target - first < kTileColumns ? target - first : -1;
 }
 
-// The own row's target is known to a quad as the column relative to each lane's first; few tiles have one at
-// all.
+// A quad handles the own row's target as a column relative to each lane's first column. Few tiles have any
+// target.
 __device__ __forceinline__ bool any_target(int own_target) {
   return __any_sync(kWarp, own_target >= 0);
 }
@@ -169,7 +169,7 @@ __device__ __forceinline__ int lane_target(int own_target, int r) {
   return from_owner(own_target, r) - first_column_of_thread();
 }
 
-// This thread's element of row r in column `target` (lane_target()); 0 if it has none such.
+// This thread's element of row r in column `target` (lane_target()); 0 if it has none.
 __device__ __forceinline__ float element_at(const Accumulators& acc, int r, int target) {
   float z = 0.f;
 #pragma unroll
@@ -200,7 +200,7 @@ __device__ __forceinline__ void subtract_at(Accumulators& acc, int r, int target
   }
 }
 
-// Rows that are ignored or do not exist are stored as 0 whatever was computed for them.
+// Clears rows that are ignored or do not exist: they are stored as 0, whatever was computed for them.
 __device__ __forceinline__ void clear_dead_rows(Accumulators& acc, bool own_live) {
   if (__all_sync(kWarp, own_live)) return;
 #pragma unroll

@@ -2,11 +2,13 @@
 #include "core/sparsification.h"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
-// The first draw of sparsified gradients (core/sparsification.h), and row sums relative to the lse_estimate,
-// which is the logit_offset. A thread draws over its 48 columns of a row of the tile: it keeps large q, and
-// of the others one whenever their running sum, which starts at a random share of the threshold, passes the
-// next multiple of it. So nothing is kept unless the plain sum of the 48, which is needed anyway, is as much
-// as a large element or the rest of that share: one comparison.
+// The first draw of sparsified gradients (core/sparsification.h), and row sums relative to the lse estimate,
+// which is the logit offset. A thread draws over its 48 columns of a row of the tile. It keeps each large q.
+// It also keeps one of the others whenever their running sum passes the next multiple of the threshold; the
+// sum starts at a random share of the threshold.
+//
+// So nothing is kept unless the plain sum of the 48, which is needed anyway, reaches a large element or the
+// rest of that share: one comparison.
 namespace logitless::cuda::fused {
 
 inline constexpr int kDrawnAtOnce = 8;
@@ -16,20 +18,20 @@ struct Drawn {
   float expected = 0;  // number of kept ones, times threshold
 };
 
-// log2 of q, for a row's logit_offset (SplitOffset); the plain kernel has subtracted far logit_offsets from
-// its products.
+// log2 of q, for a row's logit offset (SplitOffset). The plain kernel has already subtracted far logit
+// offsets from its products.
 template <bool kGeneral>
 __device__ __forceinline__ float exponent_of(float z, SplitOffset logit_offset, float scale) {
   return kGeneral ? fmaf(z - logit_offset.far, kLog2E, logit_offset.shift)
                   : fmaf(z, scale, logit_offset.shift);
 }
 
-// certain: larger elements are kept. start: where the running sum begins, in (0, threshold).
+// certain: larger elements are kept. start: initial value of the running sum, in (0, threshold).
 template <bool kGeneral>
 __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitOffset logit_offset, float scale,
                                                float threshold, float certain, float start) {
-  // Not the shift of the sums to the compiler, which would otherwise keep their 48 exp_logits for here; and a
-  // few elements at a time: registers are scarce.
+  // To the compiler this is not the shift of the sums, or it would keep their 48 exp logits until here. A few
+  // elements at a time are handled, because registers are scarce.
   if (!ptx::always()) logit_offset = SplitOffset{};
   uint32_t low = 0, high = 0;
   float expected = 0.f, running = start;
@@ -61,8 +63,8 @@ __device__ __forceinline__ uint64_t without_dense(uint64_t kept, const int32_t* 
   return kept;
 }
 
-// Appends kept elements to the list of row `index`, in any order: reweight.cu makes one. Logits are elements
-// times unit, plus what was subtracted.
+// Appends kept elements to the list of row `index`, in any order; reweight.cu orders them. Logits are
+// elements times unit, plus what was subtracted.
 template <bool kGeneral>
 __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, SplitOffset logit_offset,
                                        float scale, float certain, float unit, float subtracted,
@@ -100,9 +102,9 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   const int64_t partial = tile.partial() * stats.stride + row;
   const float logit_offset = live ? args.logit_offset[row] : 0.f;
   const float own_threshold = live ? args.draws.threshold[row] : INFINITY;
-  // The caller's row, whose list it is.
+  // The caller's row, which owns the list.
   const int own_index = live && args.draws.row != nullptr ? args.draws.row[row] : row;
-  // Of a kernel long before this one, so that it may be read again in place of being kept: registers.
+  // Written by a kernel long before this one, so it may be read again instead of being kept in a register.
   const uint64_t seed = __ldg(args.draws.seed);
   const uint32_t own_bits = draw_row_bits(seed, static_cast<uint32_t>(own_index));
   const float unit = kGeneral ? 1.f : product.transform.scale;
@@ -167,7 +169,7 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
     }
     add_logits(acc, tile, columns, stats, live, partial);
     if (stats.sum_sq != nullptr) {
-      // The logit_offset is read again in place of being kept: registers.
+      // The logit offset is read again instead of being kept in a register.
       const int again = tile.own_row();
       const float lse_estimate = live ? args.logit_offset[again] : 0.f;
       const int index = live && args.draws.row != nullptr ? args.draws.row[again] : again;

@@ -3,12 +3,12 @@
 
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
-// ExpLogits relative to the row's logit_offset, in place of the logits, and their row sums. With softcap what
-// is stored is the exp times the slope of t, which is what the gradient needs; the sums are of the plain
-// exp_logits.
+// Exp logits relative to the row's logit offset, in place of the logits, and their row sums. With softcap the
+// stored value is the exp times the slope of t, which the gradient needs; the sums are of the plain exp
+// logits.
 namespace logitless::cuda::fused {
 
-// Maximum of the general kernel's rows, taken before the exp_logits replace the logits.
+// The maximum of the general kernel's rows, taken before the exp logits replace the logits.
 template <class View>
 __device__ __forceinline__ void exp_logits_maximum(const Accumulators& acc, const View& tile,
                                                    const LogitsProduct& product, const PartialStats& stats,
@@ -29,7 +29,7 @@ __device__ __forceinline__ void exp_logits_maximum(const Accumulators& acc, cons
   stats.max[partial] = ptx::max_nan(old_max, tile_max);
 }
 
-// Elements that the compiler may work on at once where it is to work in pieces.
+// Elements that the compiler may work on at once, if it must work in pieces.
 inline constexpr int kExpLogitsAtOnce = 16;
 
 template <bool kGeneral, class View>

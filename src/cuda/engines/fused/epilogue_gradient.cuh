@@ -1,23 +1,23 @@
 #pragma once
 #include "cuda/engines/fused/epilogue_common.cuh"
 
-// dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times
-// the factor.
+// dz in place of the logits: [p (a + b log p) + c w_j - g [j = target]] * t'(z), p = exp(z - lse), times the
+// factor.
 namespace logitless::cuda::fused {
 
 __device__ __forceinline__ float load_or_zero(const float* vector, int row, bool live) {
   return live && vector != nullptr ? vector[row] : 0.f;
 }
 
-// The own row's numbers, those of dz times the factor. Elements know lse without lse_residual, which goes
-// into a and b: exp(-low) (a - b low + b (z - lse)).
+// The own row's numbers; those of dz include the factor. Elements use lse without lse_residual (low), which
+// goes into a and b: exp(-low) (a - b low + b (z - lse)).
 struct OwnCoefficients {
   float lse;
   float a, b, c, g;
   float inverse_cap;  // inverse_softcap() of the row
   int target;         // column of the tile, or -1
 
-  // Another row of the quad's, but for g and target.
+  // The numbers of another row of the quad, except g and target.
   __device__ __forceinline__ OwnCoefficients of(int r) const {
     return {from_owner(lse, r),
             from_owner(a, r),
@@ -54,7 +54,7 @@ inline constexpr int kGradientBlock = 8;
 
 // One element; weight: w_j.
 __device__ __forceinline__ float general_element(float logit, const OwnCoefficients& row, float weight) {
-  // Finite or NaN, so that p log p is 0 where p is.
+  // Finite or NaN, so that p log p is 0 if p is 0.
   const float log_p = ptx::max_nan(logit - row.lse, -1e30f);
   const float p = ptx::exp2_approx(log_p * kLog2E);
   return fmaf(p, fmaf(row.b, log_p, row.a), row.c * weight) *
@@ -90,8 +90,8 @@ __device__ __forceinline__ void general_gradient(Accumulators& acc, const OwnCoe
       if (targets) subtract_at(acc, r, lane_target(own.target, r), target_term);
     }
   } else {
-    // Columns outside: a weight is read once, the rows' coefficients are fetched from their owners again and
-    // again.
+    // Columns are the outer loop: a weight is read once, and the rows' coefficients are fetched from their
+    // owners each time.
     float target_terms[kQuadRows];
 #pragma unroll
     for (int r = 0; r < kQuadRows; ++r) target_terms[r] = at_target(r);

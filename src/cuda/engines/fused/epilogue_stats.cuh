@@ -2,11 +2,11 @@
 #include "cuda/engines/fused/epilogue_sums.cuh"
 
 // Row statistics of a tile, merged into the own row's partial. The partial is read before the work on the
-// tile begins, so that the load is long done when it is needed.
+// tile begins, so that the load is done long before it is needed.
 namespace logitless::cuda::fused {
 
-// Which of the thread's elements of row r equal the row's maximum (are NaN, if that is NaN): bit i.
-// Masks, as 48 predicates would spill.
+// Marks the thread's elements of row r that equal the row's maximum (or are NaN, if that is NaN), as bits i.
+// These are masks because 48 predicates would spill.
 __device__ __forceinline__ uint64_t maximum_mask(const Accumulators& acc, int r, float row_max) {
   uint32_t low = 0, high = 0;
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ __forceinline__ float row_maximum(const Accumulators& acc, int r) {
   return quad_max(ThreadMaximum(acc, r).value());
 }
 
-// Keeps the larger of two maxima with its column; a NaN is larger than all, of equals the first column wins.
+// Keeps the larger of two maxima with its column. A NaN is larger than all; of equals the first column wins.
 __device__ __forceinline__ void merge_argmax(const PartialStats& stats, int64_t partial, float old_max,
                                              float tile_max, int64_t column) {
   const int32_t old = stats.argmax[partial];
@@ -85,7 +85,7 @@ __device__ __forceinline__ float weighted_sum(Accumulators& acc, const View& til
   return sum_to_owner(sums);
 }
 
-// The sums of rows whose maximum is far, again.
+// Recomputes the sums of rows whose maximum is far.
 template <bool kGeneral>
 __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const float (&maxima)[kQuadRows],
                                              float to_exponent, float (&sums)[kQuadRows],
@@ -105,7 +105,7 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
   }
 }
 
-// kTransforms: the tile has dot products; else final logits, which are left as they are.
+// kTransforms: the tile has dot products. Otherwise it has final logits, which stay unchanged.
 template <bool kGeneral, bool kTransforms = kGeneral, class View>
 __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& tile,
                                                const LogitsProduct& product, const RowSums& args,
@@ -124,7 +124,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   const float old_sum = live ? stats.sum[partial] : 0.f;
   const int target = live && product.target != nullptr ? load_target(product, row) : -1;
 
-  // Logits in units of 1 / unit: as they come from the product in the plain kernel, final in the general one.
+  // Logits are in units of 1 / unit: raw products in the plain kernel, final logits in the general one.
   const float unit = kGeneral ? 1.f : product.transform.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
 
@@ -192,7 +192,7 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
       if (live) merge_argmax(stats, partial, old_max, tile_max, product.column_offset + column);
     }
     if (stats.sum_sq != nullptr) {
-      // Of a row of -inf, too, exponents are -inf.
+      // A row of -inf also has exponents of -inf.
       const float tile_squares = sum_squares(acc, {own_max == -INFINITY ? 0.f : own_max, 0.f});
       if (live) {
         stats.sum_sq[partial] =

@@ -1,8 +1,8 @@
 #pragma once
 #include "cuda/engines/fused/epilogue_common.cuh"
 
-// The optional sums of general kernels that have a pass over the tile of their own, where they are wanted: a
-// loop that sums all at once has not enough registers.
+// The optional sums of general kernels. Each has its own pass over the tile, made only if wanted: a loop that
+// makes all sums at once has too few registers.
 namespace logitless::cuda::fused {
 
 // Adds up each of the thread's rows.
@@ -26,9 +26,9 @@ __device__ __forceinline__ float sum_logits(Accumulators& acc, const View& tile,
   return own_sum;
 }
 
-// The own row's sum of the squares of its exp_logits relative to the logit_offset.
+// The own row's sum of the squares of its exp logits relative to the logit offset.
 __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitOffset own) {
-  // Not the logit_offset of other loops to the compiler, which would else keep what both compute of 192
+  // To the compiler this is not the logit offset of other loops, or it would keep the common results of 192
   // elements.
   ptx::forget(own.far, own.shift);
   float sums[kQuadRows] = {};
@@ -45,7 +45,7 @@ __device__ __forceinline__ float sum_squares(const Accumulators& acc, SplitOffse
   return sum_to_owner(sums);
 }
 
-// Adds it to the own row's partial, where that is wanted.
+// Adds the sum of logits to the own row's partial, if wanted.
 template <class View>
 __device__ __forceinline__ void add_logits(Accumulators& acc, const View& tile, int columns,
                                            const PartialStats& stats, bool live, int64_t partial) {

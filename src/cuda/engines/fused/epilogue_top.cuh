@@ -3,9 +3,9 @@
 #include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
-// Row statistics, and lists of the large logits of rows: those that are not below the row's threshold. With
-// group_max the maxima alone of the columns that a thread holds, from which thresholds are made: the same
-// products in the same order, so no maximum is above what the lists are made from.
+// Row statistics, and lists of large logits: those that are not below the row's threshold. With group_max
+// only the maxima of each thread's columns are made, from which thresholds follow. The products and their
+// order are the same, so no maximum exceeds the logits that the lists are made from.
 namespace logitless::cuda::fused {
 
 template <class View>
@@ -20,8 +20,8 @@ __device__ __forceinline__ void store_group_maxima(const Accumulators& acc, cons
   }
 }
 
-// Which of the thread's elements of a row are not below its threshold, or are NaN: bit i. Masks, as
-// 48 predicates would spill.
+// Marks the thread's elements of a row that are not below its threshold, or are NaN, as bits i. These are
+// masks because 48 predicates would spill.
 __device__ __forceinline__ uint64_t not_below(const RowElements& row, float threshold) {
   uint32_t low = 0, high = 0;
 #pragma unroll
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint64_t not_below(const RowElements& row, float thre
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// In any order: the list is sorted later.
+// Lists elements in any order: the list is sorted later.
 __device__ __forceinline__ void list_elements(const RowElements& row, uint64_t found, const TopLogits& top,
                                               int index, int first_column) {
   int at = found != 0 ? atomicAdd(top.count + index, __popcll(found)) : 0;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const View& 
   const float own_threshold = own_row < tile.rows() ? top.threshold[own_row] : 0.f;
 #pragma unroll
   for (int r = 0; r < kQuadRows; ++r) {
-    if (!ptx::always()) continue;  // a row at a time: registers are scarce
+    if (!ptx::always()) continue;  // one row at a time: registers are scarce
     const RowElements elements{acc, r};
     const float threshold = from_owner(own_threshold, r);
     const int row = tile.row(r);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const View& 
   }
 }
 
-// Lists are made before the statistics, beside which there are no registers for whole tiles.
+// Lists are made before the statistics, which leave no registers for whole tiles.
 template <class View>
 __device__ __forceinline__ void top_epilogue(Accumulators& acc, const View& tile,
                                              const LogitsProduct& product, const TopArgs& args,

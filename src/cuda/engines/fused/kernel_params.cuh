@@ -9,13 +9,13 @@
 
 namespace logitless::cuda::fused {
 
-// Of one epilogue's kernels.
+// Parameters of the kernels of one epilogue.
 template <class Args>
 struct KernelParams {
   LogitsProduct product;
   Args args;
   float exponent_scale = 0;  // scale * log2(e)
-  float inverse_cap = 0;     // inverse_softcap(): from a parameter it takes no register
+  float inverse_cap = 0;     // inverse_softcap(); as a parameter it takes no register
   int32_t depth_blocks = 0;
   int32_t column_tiles = 0;
   Raster raster;
@@ -37,16 +37,16 @@ KernelParams<Args> params_of(const LogitsProduct& product, const Args& args, con
 }
 
 // The part of the problem that one launch works on: rows below row_count, in units that have an active block
-// of rows. Units are numbered without the others. Found once by a warp of each block and kept in shared
-// memory, not in registers, of which the computing warpgroups have none to spare.
+// of rows. Only these units are numbered. A warp of each block computes this once. It is kept in shared
+// memory, because the computing warpgroups have no registers to spare.
 struct ActiveRows {
-  int rows;   // rows at or past it do not exist
+  int rows;   // rows from here on do not exist
   int units;  // active ones
 };
 
 inline constexpr int kRowBlockRows = 128;  // of row_block_active
 
-// Bit l: unit first + l has an active block. By a whole warp.
+// Bit l: unit first + l has an active block. Called by a whole warp.
 template <int kUnitRows>
 __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows, int first) {
   const int unit = first + (static_cast<int>(threadIdx.x) & 31);
@@ -59,7 +59,7 @@ __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows
   return __ballot_sync(~0u, any);
 }
 
-// By a whole warp.
+// Called by a whole warp.
 template <int kUnitRows>
 __device__ __forceinline__ ActiveRows find_active_rows(const LogitsProduct& product) {
   ActiveRows found{static_cast<int>(product.rows), 0};
@@ -75,7 +75,7 @@ __device__ __forceinline__ ActiveRows find_active_rows(const LogitsProduct& prod
   return found;
 }
 
-// The unit that is number `index` of the active ones. By a whole warp.
+// The unit with number `index` among the active ones. Called by a whole warp.
 template <int kUnitRows>
 __device__ __forceinline__ int active_unit(const LogitsProduct& product, int rows, int index) {
   if (product.row_block_active == nullptr) return index;

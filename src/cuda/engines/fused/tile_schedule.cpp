@@ -11,17 +11,18 @@ namespace logitless::cuda::fused {
 namespace {
 
 constexpr int kUnlimited = 255;
-// With fewer units than this the partials of all clusters' workers would be many; what they compute is so
-// little that fewer clusters do.
+// With fewer units than this, the partials of all clusters' workers would be many. The work is so little that
+// fewer clusters suffice.
 constexpr int64_t kFewUnits = 14;
-// So few partials are not worth groups that are smaller than preferred, larger, or more.
+// Up to this many partials, saving more does not justify more groups, or groups smaller or larger than
+// preferred.
 constexpr int kFewPartials = 33;
 
 int group_partials(int units, int workers) {
   return workers / std::gcd(units, workers);
 }
 
-// Of the sizes near the preferred one that with few partials, the larger of equals.
+// Returns the size near the preferred one that needs the fewest partials; the larger of equals.
 int main_units(int workers, int preferred) {
   const int most = std::clamp(preferred, 2, kMaxMainUnits);
   const auto cost = [&](int units) { return std::max(kFewPartials, group_partials(units, workers)); };
@@ -32,7 +33,7 @@ int main_units(int workers, int preferred) {
   return best;
 }
 
-// Cuts of every number of units in at most kTailGroups groups.
+// Cuts of every number of units into at most kTailGroups groups.
 struct Cut {
   int partials = kUnlimited + 1;
   int cost = 0;
@@ -45,12 +46,12 @@ struct Cut {
 };
 using Cuts = std::array<std::array<Cut, kTails>, kTailGroups + 1>;  // by number of groups
 
-// Fewest partials first, all numbers up to kFewPartials alike; then fewest groups, and none above `main`
-// units if it can be, as its hidden rows would not stay in L2.
+// Minimizes partials first, with all numbers up to kFewPartials alike; then the number of groups. Groups
+// above `main` units are avoided if possible, because their hidden rows would not stay in L2.
 Cuts cut_tails(int workers, int main, int tails) {
   Cuts cuts{};
   cuts[0][0] = {0, 0, 0};
-  // Where main groups are small larger ones may have to be: 11 units need few partials.
+  // If main groups are small, tails may need larger ones: 11 units need few partials.
   const int most_units = std::max(main, std::min(12, kMaxMainUnits));
   for (int size = 1; size <= most_units; ++size) {
     const int partials = std::max(kFewPartials, group_partials(size, workers));
@@ -76,11 +77,11 @@ int best_count(const Cuts& cuts, int units) {
   return count;
 }
 
-// The least multiple of main from which on every number of units can be cut with few partials; tails below 24
-// units if there is none. Not below kFewUnits: main groups are for all clusters.
+// Returns the least multiple of main from which on every number of units can be cut with few partials, or a
+// tail below 24 units if there is none. It is not below kFewUnits, because main groups are for all clusters.
 int find_tail_units(const Cuts& cuts, int main) {
   const int most = std::max(2, (24 + main - 1) / main) * main;
-  int with_few = 0;  // in a row, up to here
+  int with_few = 0;  // numbers of units in a row, up to here
   for (int units = 1; units < most + main; ++units) {
     with_few = cuts[best_count(cuts, units)][units].partials <= kFewPartials ? with_few + 1 : 0;
     const int first = units + 1 - main;
@@ -107,7 +108,7 @@ int tail_partials(const RasterTail& tail) {
   return partials;
 }
 
-// One group for all units and as many clusters as the partials allow.
+// One group for all units, and as many clusters as the partials allow.
 RasterTail restricted_tail(int units, int clusters, int turns, int most_partials) {
   while (clusters > 1 && group_partials(units, clusters * turns) > most_partials) --clusters;
   RasterTail tail;
@@ -142,7 +143,7 @@ const Raster& make_raster(int clusters, int turns, int preferred, int most_parti
   using Key = std::tuple<int, int, int, int>;
   struct Solved {
     std::mutex mutex;
-    std::map<Key, Raster> rasters;  // few: of one device some dozens at most
+    std::map<Key, Raster> rasters;  // at most some dozens for one device
   };
   static Solved* const solved = new Solved;  // runs may outlive static objects
   clusters = std::min(clusters, kUnlimited / turns);
@@ -165,8 +166,8 @@ int raster_partials(const Raster& raster, int64_t units) {
 int needed_partials(int clusters, int turns, int preferred, int64_t units, bool any_fewer) {
   const Raster& raster = make_raster(clusters, turns, preferred, kUnlimited);
   if (!any_fewer) return raster_partials(raster, units);
-  int partials = turns;  // what a single cluster needs
-  // Beyond the table partials repeat with each further main group.
+  int partials = turns;  // needed by a single cluster
+  // Beyond the table, partials repeat with each further main group.
   const int64_t last_new = raster.tail_units + 2 * raster.main.units;
   for (int64_t fewer = std::min(units, kFewUnits); fewer <= std::min(units, last_new); ++fewer) {
     partials = std::max(partials, raster_partials(raster, fewer));

@@ -3,21 +3,22 @@
 
 #include "core/host_device.h"
 
-// Which cluster and warpgroup computes which tile, and in which partial it keeps the statistics of a row.
+// Assigns tiles to clusters and warpgroups, and the statistics of their rows to partials.
 //
-// Rows are cut in units (the rows of a cluster's tile), columns in tiles. Units are gathered in groups so
-// small that their hidden rows stay in L2; within a group units run fastest, then column tiles. Tile t goes
-// to cluster t mod clusters, as its (t / clusters)-th; with ping-pong its warpgroups take turns. So tile t
-// belongs to worker t mod W, W = clusters * turns, and a unit of a group of g units is visited by W / gcd(g,
-// W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W). With partial = c mod (W /
-// gcd(g, W)) every (partial, row) has one writer.
+// Rows are cut into units (the rows of a cluster's tile), columns into tiles. Units are gathered in groups
+// that are small enough for their hidden rows to stay in L2. Within a group units run fastest, then column
+// tiles. Tile t goes to cluster t mod clusters, as its (t / clusters)-th; with ping-pong its warpgroups take
+// turns. So tile t belongs to worker t mod W, W = clusters * turns, and a unit of a group of g units is
+// visited by W / gcd(g, W) workers: its column tile c by the worker of its column tile c + W / gcd(g, W).
+// With partial = c mod (W / gcd(g, W)) every (partial, row) has one writer.
 //
-// The sizes of groups are chosen for L2 and few partials: mostly one size that shares factors with W (at 132
-// workers groups of 16, 12 and 6 units need 33, 11 and 22 partials), the rest a tail of a few groups looked
-// up in a table. The number of units may be known on the device only, so the whole table is made.
+// The sizes of groups are chosen for L2 and few partials. Most groups have one size that shares factors with
+// W: at 132 workers groups of 16, 12 and 6 units need 33, 11 and 22 partials. The rest is a tail of a few
+// groups, looked up in a table. The whole table is made, because the number of units may be known on the
+// device only.
 //
-// Where a row's sums are not to depend on how many rows and clusters there are, every column tile has a
-// partial of its own (Raster::first_partial): more partials, the same tiles for each cluster.
+// If a row's sums must not depend on the number of rows and clusters, every column tile has its own partial
+// (Raster::first_partial): more partials, the same tiles for each cluster.
 namespace logitless::cuda::fused {
 
 inline constexpr int kMaxMainUnits = 24;
@@ -31,14 +32,14 @@ struct RasterGroup {
 
 struct RasterTail {
   RasterGroup groups[kTailGroups];
-  uint8_t clusters = 0;  // that take part; fewer than all only where the partials are too few for all
+  uint8_t clusters = 0;  // clusters that take part; fewer than all only if the partials are too few for all
 };
 
 struct Raster {
   RasterGroup main;
-  int32_t tail_units = 0;      // a multiple of main.units, from which on a number of units has main groups
+  int32_t tail_units = 0;      // a multiple of main.units; larger numbers of units have main groups
   RasterTail tails[kTails];    // by units, below tail_units + main.units
-  int32_t first_partial = -1;  // of the first column tile, where each has its own; else -1
+  int32_t first_partial = -1;  // of the first column tile, if each tile has its own; else -1
 };
 
 struct Tile {
@@ -98,15 +99,15 @@ class TileSchedule {
   int32_t tail_ = 0;
 };
 
-// preferred: units of a main group whose hidden rows stay in L2. most_partials: how many partials there are
-// (at least raster_partials() of the same arguments, else fewer clusters work). Solved once for the same
-// arguments, and kept.
+// Returns a raster, solved once for the same arguments and kept. preferred: units of a main group whose
+// hidden rows stay in L2. most_partials: the number of available partials. With fewer than raster_partials()
+// of the same arguments, fewer clusters work.
 const Raster& make_raster(int clusters, int turns, int preferred, int most_partials);
 
-// Partials that `units` of the raster use.
+// Returns the partials that `units` of the raster use.
 int raster_partials(const Raster& raster, int64_t units);
 
-// Partials to provide. any_fewer: the device may find fewer units than these.
+// Returns the number of partials to provide. any_fewer: the device may have fewer units than these.
 int needed_partials(int clusters, int turns, int preferred, int64_t units, bool any_fewer);
 
 }  // namespace logitless::cuda::fused

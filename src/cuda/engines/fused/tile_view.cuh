@@ -6,21 +6,21 @@
 #include "cuda/engines/fused/ptx/thread.cuh"
 #include "cuda/engines/fused/tile.h"
 
-// Where the elements of accumulators.cuh are.
+// Positions of the elements of accumulators.cuh.
 namespace logitless::cuda::fused {
 
-// What an epilogue must know of its tile. The numbers live in shared memory, 16 bytes a warp, and are read
-// where they are needed: beside 192 accumulators registers are scarce.
+// The position of an epilogue's tile. The numbers are in shared memory, 16 bytes for each warp, and are read
+// when needed: beside 192 accumulators registers are scarce.
 template <TileLayout kLayout>
 struct TileView {
   static constexpr bool kInPieces = kLayout.in_pieces;
 
   uint32_t area;  // [vector of each warpgroup] [numbers of each warp]
 
-  // By a whole warp. first_row: of the warpgroup's 128 rows; rows: those at or past it do not exist;
+  // Called by a whole warp. first_row: of the warpgroup's 128 rows. rows: rows from here on do not exist.
   // first_column: of the tile in the window.
   __device__ __forceinline__ void store(int first_row, int rows, int first_column, int partial) const {
-    __syncwarp();  // all lanes have read those of the tile before
+    __syncwarp();  // all lanes have read those of the previous tile
     if (lane_index() == 0) ptx::store_shared(numbers(), first_row, rows, first_column, partial);
     __syncwarp();
   }
@@ -35,7 +35,7 @@ struct TileView {
   }
   // Room for one vector over the tile's columns.
   __device__ __forceinline__ uint32_t vector() const { return area + warpgroup() * kVectorBytes; }
-  // All threads of the warpgroup.
+  // Synchronizes all threads of the warpgroup.
   __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(3 + warpgroup(), 128); }
 
   __device__ __forceinline__ int row(int r) const {

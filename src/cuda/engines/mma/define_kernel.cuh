@@ -2,7 +2,7 @@
 #include "cuda/engines/mma/kernel.cuh"
 #include "cuda/runtime/kernel_pointer.h"
 
-// Defines one kernel of instances.def and the function that tells its address.
+// Defines one kernel of instances.def and the function that returns its address.
 #define LOGITLESS_INSTANCE(name, epilogue, dtype, general)                              \
   namespace logitless::cuda::mma {                                                      \
   namespace {                                                                           \

@@ -9,24 +9,24 @@
 namespace logitless::cuda::mma {
 namespace {
 
-// Of a tile, after its products, measured on an H200: 192 elements of a thread, of which the exponentials
-// alone take 2 us of the units for them, and what passes between warps.
+// Time of a tile after its products, measured on an H200: 192 elements in each thread, whose exponentials
+// alone keep their units busy for 2 us, and the exchange between warps.
 constexpr double kEpilogueSeconds = 2.7e-6;
 
-// What these kernels reach of a device's products: of Hopper's 0.68, measured on an H200, where the losses of
-// three heads then lie within 1% (docs/architecture.md). Predictions: all of them where there is nothing
-// faster; of Blackwell's for data centers, whose processors have twice Hopper's, half of Hopper's.
+// The share of a device's product rate that these kernels reach. Hopper: 0.68, measured on an H200, where the
+// losses of three heads are within 1% of it (docs/architecture_mma.md). The others are predictions. Devices
+// without a faster instruction reach all of it; Blackwell for data centers, with twice Hopper's rate for each
+// processor, reaches half of Hopper's share.
 double share_of_products(const Device& device) {
   if (device.capability / 10 == 9) return 0.683;
   return device.capability / 10 == 10 ? 0.32 : 1;
 }
 
-// Share of L2 for the hidden rows of a raster group; the weight's tiles, which stream through, have the
-// rest of it.
+// Share of L2 for the hidden rows of a raster group. The weight's tiles, which stream through, use the rest.
 constexpr double kGroupShare = 0.4;
 
-// Units of a raster group: as many as stay in L2 while all columns pass, at least those of a wave of tiles
-// that is about as long as it is wide, which reads the fewest bytes where nothing stays.
+// Returns the units of a raster group: as many as stay in L2 while all columns pass. They are at least those
+// of a wave of tiles that is about square, which reads the fewest bytes if nothing stays.
 int preferred_units(int64_t depth, const Device& device) {
   const double unit_bytes = 2.0 * kBlockRows * static_cast<double>(std::max<int64_t>(depth, 1));
   const double staying = kGroupShare * static_cast<double>(device.l2_bytes) / unit_bytes;
@@ -82,7 +82,7 @@ class Mma final : public Engine {
 
   std::string config(const LogitsArgs& /*args*/) const override { return "mma 256x192"; }
 
-  // Tiles, one for each processor at a time, each with its epilogue.
+  // Each processor has one tile at a time, with its epilogue.
   double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
                  const KernelTimes& times) const override {
     const EngineTiles tile = tiles(args, times.device());

@@ -4,16 +4,17 @@
 #include "cuda/engines/fused/ptx/shared_memory.cuh"
 #include "cuda/engines/mma/products.cuh"
 
-// From the products' elements, 64 rows by 96 columns of a warp, to those of epilogues, 32 rows by 192 columns
-// (tile_view.cuh). The two warps of a pair have the same rows: lane by lane each gives the other its elements
-// of the rows that the other keeps.
+// Turns the products' elements, 64 rows by 96 columns of a warp, into those of epilogues, 32 rows by 192
+// columns (tile_view.cuh). The two warps of a pair have the same rows: lane by lane each gives the other its
+// elements of the rows that the other keeps.
 namespace logitless::cuda::mma {
 
-// Vectors of 4 elements that pass at once: 24 elements of a lane, which are 3072 bytes of a warp.
+// Vectors of 4 elements that are exchanged at once: 24 elements of a lane, which are 3072 bytes of a warp.
 inline constexpr int kPassVectors = 6;
 static_assert(kPassVectors * 32 * 16 <= kPassBytes && kWarpColumns / 2 % (4 * kPassVectors) == 0);
 
-// pass: the block's room, kPassBytes a warp, which no warp reads any more. By both warps of the pair.
+// pass: the block's room, kPassBytes for each warp, which no warp reads any more. Called by both warps of the
+// pair.
 __device__ __forceinline__ void exchange_halves(Accumulators& acc, uint32_t pass) {
   const int warp = warp_index();
   const bool is_right = warp & 1;  // its columns are the right half
@@ -24,7 +25,7 @@ __device__ __forceinline__ void exchange_halves(Accumulators& acc, uint32_t pass
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int first = 0; first < kWarpColumns / 2; first += 4 * kPassVectors) {
-      if (!ptx::always()) continue;  // one pass after the other: registers
+      if (!ptx::always()) continue;  // one pass after the other, for lack of registers
       float* const kept = acc[half] + first;
       float* const given = kept + kWarpColumns / 2;
 #pragma unroll
@@ -44,7 +45,7 @@ __device__ __forceinline__ void exchange_halves(Accumulators& acc, uint32_t pass
           given[4 * i + e] = is_right ? own : got[e];
         }
       }
-      // The other warp has read before more is written.
+      // The other warp must have read before more is written.
       ptx::named_barrier_sync(barrier, 64);
     }
   }

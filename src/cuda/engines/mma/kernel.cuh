@@ -14,8 +14,8 @@
 #include "cuda/engines/mma/store_tile.cuh"
 
 // One persistent kernel: logits of tiles of 256 x 192 by mma.sync, each tile handed to an epilogue while it
-// is in registers. All 8 warps copy, multiply and work on the epilogue; the copies of the tile after are
-// under way during an epilogue.
+// is in registers. All 8 warps copy, multiply and work on the epilogue. Copies of the next tile run during an
+// epilogue.
 namespace logitless::cuda::mma {
 
 template <Instance kInstance, class View>
@@ -40,11 +40,11 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
   }
 }
 
-// Stages around the ring: the one before the one that is read, that one, and the next.
+// Stages around the current one in the ring: the previous, the current and the next.
 struct Stages {
   uint32_t before, now, next;
 
-  // last: the number of the one that was read last.
+  // last: number of the stage that was read last.
   __device__ __forceinline__ Stages(const SharedMemory& shared, int last)
       : before(SharedMemory::stage(last)), now(after(shared, before)), next(after(shared, now)) {}
   __device__ __forceinline__ void advance(const SharedMemory& shared) {
@@ -60,19 +60,19 @@ struct Stages {
   }
 };
 
-// Behind which pieces of a stage's second step copies are started. A copy reads its registers only when it
-// begins; what needs them before waits, and the compiler gives them away at once. And many at once keep
-// ldmatrix waiting, whose operands the next products need. What was measured is in docs/architecture.md;
-// a ring of kFewStages wants them early.
+// The pieces of a stage's second step after which copies are started. A copy reads its registers only when it
+// begins. Code that needs these registers must wait, and the compiler reuses them at once. Many copies at
+// once delay ldmatrix, whose operands the next products need. docs/architecture_mma.md has the measurements;
+// a ring of kFewStages wants the copies early.
 inline constexpr int kWeightPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
   return epilogue == Epilogue::kExpLogits ? 2 : 0;
 }
 
-// Products of the block's i-th tile, of which all warps have a part; the copies of stages after are started
-// meanwhile, of this tile and of the next one, both whole. Its loop has no branch but that of
-// wait_for_stage(): whatever is not a product is put between products, which otherwise are 6 cycles from one
-// to the next and leave the others free.
+// Multiplies the block's i-th tile, in which all warps have a part, and meanwhile starts the copies of later
+// stages. These belong to this tile and the next one; both must be whole. The loop has no branch except that
+// of wait_for_stage(). All other work is placed between products: these are at least 6 cycles apart, which
+// leaves cycles free.
 template <Instance kInstance>
 __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const SharedMemory& shared,
                                                     const MmaParams<ArgsOf<kInstance.epilogue>>& params,
@@ -83,14 +83,14 @@ __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const Sha
   fragments.load(at, {stages.now, 0});
   const int ahead = params.stages - 1;
   Source from(shared, params, i, ahead);
-  int left = params.depth_blocks - ahead;  // of the tile, to be copied
+  int left = params.depth_blocks - ahead;  // stages of the tile still to be copied
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
 #pragma unroll 1
     for (; left > 0; --left) {
       multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 0}, {stages.now, 1}, [](int) {});
-      // In the middle of a stage, with operands at hand, for the one behind it; the one before it has been
-      // read then.
+      // In the middle of a stage, while its operands are loaded, waits for the next stage. The previous stage
+      // has been read by then.
       wait_for_stage<0>(params.stages);
       multiply_step<kInstance.dtype>(acc, fragments, at, {stages.now, 1}, {stages.next, 0}, [&](int piece) {
         const uint32_t place = stages.before + at.copied;
@@ -106,15 +106,15 @@ __device__ __forceinline__ void multiply_whole_tile(Accumulators& acc, const Sha
         ptx::copy_async_commit();
       });
       from.advance();
-      stages.advance(shared);  // whose fragments are another tile's, after the last
+      stages.advance(shared);  // after the last step, the fragments are another tile's
     }
-    // Behind the last tile its own first stages once more, which nobody reads.
+    // Behind the last tile its own first stages are copied once more, unread.
     from = Source(shared, params, i + 1 < shared.tiles() ? i + 1 : i, 0);
     left = ahead;
   }
 }
 
-// Of a tile of which some warps have none, or that is not whole, or is followed by such a one.
+// Multiplies a tile that is not whole, in which some warps have no part, or which such a tile follows.
 template <Instance kInstance>
 __device__ __forceinline__ void multiply_any_tile(Accumulators& acc, const SharedMemory& shared,
                                                   const MmaParams<ArgsOf<kInstance.epilogue>>& params,
@@ -134,7 +134,7 @@ __device__ __forceinline__ void multiply_any_tile(Accumulators& acc, const Share
   }
 }
 
-// By all threads alike: whether multiply_whole_tile() may be called.
+// Returns whether multiply_whole_tile() may be called. The answer is the same for all threads.
 template <class Args>
 __device__ __forceinline__ bool is_fast(const SharedMemory& shared, const MmaParams<Args>& params, int i) {
   const LogitsProduct& product = params.product;
@@ -165,26 +165,26 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
     const int4 origin = shared.load_origin(i);
     view.store(origin.x + warp_index() / 4 * kWarpgroupRows, shared.load_active().rows, origin.y, origin.z);
 
-    Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
+    Accumulators acc;  // declared here, so that no register keeps the last tile's
     for_each(acc, [](float) { return 0.f; });
     const int rows = view.rows();
     const bool is_active = row_block_active(product, view.first_row(), rows);
-    // Found anew, not kept over epilogues: registers.
+    // Recomputed here, because no registers are free to keep it over epilogues.
     const int next = i * params.depth_blocks + params.stages - 1;
     const Stages stages(shared, next % params.stages);
     if (is_fast(shared, params, i)) {
       multiply_whole_tile<kInstance>(acc, shared, params, stages, i);
     } else {
-      // A pair without rows, or a warp without columns, leaves the products out.
+      // A pair without rows, or a warp without columns, leaves out the products.
       const bool multiplies = is_active && origin.x + warp_index() / 2 * kPairRows < rows &&
                               origin.y + (warp_index() & 1) * kWarpColumns < product.columns;
       multiply_any_tile<kInstance>(acc, shared, params, stages, Loader(next, params.depth_blocks),
                                    multiplies);
     }
-    __syncthreads();  // the last stage has been read, and is room for what passes between warps
+    __syncthreads();  // the last stage has been read, and warps exchange through its memory
     const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
-    // By warps without rows, too: barriers that some warps of a block pass and others do not are taken for
-    // races by compute-sanitizer's racecheck (docs/architecture.md).
+    // Warps without rows take part. compute-sanitizer's racecheck reports races for barriers that some warps
+    // of a block pass and others do not (docs/architecture_mma.md).
     exchange_halves(acc, pass);
     if (!is_active) continue;
     run_epilogue<kInstance>(acc, view, params, pass);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
   ptx::copy_async_wait<0>();
 }
 
-// The whole kernel; instances/define_mma_kernel.cuh makes __global__ functions of it.
+// The whole kernel; define_kernel.cuh makes __global__ functions of it.
 template <Instance kInstance>
 __device__ __forceinline__ void run_mma_kernel(const MmaParams<ArgsOf<kInstance.epilogue>>& params) {
   const SharedMemory shared{params.stages};

@@ -4,13 +4,13 @@
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 #include "cuda/engines/mma/ring.cuh"
 
-// Copies of operands into the ring: a quad of lanes a row, 64 rows at a time.
+// Copies operands into the ring: a quad of lanes for each row, 64 rows at a time.
 namespace logitless::cuda::mma {
 
 inline constexpr int kRowsAtOnce = kThreads / 4;
 
-// Rows first_row.. of a matrix [rows, depth], a stage's block of depth of it. What is outside of the matrix
-// becomes 0.
+// Copies a stage's block of depth of rows first_row.. of a matrix [rows, depth]. Elements outside of the
+// matrix become 0.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32_t to, const void* matrix, int64_t stride, int first_row,
                                           int rows, int first_depth, int depth) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const void* matrix, int64
   }
 }
 
-// The same of a tile's rows [kFirst, kEnd), which are all there. from: the thread's chunk of the tile's first
-// row of those that it copies.
+// Copies a tile's rows [kFirst, kEnd), all of which exist. from: the thread's chunk of the first row that it
+// copies.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, int64_t stride) {
 #pragma unroll
@@ -39,11 +39,11 @@ __device__ __forceinline__ void copy_whole_rows(uint32_t to, const char* from, i
   }
 }
 
-// Where the thread's copies of a whole tile read, from a block of depth on.
+// The addresses that the thread's copies of a whole tile read, from a block of depth on.
 struct Source {
   const char *hidden, *weight;
 
-  // Of the block's i-th tile.
+  // For the block's i-th tile.
   template <class Args>
   __device__ __forceinline__ Source(const SharedMemory& shared, const MmaParams<Args>& params, int i,
                                     int block) {
@@ -61,7 +61,7 @@ struct Source {
   }
 };
 
-// Is all of the block's i-th tile there? Of rows those of the matrix, computed or not.
+// Returns whether all of the block's i-th tile lies in the matrices. Rows count whether computed or not.
 template <class Args>
 __device__ __forceinline__ bool is_whole(const SharedMemory& shared, const MmaParams<Args>& params, int i) {
   const LogitsProduct& product = params.product;
@@ -70,14 +70,14 @@ __device__ __forceinline__ bool is_whole(const SharedMemory& shared, const MmaPa
          product.depth % kBlockDepth == 0;
 }
 
-// Copies of the block's tiles one after another, a stage at a time, whole or not.
+// Copies the block's tiles one after another, a stage at a time, whole or not.
 class Loader {
  public:
-  // At the block's stage number `stage`, all tiles counted through.
+  // Begins at the block's stage number `stage`, counted through all tiles.
   __device__ __forceinline__ Loader(int stage, int depth_blocks)
       : tile_(stage / depth_blocks), block_(stage % depth_blocks) {}
 
-  // Starts those of the next stage, makes a group of them, and goes on to the one after.
+  // Starts the copies of the next stage, makes a group of them, and goes on to the following stage.
   template <class Args>
   __device__ __forceinline__ void copy(const SharedMemory& shared, const MmaParams<Args>& params,
                                        uint32_t stage) {

@@ -9,20 +9,20 @@
 // Products of a warp: 64 rows, those of its pair, by 96 columns.
 //
 // The warp keeps 32 of these rows and gives the other 32 away (exchange.cuh). Blocks of 16 rows m = 0, 1 are
-// those that it keeps, m = 2, 3 the others: acc[m % 2][48 (m / 2) + 4 j + i] is element i of D (mma_sync.cuh)
-// of block m and columns 8 j.. of the warp's.
+// kept, m = 2, 3 are given: acc[m % 2][48 (m / 2) + 4 j + i] is element i of D (mma_sync.cuh) of block m and
+// columns 8 j.. of the warp's.
 namespace logitless::cuda::mma {
 
 __device__ __forceinline__ int warp_index() {
   return ptx::thread_index() >> 5;
 }
 
-// A thread's places in a stage, of the first 16 elements of depth. The other 16 are two chunks on: bit 5 of
-// the address is the other one, whatever the row's chunks are exchanged by.
+// A thread's places in a stage, for the first 16 elements of depth. The other 16 are two chunks further:
+// their addresses differ in bit 5 only, whatever the swizzle of the row's chunks.
 struct StageOffsets {
-  uint32_t kept, given;  // the lane's first addresses for ldmatrix, of rows of hidden
+  uint32_t kept, given;  // the lane's first addresses for ldmatrix, in rows of hidden
   uint32_t weight;
-  uint32_t copied;  // the chunk of its first row that it copies (loader.cuh)
+  uint32_t copied;  // the chunk that it copies in its first row (loader.cuh)
 
   __device__ static __forceinline__ StageOffsets of_thread() {
     const int thread = ptx::thread_index(), lane = lane_index(), warp = warp_index();
@@ -32,8 +32,8 @@ struct StageOffsets {
     StageOffsets at;
     at.kept = first * kRowBytes + of_lane;
     at.given = (first ^ (kPairRows / 2)) * kRowBytes + of_lane;
-    // Lanes 0..7 and 8..15 give 8 columns, elements 0..7 and 8..15 of depth: b0 and b1; the other lanes those
-    // of the next 8 columns.
+    // Lanes 0..7 and 8..15 give 8 columns, elements 0..7 and 8..15 of depth: b0 and b1. The other lanes give
+    // those of the next 8 columns.
     at.weight = kHiddenBytes + (warp & 1) * (kWarpColumns * kRowBytes) +
                 chunk_offset((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
     at.copied = chunk_offset(thread >> 2, thread & 3);
@@ -48,7 +48,7 @@ struct StageOffsets {
   }
 };
 
-// A step: 16 elements of depth, the first or the second of a stage's.
+// A step: the first or second 16 elements of depth of a stage.
 struct Step {
   uint32_t stage;
   int half;
@@ -59,7 +59,7 @@ struct Fragments {
   uint32_t a[4][4];
   uint32_t b[4];
 
-  // Rows are added after bit 5 is the other one, which they leave as it is.
+  // Bit 5 is flipped before rows are added, which leave it unchanged.
   __device__ __forceinline__ void load_rows(const StageOffsets& at, Step step, int m) {
     const uint32_t first = (step.stage + (m < 2 ? at.kept : at.given)) ^ (32 * step.half);
     ptx::load_matrices(a[m], first + m % 2 * 16 * kRowBytes);
@@ -77,8 +77,8 @@ struct Fragments {
 // Pieces of a step: 16 columns each.
 inline constexpr int kPieces = kWarpColumns / 16;
 
-// Adds a step's products, whose fragments have been loaded, and loads the next one's when the registers are
-// free; between(i) is called after piece i.
+// Adds a step's products, whose fragments have been loaded, and loads the fragments of the next step as
+// registers become free. Calls between(i) after piece i.
 template <DType kType, class Between>
 __device__ __forceinline__ void multiply_step(Accumulators& acc, Fragments& fragments, const StageOffsets& at,
                                               Step step, Step next, const Between& between) {

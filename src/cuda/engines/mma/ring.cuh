@@ -7,17 +7,17 @@
 #include "cuda/engines/mma/config.h"
 #include "cuda/engines/mma/ptx/copy_async.cuh"
 
-// Shared memory, and the ring of stages through which operands come.
+// Shared memory, and its ring of stages that operands pass through.
 namespace logitless::cuda::mma {
 
 template <class Args>
 struct MmaParams : KernelParams<Args> {
   int32_t stages = 0;  // kFewStages or kMostStages
-  int32_t ahead = 0;   // tiles whose origins are known: that copies may be ahead of products, and one more
+  int32_t ahead = 0;   // tiles with known origins: as many as copies may be ahead of products, and one more
 };
 
-// [stages][hidden | weight] [TileView] [origins] [ActiveRows] [tiles] [threads' offsets]. What is known
-// here is not kept in registers, of which there are none to spare beside 192 accumulators, nor found again in
+// Layout: [stages][hidden | weight] [TileView] [origins] [ActiveRows] [tiles] [threads' offsets]. These
+// numbers are neither kept in registers, of which none are free beside 192 accumulators, nor recomputed in
 // every stage.
 struct SharedMemory {
   int stages;
@@ -35,25 +35,25 @@ struct SharedMemory {
   __device__ __forceinline__ void store_active(ActiveRows active, int tiles) const {
     ptx::store_shared(active_rows(), active.rows, active.units, tiles, 0);
   }
-  // Of the block.
+  // Tiles of the block.
   __device__ __forceinline__ int tiles() const { return ptx::load_shared_int(active_rows() + 8); }
   __device__ __forceinline__ ActiveRows load_active() const {
     return {ptx::load_shared_int(active_rows()), ptx::load_shared_int(active_rows() + 4)};
   }
 
-  // Of the thread, its places in a stage (products.cuh).
+  // The thread's places in a stage (products.cuh).
   __device__ __forceinline__ uint32_t offsets() const {
     return active_rows() + 16 + ptx::thread_index() * kThreadBytes;
   }
 
-  // Of the block's i-th tile, where its rows and columns begin, and its partial.
+  // The first row and column of the block's i-th tile, and its partial.
   __device__ __forceinline__ void store_origin(int i, int row, int column, int partial) const {
     ptx::store_shared(origin(i), row, column, partial, 0);
   }
   __device__ __forceinline__ int4 load_origin(int i) const { return ptx::load_shared_int4(origin(i)); }
 };
 
-// By a whole warp: of the block's i-th tile, if there is one.
+// Computes the origin of the block's i-th tile, if there is one. Called by a whole warp.
 template <class Args>
 __device__ __forceinline__ void find_origin(const SharedMemory& shared, const MmaParams<Args>& params,
                                             int i) {
@@ -66,17 +66,17 @@ __device__ __forceinline__ void find_origin(const SharedMemory& shared, const Mm
   }
 }
 
-// A row of a stage has 32 elements, four chunks of 16 bytes; chunk c of row r lies where c xor (r / 2 mod 4)
-// would. Banks are of 4 bytes, so 8 chunks one after another have all of them. The same chunk of 8 rows, one
-// matrix of ldmatrix, lies in 4 (r mod 2) + (c xor (r / 2 mod 4)) modulo 8: each of the 8 once. A quarter of
-// a warp copies two whole rows: each of the 8 once, too.
+// The place of a chunk in a stage. A row of a stage has 32 elements, four chunks of 16 bytes. Chunk c of row
+// r lies where c xor (r / 2 mod 4) would lie unswizzled. Banks have 4 bytes, so 8 consecutive chunks use all
+// of them. The same chunk of 8 rows, one matrix of ldmatrix, lies in 4 (r mod 2) + (c xor (r / 2 mod 4))
+// modulo 8: each of the 8 once. A quarter of a warp copies two whole rows: again each of the 8 once.
 __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-// A stage's copies are a group. In the middle of a stage the next one is waited for, behind which all others
-// of the ring but the one that is read and the one before it may be under way; kMore: one more, as before the
-// first stage.
+// Waits for the next stage, in the middle of a stage. A stage's copies form a group. The copies of later
+// stages may still run: all stages of the ring except the current, the previous and the next one. kMore: one
+// more, as before the first stage.
 template <int kMore>
 __device__ __forceinline__ void wait_for_stage(int stages) {
   if (stages == kMostStages) {

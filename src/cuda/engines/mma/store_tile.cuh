@@ -7,14 +7,14 @@
 
 namespace logitless::cuda::mma {
 
-// A row of a piece in shared memory, 64 numbers of 16 bits and 16 bytes more: 36 words, so that the 8 rows
-// and 4 pairs of columns that a warp writes at once are in 4 (row mod 8) + pair mod 32, all banks. A quarter
-// of a warp reads one row.
+// Bytes of a row of a piece in shared memory: 64 numbers of 16 bits and 16 bytes of padding, so 36 words. The
+// 8 rows and 4 pairs of columns that a warp writes at once are then in 4 (row mod 8) + pair mod 32, all
+// banks. A quarter of a warp reads one row.
 inline constexpr int kPieceRowBytes = kStoreColumns * 2 + 16;
 static_assert(16 * kPieceRowBytes <= kPassBytes);
 
-// Stores a warp's part of the tile, times 2^kExponent, as 16-bit numbers: 16 x 64 of them at a time pass
-// through the warp's room, kPassBytes, and go out as whole rows. rows: of the matrix.
+// Stores a warp's part of the tile, times 2^kExponent, as 16-bit numbers. Pieces of 16 x 64 pass through the
+// warp's room of kPassBytes and go out as whole rows. rows: of the matrix.
 template <DType kType, int kExponent, class View>
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const View& tile,
                                            const StoredColumns& out, int rows, uint32_t pass) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const View& 
         tile.first_row() + (warp_index() & 3) * kLayout.warp_rows + half * kLayout.half_rows + (lane >> 3);
 #pragma unroll
     for (int piece = 0; piece < kTileColumns / kStoreColumns; ++piece) {
-      __syncwarp();  // the piece before has been read
+      __syncwarp();  // the previous piece has been read
 #pragma unroll
       for (int j = 0; j < kStoreColumns / 8; ++j) {
         const float* d = acc[half] + piece * (kStoreColumns / 2) + 4 * j;

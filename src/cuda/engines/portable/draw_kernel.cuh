@@ -1,6 +1,6 @@
 #pragma once
-// The first draw of sparsified gradients (core/sparsification.h) from a block of dot products; one block of
-// threads a row.
+// The first draw of sparsified gradients (core/sparsification.h) from a block of dot products, with one block
+// of threads for each row.
 #include "core/sparsification.h"
 #include "cuda/engines/portable/row_kernels.cuh"
 

@@ -15,7 +15,7 @@
 namespace logitless::cuda::portable {
 namespace {
 
-// The part of the arguments that one block of logits sees.
+// The part of the arguments that one block of logits uses.
 template <class Real>
 Tile<Real> tile_of(const LogitsProductOf<Real>& product, const LogitsScratch& scratch, int64_t row,
                    int64_t column) {
@@ -31,7 +31,7 @@ Tile<Real> tile_of(const LogitsProductOf<Real>& product, const LogitsScratch& sc
   return t;
 }
 
-// A warp a row where rows are many, else a block.
+// Uses a warp for each row if there are many rows, else a block.
 template <class Work, class Real, class Args>
 void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const Tile<Real>& tile,
                   const Queue& queue) {
@@ -45,7 +45,7 @@ void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const 
   };
   const auto launch_of = [&](auto plain) {
     constexpr bool kPlain = decltype(plain)::value;
-    // The order of a sum is not to depend on how many rows there are.
+    // The order of a sum must not depend on the number of rows.
     if (tile.rows >= kManyRows && !product.batch_invariant) {
       launch(Instance<32, kPlain>{});
     } else {
@@ -64,8 +64,8 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const RowSumsOf<Real>
   launch_lines<Sum>(product, args, tile, queue);
 }
 
-// ExpLogits of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant sums
-// are to be those of kStats.
+// Exp logits of 16-bit operands are bf16, whose exponents reach as far as fp32's. With batch_invariant the
+// sums must be those of kStats.
 void launch_epilogue(const LogitsProduct& product, const ExpLogitsArgs& args, Tile<float> tile,
                      const Queue& queue) {
   if (product.batch_invariant) launch_epilogue<float>(product, args, tile, queue);

@@ -1,6 +1,6 @@
 #pragma once
-// Kernels from a block of dot products to statistics, exp_logits or gradients. They read each dot product
-// once as a rule.
+// Kernels that turn a block of dot products into statistics, exp logits or gradients. They usually read each
+// dot product once.
 #include "core/top_k.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
@@ -10,7 +10,8 @@ namespace logitless::cuda::portable {
 // Dot products that a thread loads at once: 16 bytes of float.
 inline constexpr int kAtOnce = 4;
 
-// A launch, in one parameter: of two, nvcc 13 makes each kernel's loops anew for each transform.
+// A launch in one parameter. With two parameters, nvcc 13 compiles each kernel's loops again for each
+// transform.
 template <class Args, class Real = float>
 struct RowParams {
   LogitsProductOf<Real> product;
@@ -23,8 +24,8 @@ struct Tile {
   int64_t stride;       // a multiple of kAtOnce
   int64_t row, column;  // of its first element in the arguments' matrices
   int64_t rows, columns;
-  // Columns that are summed in one partial, and the partial of the first of them; partials are those of
-  // strips in turn.
+  // The columns that are summed in one partial, and the partial of the first strip. Consecutive strips have
+  // consecutive partials.
   int64_t strip;
   int64_t first_partial;
 };
@@ -34,7 +35,7 @@ struct alignas(kAtOnce * sizeof(T) < 16 ? kAtOnce * sizeof(T) : 16) Numbers {
   T of[kAtOnce];
 };
 
-// Nobody reads them again soon: what else is in the L2 cache may stay there.
+// A streaming load: the data are not read again soon, so other data may stay in the L2 cache.
 template <class Real>
 __device__ inline Numbers<Real> load_once(const Real* from) {
 #ifdef __CUDA_ARCH__
@@ -58,8 +59,8 @@ __device__ inline void store_once(T* to, const Numbers<T>& numbers) {
 
 inline constexpr int kRowThreads = 256;  // of a block
 
-// Instances of a kernel: threads of a row, a warp or the block; and whether logits are dot products times
-// scale, and nothing else is wanted of them (is_plain()).
+// Instances of a kernel: the threads of a row (a warp or the block), and whether logits are dot products
+// times scale with nothing else wanted (is_plain()).
 template <int kLanesOf, bool kPlainOf>
 struct Instance {
   static constexpr int kLanes = kLanesOf;
@@ -80,8 +81,8 @@ bool is_plain(const GradientArgsOf<Real>& args) {
   return args.class_weight == nullptr;
 }
 
-// A number as memory would have it: no rounding is left to an instruction that uses it next. So all kernels
-// have the same bits of a logit.
+// A number rounded as if it were stored. Then no later instruction can fuse its rounding, and all kernels get
+// the same bits of a logit.
 template <class Real>
 __device__ inline Real rounded(Real x) {
 #ifdef __CUDA_ARCH__
@@ -94,7 +95,7 @@ __device__ inline Real rounded(Real x) {
   return x;
 }
 
-// Whether the row is to be computed.
+// Whether the row must be computed.
 template <class Real>
 __device__ inline bool row_exists(const LogitsProductOf<Real>& product, int64_t row) {
   if (row >= existing(product.row_count, product.rows)) return false;
@@ -127,7 +128,7 @@ struct Line {
   __device__ Real logit(int j) const {
     return product.transform.logit(dots[j], product.transform.bias_of(column + j), inverse_temperature);
   }
-  // The column of the row's target in the line, which it may lie outside of.
+  // The column of the row's target in the line; it may be outside of the line.
   __device__ int64_t target() const {
     return product.target == nullptr ? -1 : product.target[row] - product.column_offset - column;
   }
@@ -176,8 +177,8 @@ struct Line {
   }
 };
 
-// Sum, maximum (NaN if there is one), and the best of values and their columns, over kLanes threads; known to
-// all of them.
+// Reductions over kLanes threads: sum, maximum (NaN if there is one), and the best of values with their
+// columns. All of the threads get the result.
 template <int kLanes, class T, class Join>
 __device__ inline T joined_lanes(T value, const Join& join) {
   for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
@@ -210,8 +211,8 @@ __device__ inline Real lanes_max(Real value) {
   return joined_lanes<kLanes>(value, [](Real a, Real b) { return larger(a, b); });
 }
 
-// Adds to the optional sums, of those in the partials, a logit of class weight w, its distance from the
-// logit_offset and the exp of that. `weighted` is of the logits themselves: no partial tells the class
+// Adds a logit to the optional sums that the partials have. w is its class weight, distance is z - logit
+// offset, e is the exp of that. `weighted` is relative to 0, because no partial has the sum of the class
 // weights of its columns.
 template <class Real, class Partials>
 __device__ inline void add_options(RowStats<Real>& sums, const Partials& partials, Real z,
@@ -225,15 +226,15 @@ __device__ inline void add_options(RowStats<Real>& sums, const Partials& partial
 #undef LOGITLESS_SUM
 }
 
-// Statistics of a line, relative to the logit_offset that is given: of all threads.
+// Statistics of a line over all threads, relative to a given logit offset.
 template <class Real>
 struct LineSums {
   Real max = -std::numeric_limits<Real>::infinity();
-  RowStats<Real> stats;  // its max is the logit_offset
+  RowStats<Real> stats;  // its max is the logit offset
 };
 
-// As for_each() goes on, store(j, logits, exp_logits, count) gets the exp_logits as well. low: what rounding
-// took off the logit_offset.
+// Like for_each(), but store(j, logits, exp_logits, count) also gets the exp logits. low: rounding error of
+// the logit offset.
 template <class Of, class Real, class Store>
 __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowSumsOf<Real>& args,
                                           Real logit_offset, Real low, const Store& store) {
@@ -277,8 +278,8 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
   return found;
 }
 
-// Sums relative to the logit_offset that there is; or to the maximum where there is none, or where the
-// maximum is more than most_above nats above it. sum(logit_offset) makes them, as a rule once.
+// Makes sums relative to the given logit offset. They are relative to the maximum if there is no offset, or
+// if the maximum is more than most_above nats above it. sum(logit_offset) makes them, usually once.
 template <class Of, class Real, class Make>
 __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Real logit_offset,
                                                  Real most_above, const Make& sum) {
@@ -308,9 +309,9 @@ __device__ inline RowStats<To> as(const RowStats<From>& from) {
   return to;
 }
 
-// Adds a line's sums to a partial's, which are relative to `logit_offset` and then to the larger logit_offset
-// of both; or to the maximum, before and after. In double, but for plain instances: a masked tile's maximum
-// times its elements is more than fp32 holds.
+// Adds a line's sums to a partial's sums. The partial's are relative to `logit_offset` before and to the
+// larger offset of both after, or to the maximum before and after. This uses double except in plain
+// instances: a masked tile's maximum times its elements exceeds fp32.
 template <class Of, class Real>
 __device__ inline void add_to_partial(const PartialStatsOf<Real>& partials, int64_t s, int64_t row,
                                       Real logit_offset, const LineSums<Real>& line, bool is_to_maximum) {
@@ -334,7 +335,7 @@ struct StoreNothing {
   __device__ void operator()(int, const Real*, const Real*, int) const {}
 };
 
-// Work on each row and strip of a tile.
+// Works on each row and strip of a tile.
 template <class Work, class Of, class Args, class Real>
 __global__ void __launch_bounds__(kRowThreads) lines_kernel(RowParams<Args, Real> params, Tile<Real> tile) {
   const int64_t row = int64_t{blockIdx.x} * Of::kLines + threadIdx.x / Of::kLanes;
@@ -357,7 +358,8 @@ struct Sum {
   }
 };
 
-// A thread's numbers of a row that is stored; out: of the line's first column. Numbers [0, columns) are kept.
+// A thread's part of a row that is stored. out points to the line's first column. Numbers [0, columns) are
+// kept.
 template <class T>
 struct Stored {
   T* out;
@@ -369,7 +371,7 @@ struct Stored {
         columns(static_cast<int>(max(int64_t{0}, to.columns - column))),
         is_aligned(reinterpret_cast<uintptr_t>(out) % (kAtOnce * sizeof(T)) == 0) {}
 
-  // value(i) of column j + i, i < count.
+  // Stores value(i) in column j + i, for i < count.
   template <class Value>
   __device__ void put(int j, int count, const Value& value) const {
     const int some = min(count, columns - j);
@@ -384,9 +386,9 @@ struct Stored {
   }
 };
 
-// ExpLogits relative to a row's logit_offset, which is the maximum of its first line or, where that is too
-// low, of another: what was kept before is then made relative to the new one. Sums, but for those of
-// batch_invariant, which Sum makes.
+// Keeps exp logits relative to a row's logit offset. The offset is the maximum of the row's first line. If
+// that is too low, a higher one is chosen, and the kept exp logits are rescaled. Also makes sums, except with
+// batch_invariant, where Sum makes them.
 template <class T>
 struct KeepExpLogits {
   template <class Of>
@@ -395,8 +397,8 @@ struct KeepExpLogits {
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
     constexpr float kMostAbove =
-        16;  // else all that is kept of the row is made relative to another logit_offset
-    const float old_offset = is_first ? -CUDART_INF_F : args.found_offset[row];
+        16;  // else all kept exp logits of the row are rescaled to another logit offset
+    const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
     const Stored<T> stored(args.exp_logits, row, line.column);
     const LineSums<float> found = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
       return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {
@@ -416,7 +418,7 @@ struct KeepExpLogits {
     }
     if (!product.batch_invariant) line.put_target_logit(args.target_logit);
     if (line.lane() != 0) return;
-    args.found_offset[row] = logit_offset;
+    args.chosen_offset[row] = logit_offset;
     if (!product.batch_invariant)
       add_to_partial<Of>(args.stats, 0, row, old_offset, found, /*is_to_maximum=*/false);
   }
@@ -444,7 +446,7 @@ struct MakeGradient {
     };
     line.for_each([&](int j, const Real* z, int count) {
       stored.put(j, count, [&](int i) { return element(j + i, z[i], Real(0)); });
-      // The target's again, by itself: the loop is short without it.
+      // The target's element is made again separately, which keeps the loop short.
       if (target >= j && target < j + count && target < stored.columns) {
         const int at = static_cast<int>(target);
         stored.out[at] = from_real<T>(element(at, line.logit(at), Real(1)));

@@ -1,5 +1,5 @@
 #pragma once
-// The largest logits of rows, from a block of dot products; one block of threads a row.
+// The largest logits of rows, from a block of dot products, with one block of threads for each row.
 #include "cuda/engines/portable/row_kernels.cuh"
 #include "cuda/run/top/selection.cuh"
 

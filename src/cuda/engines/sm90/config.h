@@ -17,9 +17,9 @@ inline constexpr int kThreads = 384;      // one loading and two computing warpg
 inline constexpr TileLayout kLayout{.first_thread = 128, .half_rows = 64, .warp_rows = 16};
 inline constexpr int kSharedLimit = 232448;
 
-// How a thread block works. Ping-pong: each computing warpgroup has a 128 x 192 tile of its own, and one's
+// How a thread block works. Ping-pong: each computing warpgroup has its own 128 x 192 tile, and one's
 // epilogue runs under the other's products. Cooperative: both work on one tile of 256 x 192, which moves
-// fewer bytes a product, with the epilogue exposed.
+// fewer bytes for each product, with the epilogue exposed.
 struct Config {
   bool cooperative = false;
   int stages = 0;           // of the pipeline
@@ -36,8 +36,8 @@ struct Config {
   LOGITLESS_HD constexpr int stage_bytes() const { return hidden_bytes() + weight_bytes(); }
   LOGITLESS_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
   LOGITLESS_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }
-  // Two barriers a stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each of the
-  // 8 computing warps.
+  // Two barriers for each stage, 8 bytes about rows, 16 of two tiles' origins and their barrier, 16 for each
+  // of the 8 computing warps.
   LOGITLESS_HD constexpr int shared_bytes() const {
     return stages * (stage_bytes() + 16) + staging_bytes() + 2 * kVectorBytes + 8 + 16 + 8 + 8 * kViewBytes;
   }
@@ -45,13 +45,13 @@ struct Config {
   constexpr bool operator==(const Config&) const = default;
 };
 
-// Whether there are cooperative tiles. Never where elements are drawn or listed: what many hits take is
-// exposed then, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
+// Whether there are cooperative tiles. Never if elements are drawn or listed: the time for many hits is then
+// exposed, 2.4 of 12 ms with a uniform softmax at (8192, 128256, 4096).
 constexpr bool may_cooperate(Epilogue epilogue) {
   return epilogue != Epilogue::kDraw && epilogue != Epilogue::kTop;
 }
 
-// 5 stages, 4 beside the buffers of stores: what shared memory holds. Registers 40 (loader) and 232
+// 5 stages fit in shared memory, or 4 beside the buffers of stores. Registers: 40 (loader) and 232
 // (computing).
 constexpr Config ping_pong(Epilogue epilogue) {
   return stores(epilogue) ? Config{false, 4, 2} : Config{false, 5, 0};
@@ -65,8 +65,8 @@ constexpr Config config_of(Epilogue epilogue, bool is_cooperative) {
   return is_cooperative ? cooperative(epilogue) : ping_pong(epilogue);
 }
 
-// Depth from which on tiles are cooperative: the longer the products of a tile, the less its exposed epilogue
-// weighs against the bytes saved.
+// The depth from which on tiles are cooperative. The longer the products of a tile, the less its exposed
+// epilogue weighs against the bytes saved.
 inline constexpr int64_t kCooperativeDepth = 3000;
 
 static_assert(ping_pong(Epilogue::kStats).shared_bytes() <= kSharedLimit);
@@ -79,7 +79,8 @@ struct Instance {
   Config config;
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;
-  // Bias, softcap, temperatures, any scale and the optional sums; plain: a positive scale only.
+  // Supports bias, softcap, temperatures, any scale and the optional sums. A plain kernel supports only a
+  // positive scale.
   bool general = false;
 
   constexpr bool operator==(const Instance&) const = default;

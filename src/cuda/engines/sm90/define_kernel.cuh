@@ -1,9 +1,9 @@
 #pragma once
 #include "cuda/engines/sm90/logits_kernel.cuh"
 
-// Defines one kernel of instances.def, two where the epilogue has cooperative tiles, and the function that
-// tells its address. A macro: the compiler's host stubs cannot name a class-type template argument such as an
-// Instance.
+// Defines one kernel of instances.def, or two if the epilogue has cooperative tiles, and the function that
+// returns its address. This is a macro because the compiler's host stubs cannot name a class-type template
+// argument such as an Instance.
 #define LOGITLESS_INSTANCE(name, epilogue, dtype, general)                                              \
   namespace logitless::cuda::sm90 {                                                                     \
   namespace {                                                                                           \

@@ -8,11 +8,11 @@
 namespace logitless::cuda::sm90 {
 namespace {
 
-// Hidden rows of a raster group that stay in L2 beside the weight tiles that stream through it.
+// Bytes of a raster group's hidden rows that stay in L2 beside the weight tiles that stream through it.
 constexpr int64_t kGroupBytes = 20'000'000;
 
-// Cooperative tiles for deep products, unless of few rows many more would be padding. (Of few rows only:
-// chunks of one problem, the last included, then have partials enough.)
+// Deep products use cooperative tiles, unless there are few rows and most of a tile would be padding. The
+// exception is for few rows only: then chunks of one problem, including the last, have enough partials.
 bool is_cooperative(Epilogue epilogue, int64_t rows, int64_t depth) {
   constexpr int64_t kFewRows = 2048;
   if (depth < kCooperativeDepth || !may_cooperate(epilogue)) return false;
@@ -72,12 +72,12 @@ class Sm90 final : public Engine {
     return config_of_args(args).cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
   }
 
-  // Tiles, one for each pair of processors at a time.
+  // Each pair of processors has one tile at a time.
   double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
                  const KernelTimes& times) const override {
     const EngineTiles tile = tiles(args, times.device());
     const int64_t count = ceil_div(args.rows, tile.rows) * ceil_div(args.columns, tile.columns);
-    // Of one processor's half of a tile.
+    // One processor's half of a tile.
     const double flop = static_cast<double>(tile.rows * tile.columns) * static_cast<double>(args.depth);
     return static_cast<double>(ceil_div(count, tile.at_once)) * flop / times.flop_per_processor() +
            3 * kLaunchSeconds;

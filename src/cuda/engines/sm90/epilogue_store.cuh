@@ -10,9 +10,9 @@
 
 namespace logitless::cuda::sm90 {
 
-// Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers: 128 x 64 pieces go to a swizzled buffer in
-// shared memory and from there, while the next is prepared, by the copy engine, which leaves out what lies
-// past the matrix. staging: the first computing warpgroup's buffers, followed by the other's.
+// Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers. Pieces of 128 x 64 go to a swizzled buffer
+// in shared memory. From there the copy engine stores them while the next piece is prepared; it leaves out
+// elements past the matrix. staging: the first computing warpgroup's buffers, followed by the other's.
 template <Config kConfig, DType kType, int kExponent>
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileView<kLayout>& tile,
                                            const CUtensorMap* out, uint32_t staging) {
@@ -26,7 +26,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const TileVi
     const int side = (thread & 31) >> 4;
     const uint32_t buffer = staging + warpgroup * (kConfig.staging_bytes() / 2) +
                             piece % kConfig.staging_buffers * kConfig.staging_buffer_bytes();
-    // The store that last used the buffer has read it. All of the tile before have, long since.
+    // The store that last used the buffer must have read it. All stores of the previous tile have, long
+    // since.
     if (thread == 0) {
       if (piece == 0) {
         ptx::tma_store_wait_read<0>();

@@ -11,7 +11,7 @@ class Queue;
 
 namespace logitless::cuda::sm90 {
 
-// What a launch decides from the problem and the device alone.
+// The decisions of a launch that follow from the problem and the device alone.
 struct LogitsPlan {
   Instance instance;
   Tiling tiling;     // workers are clusters
@@ -21,14 +21,14 @@ struct LogitsPlan {
 // The tiles of a launch.
 Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
 
-// any_fewer: the launch has a row_count or row_block_active. Only args' sizes, dtype, epilogue, options and
-// which pointers are null are read.
+// Plans a launch. any_fewer: it has a row_count or row_block_active. Reads only args' sizes, dtype, epilogue,
+// options and which pointers are null.
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer);
 
-// The fused product on the current device. Where the epilogue has statistics there are at least
-// plan_logits().partials partials (of the same arguments). Of exp_logits and dz, rows past row_count are
-// stored as 0 up to the end of their block of 128; blocks wholly past it are left as they are. Allocates
-// nothing and does not wait.
+// Launches the fused product on the current device. If the epilogue has statistics, there must be at least
+// plan_logits().partials partials (of the same arguments). In exp logits and dz, rows past row_count are
+// stored as 0 up to the end of their block of 128. Blocks wholly past it stay unchanged. Allocates nothing
+// and does not wait.
 void launch_logits(const LogitsArgs& args, const Queue& queue);
 
 }  // namespace logitless::cuda::sm90

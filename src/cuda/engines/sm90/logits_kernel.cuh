@@ -23,11 +23,11 @@ namespace logitless::cuda::sm90 {
 
 // Shared memory: [stages][hidden | weight] [staging of warpgroup 1 | 2] [full barriers]
 // [empty barriers] [TileView] [ActiveRows] [two TileOrigins] [barrier of origins]
-// The base is the symbol itself, which costs no register; that it is aligned for the swizzle is checked by
-// the kernel.
+// The base is the symbol itself, which costs no register. The kernel checks that it is aligned for the
+// swizzle.
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
 
-// Where the copies of a tile begin.
+// The origin of a tile's copies.
 struct TileOrigin {
   int row;     // of this block's rows
   int column;  // of this block's half of the columns
@@ -56,7 +56,7 @@ struct SharedMemory {
     return active;
   }
 
-  // Of the cluster's i-th tile.
+  // The origin of the cluster's i-th tile.
   __device__ uint32_t origin(int i) const { return active_rows() + 8 + (i & 1) * 8; }
   __device__ void store_origin(int i, TileOrigin tile) const {
     asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(origin(i)), "r"(tile.row), "r"(tile.column)
@@ -71,8 +71,8 @@ struct SharedMemory {
     return tile;
   }
 
-  // Where the two warps of find_tiles() and load_tiles() meet, once a tile: then its origin is there, and the
-  // one before it has been read. By both whole warps.
+  // The barrier where the two warps of find_tiles() and load_tiles() meet, once for each tile. After it the
+  // tile's origin is there, and the previous one has been read. Called by both whole warps.
   __device__ uint32_t origins() const { return active_rows() + 8 + 16; }
   __device__ void meet_at_origin(int i) const {
     __syncwarp();
@@ -93,7 +93,7 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  // After `count` stages.
+  // The position after `count` stages.
   __device__ static __forceinline__ RingPosition at(uint32_t count) {
     return {static_cast<int>(count % kStages), (count / kStages) & 1};
   }
@@ -105,7 +105,7 @@ __device__ __forceinline__ TileSchedule schedule_of(const SharedMemory<kConfig>&
   return TileSchedule(params.raster, shared.load_active().units, params.column_tiles);
 }
 
-// By a warp of its own, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
+// Runs in its own warp, a tile ahead of load_tiles(): the divisions take longer than loading may pause.
 template <Config kConfig, class Args>
 __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
                                            const KernelParams<Args>& params) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
   }
 }
 
-// By a whole warp, of which one thread issues the copies.
+// Called by a whole warp; one thread issues the copies.
 template <Config kConfig, class Args>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
                                            const CUtensorMap& weight, const KernelParams<Args>& params) {
@@ -148,14 +148,14 @@ __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, 
   }
 }
 
-// 0 or 1, of the computing ones.
+// The computing warpgroup: 0 or 1.
 __device__ __forceinline__ int computing_warpgroup() {
   return ptx::thread_index() / 128 - 1;
 }
 
-// The products of one tile, from the ring position on; on return acc is complete. Tells both blocks of the
-// cluster when a stage has been read, and with pass_on the other warpgroup, by its named barrier, when all
-// products are issued.
+// Multiplies one tile, beginning at the ring position; on return acc is complete. Signals both blocks of the
+// cluster when a stage has been read. With pass_on it also signals the other warpgroup, by its named barrier,
+// when all products are issued.
 template <Config kConfig, DType kType>
 __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMemory<kConfig>& shared,
                                               RingPosition<kConfig.stages> ring, int depth_blocks,
@@ -165,7 +165,8 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
       kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
   int previous = -1;
   for (int k = 0; k < depth_blocks; ++k) {
-    // Said to be the same for all lanes, so that descriptors are made by the uniform unit, an addition each.
+    // to_uniform() tells the compiler that all lanes have the same value. Descriptors are then made by the
+    // uniform unit, with one addition each.
     const uint32_t a = ptx::to_uniform(ptx::matrix_offset(shared.hidden(ring.stage) + first_row));
     const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.weight(ring.stage)));
     ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
@@ -180,7 +181,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    // The stage before this one has been read: one thread tells each block.
+    // The previous stage has been read: one thread signals each block.
     if (previous >= 0 && thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
     previous = ring.stage;
     ring.advance();
@@ -219,7 +220,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
                tile.partial);
 
-    Accumulators acc;  // in here: nothing of the last tile's is to be kept in registers
+    Accumulators acc;  // declared here, so that no register keeps the last tile's
     if (kPingPong) ptx::named_barrier_sync(1 + computing_warpgroup(), 256);
     const bool pass_on = kPingPong && i + 1 < tiles;
     const auto ring = RingPosition<kConfig.stages>::at(static_cast<uint32_t>(i) * params.depth_blocks);
@@ -247,7 +248,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();
 }
 
-// The whole kernel; instances/define_kernel.cuh makes __global__ functions of it.
+// The whole kernel; define_kernel.cuh makes __global__ functions of it.
 template <Instance kInstance>
 __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, const CUtensorMap& weight,
                                                   const CUtensorMap& out,
@@ -260,7 +261,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
     if (threadIdx.x == 0) shared.store_active(active);
   }
   __syncthreads();
-  // Without rows nothing is set up for them; so it is mostly where blocks are done again.
+  // Without rows nothing is set up for them. That is the usual case when blocks are done again.
   if (shared.load_active().units == 0) return;
   if (threadIdx.x < 32) {
     if (threadIdx.x == 0) {
@@ -289,7 +290,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
     ptx::take_registers<232>();
     compute_tiles<kInstance>(shared, out, params);
   }
-  // Shared memory and barriers of a block stay until the other has sent it its last copy and arrival.
+  // Shared memory and barriers of a block must stay until the other block has sent its last copy and arrival.
   ptx::cluster_sync_diverged();
 }
 

@@ -26,12 +26,12 @@ __device__ __forceinline__ int cluster_index() {
   return index;
 }
 
-// Every thread of the cluster; all lanes of a warp together.
+// Synchronizes every thread of the cluster; all lanes of a warp call it together.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// cluster_sync() where the lanes of a warp may come apart.
+// cluster_sync() for warps whose lanes may have diverged.
 __device__ __forceinline__ void cluster_sync_diverged() {
   asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }
@@ -69,8 +69,9 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 }
 
 // Arrives at the same barrier of block `rank` of the cluster. Unqualified on purpose: the .release.cluster
-// form compiles to MEMBAR.ALL.GPU, once a stage, and makes the main loop 1.55 to 1.75 times slower. What it
-// guards are reads by wgmma, complete before the arrival; no ordinary store has to become visible.
+// form compiles to MEMBAR.ALL.GPU, once for each stage, and makes the main loop 1.55 to 1.75 times slower.
+// The barrier guards reads by wgmma, which are complete before the arrival; no ordinary store has to become
+// visible.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -98,7 +99,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 }
 
 // Moves registers between warpgroups: the loader gives, the computing warpgroups take. Executed by all warps
-// of a warpgroup; kRegisters a multiple of 8.
+// of a warpgroup; kRegisters is a multiple of 8.
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Lane 0's value, which the compiler then knows as one for the whole warp. By a whole warp.
+// Lane 0's value, which the compiler then knows to be the same in the whole warp. Called by a whole warp.
 __device__ __forceinline__ uint32_t to_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);
 }
@@ -153,7 +154,7 @@ __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most kPending of this thread's committed stores still read their shared memory.
+// Waits until at most kPending of this thread's committed stores still read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -164,14 +165,14 @@ __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Ordinary stores to shared memory before it are seen by copies issued after it (with a barrier between
+// Makes earlier ordinary stores to shared memory visible to copies issued later (with a barrier between
 // them).
 __device__ __forceinline__ void fence_shared_to_copy_engine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements from the warp's accumulator layout to shared memory; lane l gives
-// the address of row l % 8 of matrix l / 8 (16 bytes, aligned).
+// Stores four 8 x 8 matrices of 16-bit elements from the warp's accumulator layout to shared memory. Lane l
+// gives the address of row l % 8 of matrix l / 8 (16 bytes, aligned).
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                                uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
@@ -183,23 +184,23 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
 // accumulators.
 //
 // Both operands lie in shared memory as rows of 64 elements (128 bytes) in the copy engine's 128-byte
-// swizzle, eight rows (1024 bytes) an atom. Thread t of the warpgroup holds of D, for j in 0..23, the
+// swizzle, eight rows (1024 bytes) in an atom. Thread t of the warpgroup holds of D, for j in 0..23, the
 // elements
 //   d[4j + 0..1]: row 16 (t / 32) + (t % 32) / 4,      columns 8j + 2 (t % 4) + 0..1
 //   d[4j + 2..3]: eight rows further down
 
-// The lower half of a matrix descriptor: the address in units of 16 bytes, of which additions may be made.
-// The next 16 elements of depth are 2 units on, the next 64 rows 512 units.
+// The lower half of a matrix descriptor: the address in units of 16 bytes, to which offsets may be added. The
+// next 16 elements of depth are 2 units further, the next 64 rows 512 units.
 __device__ __forceinline__ uint32_t matrix_offset(uint32_t address) {
   return (address & 0x3FFFF) >> 4 | 1u << 16;
 }
 
-// With the upper half: 1024 bytes from one eight-row atom to the next, 128-byte swizzle.
+// The descriptor with its upper half: 1024 bytes from one eight-row atom to the next, 128-byte swizzle.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t offset) {
   return uint64_t{1} << 62 | uint64_t{64} << 32 | offset;
 }
 
-// Before the first wgmma and whenever registers of the accumulators were written by other instructions.
+// Required before the first wgmma and whenever other instructions wrote registers of the accumulators.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -208,7 +209,7 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most kPending committed groups are unfinished.
+// Waits until at most kPending committed groups are unfinished.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");

@@ -15,7 +15,7 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// Asked of the runtime, so that the library does not link the driver.
+// Queried from the runtime, so that the library does not link the driver.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};

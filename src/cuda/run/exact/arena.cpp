@@ -14,7 +14,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
   const int64_t depth = padded_hidden(p);
   const bool kept = d.cached_columns > 0;
   ArenaOf<Real> a = lay_out_rows<Real>(p, d, w);
-  // Blocks to do again, or with rows in place those that are not all ignored.
+  // Flags of blocks to do again, or with rows in place, of blocks that are not all ignored.
   if (kept || d.relative_to_offset || d.source == HiddenSource::kCaller)
     a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept || d.relative_to_offset) a.logit_offset = take<float>(w, rows);

@@ -3,8 +3,8 @@
 
 namespace logitless::cuda {
 
-// What an exact run needs beyond inputs and outputs. With a Workspace that only counts: how many bytes it is
-// (workspace.used()).
+// Lays out the workspace of an exact run. With a Workspace that only counts, workspace.used() is then its
+// bytes.
 template <class Real>
 ArenaOf<Real> lay_out_exact(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 

@@ -12,9 +12,9 @@ void product(const RunnerOf<Real>& run, Gemm g) {
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
-// The last columns of the vocabulary, no whole 16 bytes of a row of dz, whose products would be launches of
-// their own (gemm.cpp) over all of d_hidden: the kernel that stores it adds them. Only where it can read the
-// caller's rows.
+// Returns the last columns of the vocabulary that do not fill 16 bytes of a row of dz. Their products would
+// be separate launches (gemm.cpp) over all of d_hidden, so the kernel that stores d_hidden adds them. This
+// works only if it can read the caller's rows.
 template <class Real>
 Window tail_of_vocabulary(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
@@ -27,7 +27,7 @@ Window tail_of_vocabulary(const RunnerOf<Real>& run) {
   return {p.vocab - rest, rest};
 }
 
-// Where their dz is when d_hidden is stored.
+// Returns the terms of these columns, from where their dz is when d_hidden is stored.
 template <class Real>
 Terms tail_terms(const RunnerOf<Real>& run) {
   const Window rest = tail_of_vocabulary(run);
@@ -135,9 +135,9 @@ void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstM
   const Window all{0, columns};
   const Matrix dz = run.exp_logits();
   if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
-  // Windows are those of the staging, or of a copied weight, which only d_hidden reads: after a pass over
-  // the whole vocabulary the last one is still there.
-  // The staging may be where the window's weight was, which is done with when its gradient comes.
+  // Windows are those of the staging or of a copied weight. Only d_hidden reads the weight: after a pass over
+  // the whole vocabulary, the last window is still there. The staging may share the memory of the weight's
+  // window, which is no longer needed when its gradient comes.
   const bool staged = p.has.d_weight && a.staging != nullptr;
   if (p.has.d_weight && !staged && run.products) add_d_weight(run, chunk, all, dz, hidden, nullptr);
   if (!run.products || (!p.has.d_hidden && !staged)) return;
@@ -171,7 +171,7 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
   const ArenaOf<Real>& a = run.arena;
   const int64_t kept = run.detail.cached_columns;
   const Matrix dz = run.exp_logits();
-  // dz of 16 bits is stored times dz_scale, which is 1 of the others.
+  // dz of 16 bits is stored times dz_scale, which is 1 for other dtypes.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window);

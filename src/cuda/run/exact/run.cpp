@@ -20,7 +20,7 @@ void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix
     if (run.traits().offsets_first) {
       args.logit_offset = run.arena.logit_offset;
     } else {
-      args.found_offset = run.arena.logit_offset;
+      args.chosen_offset = run.arena.logit_offset;
     }
     args.kept_before = std::min(run.detail.cached_columns, window.first);
     const Matrix exp_logits = run.exp_logits().from(0, args.kept_before);
@@ -34,17 +34,17 @@ void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix
 bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
   if (!run.traits().offsets_first) return false;
-  // A shard's logit_offsets may be 0.
+  // A shard's logit offsets may be 0.
   return p.is_shard() || p.softcap == 0 || p.has.temperature ||
          may_leave_range(2 * p.softcap, p.vocab, run.arena.partials);
 }
 
-// Row statistics of a chunk, with exp_logits kept, or none where the sums alone are wanted relative to
-// logit_offsets; active: only in these blocks of rows.
+// Makes the row statistics of a chunk and keeps its exp logits, or makes only the sums if these are wanted
+// relative to logit offsets. Only active blocks of rows are done.
 //
-// Where logit_offsets come first, they are the target's logit, which is nearly always within 86 nats of lse.
-// Blocks with a row where it is not are done again, with lse as that row's logit_offset; nobody has to wait
-// to know whether there are any.
+// With offsets_first the logit offset is the target's logit, which is nearly always within 86 nats of lse.
+// Blocks with a row where it is not are done again, with lse as that row's offset. The host does not wait to
+// learn whether there are any.
 void keep_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
                      const uint8_t* active) {
   keep_exp_logits_of(run, chunk, hidden, active);
@@ -101,8 +101,8 @@ void run_exact(const RunnerOf<Real>& run) {
   if (p.tokens > 0 && (run.buffers.kept_count != nullptr || run.buffers.draw_variance != nullptr)) {
     launch_exact_draw_stats(run.rows, p.vocab, run.buffers, run.queue);
   }
-  // The last chunk first: a computed row never comes from an earlier row of the caller's, so what is written
-  // to the rows of d_hidden lies past the copies that later chunks make there (HiddenSource::kOutput).
+  // The last chunk comes first. A computed row never comes from an earlier row of the caller, so rows of
+  // d_hidden are written only past the copies that later chunks make there (HiddenSource::kOutput).
   const int64_t chunk_rows = std::max<int64_t>(run.detail.token_chunk, 1);
   for (int64_t i = run.chunks - 1; i >= 0; --i) {
     const int64_t first = i * chunk_rows;

@@ -3,23 +3,26 @@
 
 namespace logitless::cuda {
 
-// A run of an exact plan, chunk by chunk, between the preparation of rows and the end of gradients.
+// Runs an exact plan chunk by chunk, between the preparation of rows and the end of gradients.
 template <class Real>
 void run_exact(const RunnerOf<Real>& run);
 
 // ---- gradients.cpp
-// dz at the targets in a window, where a row has several: in arena.exp_logits, in the place of what is there.
+//
+// Overwrites the entries of arena.exp_logits at the targets in a window with their dz, if a row has several
+// targets.
 template <class Real>
 void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
                           bool are_exp_logits);
-// Of the columns whose exp_logits are kept, from these.
+// Makes the gradients of the columns whose exp logits are kept.
 void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
-// Between the two: what the first has left without the rows' factors gets them, and hidden is itself again.
+// Runs between the two kinds of columns. Sums of the first kind lack the rows' factors and get them here;
+// hidden rows are restored.
 void rescale_for_lse(const Runner& run, const Chunk& chunk);
-// Of the other columns, from logits that are computed again, with a known lse.
+// Makes the gradients of the other columns. Their logits are computed again, with a known lse.
 template <class Real>
 void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden);
-// row_factor: what rows of the sum still lack, or null.
+// row_factor: a factor that rows of the sum still lack, or null.
 template <class Real>
 void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* row_factor);
 

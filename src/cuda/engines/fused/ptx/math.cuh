@@ -14,28 +14,28 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// The maximum; NaN if either is NaN (fmaxf would drop it). One instruction as fmaxf.
+// The maximum; NaN if either is NaN (fmaxf would drop it). One instruction, like fmaxf.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 
-// All bits where a and b are equal, else none. Masks, as many predicates would spill.
+// All bits if a and b are equal, else none. These are masks because that many predicates would spill.
 __device__ __forceinline__ uint32_t mask_equal(float a, float b) {
   uint32_t equal;
   asm("set.eq.u32.f32 %0, %1, %2;" : "=r"(equal) : "f"(a), "f"(b));
   return equal;
 }
 
-// The same of a NaN.
+// All bits if a is NaN, else none.
 __device__ __forceinline__ uint32_t mask_nan(float a) {
   uint32_t nan;
   asm("set.nan.u32.f32 %0, %1, %2;" : "=r"(nan) : "f"(a), "f"(a));
   return nan;
 }
 
-// The same of an `a` that is not below b, or a NaN.
+// All bits if a is NaN or not below b, else none.
 __device__ __forceinline__ uint32_t mask_not_below(float a, float b) {
   uint32_t found;
   asm("set.geu.u32.f32 %0, %1, %2;" : "=r"(found) : "f"(a), "f"(b));
@@ -55,14 +55,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return packed;
 }
 
-// Two packed bf16 times 2^kExponent, exact but for subnormal results.
+// Two packed bf16 times 2^kExponent, exact except for subnormal results.
 template <int kExponent>
 __device__ __forceinline__ uint32_t scale_bf16x2(uint32_t packed) {
   static_assert(kExponent > -127 && kExponent < 128);
   constexpr uint32_t kFactor = static_cast<uint32_t>(kExponent + 127) << 7;
   uint32_t scaled;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  constexpr uint32_t kNegativeZeros = 0x80008000u;  // which change no product
+  constexpr uint32_t kNegativeZeros = 0x80008000u;  // they change no product
   asm("fma.rn.bf16x2 %0, %1, %2, %3;"
       : "=r"(scaled)
       : "r"(packed), "r"(kFactor << 16 | kFactor), "r"(kNegativeZeros));

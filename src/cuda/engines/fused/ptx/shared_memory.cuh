@@ -4,7 +4,7 @@
 // Shared memory by its 32-bit addresses.
 namespace logitless::cuda::fused::ptx {
 
-// Where a kernel's dynamic shared memory begins, a multiple of 128.
+// The beginning of a kernel's dynamic shared memory, a multiple of 128.
 __device__ __forceinline__ uint32_t dynamic_shared_address() {
   extern __shared__ __align__(128) uint8_t fused_shared_bytes[];
   return static_cast<uint32_t>(__cvta_generic_to_shared(fused_shared_bytes));
@@ -31,7 +31,7 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   return value;
 }
 
-// 16 bytes, aligned to them.
+// 16 bytes, aligned to 16.
 __device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y),
                "f"(value.z), "f"(value.w)

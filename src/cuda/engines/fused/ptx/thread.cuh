@@ -2,15 +2,14 @@
 
 namespace logitless::cuda::fused::ptx {
 
-// The thread's index, read anew where it is used: kept in registers it and what follows from it would be in
-// the way.
+// The thread's index, read anew at each use. Kept, it and the values derived from it would occupy registers.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
 
-// True, which the compiler does not know: `if (always())` ends a stretch of code within which it reorders
+// True, unknown to the compiler: `if (always())` ends a stretch of code within which it reorders
 // instructions, and so bounds how many intermediate results are alive at once.
 __device__ __forceinline__ bool always() {
   int one;
@@ -22,12 +21,12 @@ __device__ __forceinline__ bool always() {
   return one == 1;
 }
 
-// Not the values that they were to the compiler, which would else keep what it has made of those.
+// Makes the compiler regard a and b as changed. Otherwise it would keep values that it computed from them.
 __device__ __forceinline__ void forget(float& a, float& b) {
   asm volatile("" : "+f"(a), "+f"(b));
 }
 
-// Of so many threads of a block, whole warps.
+// Synchronizes this many threads of a block, in whole warps.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -3,10 +3,10 @@
 
 #include "core/dtype.h"
 
-// The tensor cores' instruction of compute capability 8.0 and newer, by a whole warp: D[16, 8] += A[16, 16]
-// B[16, 8], 16-bit operands, fp32 sums. With g = lane / 4 and q = lane % 4 a lane holds, two elements in each
-// 32-bit register, the first in the lower half (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
-// point type"):
+// The tensor cores' instruction for compute capability 8.0 and newer, executed by a whole warp: D[16, 8] +=
+// A[16, 16] B[16, 8], 16-bit operands, fp32 sums. With g = lane / 4 and q = lane % 4 a lane holds, two
+// elements in each 32-bit register, the first in the lower half (PTX ISA, "Matrix Fragments for mma.m16n8k16
+// with floating point type"):
 //   a[0]: A[g][2q, 2q + 1]          b[0]: B[2q, 2q + 1][g]
 //   a[1]: A[g + 8][2q, 2q + 1]      b[1]: B[2q + 8, 2q + 9][g]
 //   a[2]: A[g][2q + 8, 2q + 9]      d[0], d[1]: D[g][2q, 2q + 1]
