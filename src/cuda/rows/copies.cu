@@ -10,7 +10,7 @@ __device__ bool row_exists(const RowsCopy& c, int64_t r) {
   return r < existing(c.row_count, c.rows) && (c.target == nullptr || c.target[r] != kIgnoredRow);
 }
 
-// Asked by all threads of a block.
+// All threads of a block call this.
 __device__ bool holds(const Condition& condition) {
   if (condition.bytes == nullptr) return true;
   const auto* bytes = static_cast<const uint8_t*>(condition.bytes);
@@ -19,7 +19,8 @@ __device__ bool holds(const Condition& condition) {
   return __syncthreads_or(found) != 0;
 }
 
-// Where a row's elements may be loaded from: the others beside it, too, as far as they are known to be there.
+// The memory that a row's elements may be loaded from. It includes neighbouring rows if they are known to be
+// there.
 template <class From>
 __device__ Extent readable_of(const RowsCopy& c, const From* row) {
   return c.row_map != nullptr ? extent_of(row, c.columns) : extent_of<From>(c.from, c.rows, c.columns);
@@ -41,7 +42,8 @@ __device__ __forceinline__ void store8_anywhere(To* to, int64_t left, const Vect
   }
 }
 
-// One warp a row. kAligned: rows are whole eights that begin at multiples of 16 bytes.
+// One warp for each row. kAligned: rows consist of whole vectors of 8 elements that begin at multiples of 16
+// bytes.
 template <class From, class To, bool kAligned>
 __global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowsCopy c) {
   if (!holds(c.condition)) return;

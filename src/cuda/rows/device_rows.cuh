@@ -1,5 +1,5 @@
 #pragma once
-// Pieces that several row kernels share.
+// Functions that several row kernels share.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -35,7 +35,7 @@ __device__ inline T from_float(float x) {
   }
 }
 
-// Numbers of such elements are computed in float, those of float64 in double.
+// The type of computation with such elements: float, or double for float64.
 template <class T>
 using RealOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <class T>
@@ -65,7 +65,7 @@ __device__ inline float to_operand(T x, DType dtype) {
   return to_float(x);
 }
 
-// Calls f(T{}) for the element type of a dtype, which is float64 where Real is double, and else is not.
+// Calls f(T{}) for the element type of a dtype, which is float64 if and only if Real is double.
 template <class Real = float, class F>
 void for_dtype(DType dtype, F&& f) {
   if constexpr (std::is_same_v<Real, double>) {
@@ -79,7 +79,7 @@ void for_dtype(DType dtype, F&& f) {
   }
 }
 
-// As for_dtype(), of any dtype, and of two that are float64 both or neither.
+// Calls f for any dtype, or for two dtypes that are both float64 or neither.
 template <class F>
 void for_any_dtype(DType dtype, F&& f) {
   dtype == DType::kF64 ? for_dtype<double>(dtype, f) : for_dtype(dtype, f);
@@ -90,7 +90,8 @@ void for_any_dtypes(DType first, DType second, F&& f) {
   for_dtype(first, [&](auto x) { for_dtype(second, [&](auto y) { f(x, y); }); });
 }
 
-// An element of a dtype that only the running kernel knows; which it is as of for_dtype().
+// Loads an element of a dtype that only the running kernel knows. It is float64 if and only if Real is
+// double.
 template <class Real>
 __device__ inline Real load_as(const void* data, DType dtype, int64_t i) {
   if constexpr (std::is_same_v<Real, double>) return static_cast<const double*>(data)[i];
@@ -105,13 +106,13 @@ __device__ inline void put(void* data, int64_t row, double value) {
   if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
-// 0 or 1; not a NaN either.
+// Stores 0 or 1; a NaN gives 0.
 template <class T>
 __device__ inline void put(uint8_t* data, int64_t row, double value) {
   if (data != nullptr) data[row] = value > 0;
 }
 
-// A row's statistics, as far as the buffers have them.
+// Stores the row's statistics that have buffers.
 template <class T>
 __device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
   put<T>(out.max, row, stats.max);
@@ -160,7 +161,7 @@ __device__ inline bool is_here(const RowTargets& in, int64_t target) {
   return target != in.ignore_index && column >= 0 && column < in.vocab;
 }
 
-// The outputs of a row that is not computed: 0, or NaN where the target is out of range.
+// Stores the outputs of a row that is not computed: 0, or NaN if the target is out of range.
 template <class T>
 __device__ inline void put_ignored(const RowTargets& in, const Buffers& out, int64_t row, bool is_invalid) {
   const double value = is_invalid ? CUDART_NAN : 0;
@@ -201,7 +202,8 @@ __device__ inline int64_t existing(const int32_t* row_count, int64_t rows) {
   return row_count == nullptr ? rows : min(static_cast<int64_t>(*row_count), rows);
 }
 
-// `weighted` is of the logits themselves: no partial tells the class weights of its columns.
+// Loads statistics of a row from a partial. `weighted` is relative to 0, because no partial has the sum of
+// the class weights of its columns.
 template <class T = double, class Real>
 __device__ inline RowStats<T> stats_of_partial(const PartialStatsOf<Real>& partials, int64_t s, int64_t r) {
   const int64_t at = s * partials.stride + r;
@@ -216,7 +218,7 @@ __device__ inline RowStats<T> stats_of_partial(const PartialStatsOf<Real>& parti
   return one;
 }
 
-// Writes all but the argmax to a partial.
+// Writes all statistics except the argmax to a partial.
 template <class Real, class T>
 __device__ inline void put_partial(const PartialStatsOf<Real>& partials, int64_t at,
                                    const RowStats<T>& stats) {
@@ -254,7 +256,7 @@ __device__ inline double exp_from(double z, double logit_offset) {
   return std::exp(z - logit_offset);
 }
 
-// A range within which fp32 holds the optional sums as well.
+// Narrows a range so that fp32 also holds the optional sums.
 LOGITLESS_HD inline SumRange range_of_sums(const PartialStats& partials, SumRange range) {
 #define LOGITLESS_RANGE(name, part, kind, ...)                                                          \
   if (partials.part != nullptr && SumKind::kind == SumKind::kExpOffset && range.most > 0x1p100) {       \
@@ -269,7 +271,7 @@ LOGITLESS_HD inline SumRange range_of_sums(const PartialStats& partials, SumRang
   return range;
 }
 
-// Makes an element of the partials that of no column.
+// Resets an element of the partials to the statistics of no column.
 template <class Real>
 __device__ inline void clear_partial(const PartialStatsOf<Real>& partials, int64_t i) {
   partials.max[i] = -std::numeric_limits<Real>::infinity();
@@ -282,7 +284,7 @@ __device__ inline void clear_partial(const PartialStatsOf<Real>& partials, int64
   if (partials.expected != nullptr) partials.expected[i] = 0;
 }
 
-// All partials of a row.
+// Resets all partials of a row.
 template <class Real>
 __device__ inline void clear_row(const PartialStatsOf<Real>& partials, int64_t r) {
   for (int64_t s = 0; s < partials.partials; ++s) clear_partial(partials, s * partials.stride + r);
@@ -300,8 +302,8 @@ __device__ inline Real warp_sum(Real value) {
   return value;
 }
 
-// Whether all other blocks of the grid have passed here. What they wrote before can be seen after it, but not
-// through L1: by __ldcg(). By all threads; *passed is 0 before and after.
+// Whether all other blocks of the grid have passed this call. Their earlier writes are then visible, but not
+// through L1: read them with __ldcg(). All threads call it; *passed is 0 before and after.
 __device__ inline bool is_last_block(uint32_t* passed) {
   __shared__ bool last;
   __syncthreads();
@@ -314,7 +316,7 @@ __device__ inline bool is_last_block(uint32_t* passed) {
   return last;
 }
 
-// Sum over a block of kThreads; the same order every time. All threads call it, thread 0 has the result.
+// Sum over a block of kThreads, in the same order every time. All threads call it; thread 0 gets the result.
 template <int kThreads, class T>
 __device__ inline T block_sum(T value) {
   __shared__ T sums[kThreads / 32];

@@ -1,17 +1,17 @@
 #pragma once
-// Divergences of one column as kernels compute them: in base 2 and without branches where numbers are float,
-// by core/divergence.h where they are double.
+// Divergences of one column, as kernels compute them: for float in base 2 and without branches, for double by
+// core/divergence.h.
 //
-// With the larger one L of p and q, the smaller one r L, d = 1 - r, and l the part of the larger one in the
-// mixture, m = M L with M = 1 - y and y = (1 - l) d. Of psi(x) = x - 1 - log x, which is never negative,
+// Let L be the larger one of p and q, r L the smaller one, d = 1 - r, and l the part of the larger one in the
+// mixture m = M L with M = 1 - y and y = (1 - l) d. With psi(x) = x - 1 - log x, which is never negative,
 //   the larger one's term is L psi(M), and the smaller one's L (l d^2 - r (psi(r) - psi(M))).
-// Nothing of first order in d is left in these to cancel.
+// No terms of first order in d are left to cancel.
 #include "core/divergence.h"
 #include "cuda/rows/exp2.cuh"
 
 namespace logitless::cuda {
 
-// The base of exp_logits and logs of a number type.
+// The base of exp logits and logs of a number type.
 template <class T>
 struct LogBase;
 
@@ -29,13 +29,13 @@ struct LogBase<double> {
   static __device__ double log(double x) { return std::log(x); }
 };
 
-// What a column adds to KL(p || m) and KL(q || m), as in DivergenceColumn.
+// A column's terms of KL(p || m) and KL(q || m), as in DivergenceColumn.
 template <class T>
 struct DivergenceTerms {
   T student, teacher;
 };
 
-// log b - log a; of two zeros 0.
+// log b - log a; 0 if both are 0.
 __device__ __forceinline__ float log_ratio_of(float a, float b) {
   return a == b ? 0.f : b - a;
 }
@@ -63,17 +63,17 @@ __device__ __forceinline__ float psi_of_exp(float x) {
   return x * x * sum;
 }
 
-// psi(M), from y = 1 - M and M, which is the more precise one where it is small.
+// psi(M), from y = 1 - M and M; M is the more precise one if it is small.
 __device__ __forceinline__ float psi_of_mixture(float y, float m) {
   const float near = psi_below_one(y), far = fmaf(-kLn2, log2_approx(m), -y);
   return y <= 0.5f ? near : far;
 }
 
-// From log2 p and log2 q. kIsMixed: beta is neither 0 nor 1.
+// The terms from log2 p and log2 q. kIsMixed: beta is neither 0 nor 1.
 template <bool kIsMixed>
 __device__ __forceinline__ DivergenceTerms<float> divergence_terms(const Mixture<float>& mixture, float a,
                                                                    float b) {
-  constexpr float kMost = 128;  // more is psi(0) alone, and infinite without a mixture
+  constexpr float kMost = 128;  // anything above is psi(0), which is infinite without a mixture
   const float u = log_ratio_of(a, b), distance = fabsf(u);
   const float large = exp2_approx(fmaxf(a, b)), r = exp2_approx(-distance);
   const bool is_near = distance <= 1;

@@ -1,11 +1,11 @@
 #pragma once
-// Logits of a row of one head, as kernels of blocks of kThreads read them.
+// Logits of a row of one head, as kernels with blocks of kThreads read them.
 #include "core/divergence.h"
 #include "cuda/rows/divergence_column.cuh"
 
 namespace logitless::cuda {
 
-// Four elements next to each other, that are loaded and stored at once where they are aligned.
+// Four neighbouring elements, which are loaded and stored at once if they are aligned.
 template <class T>
 struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Vector4 {
   T x[4];
@@ -16,7 +16,7 @@ __device__ __forceinline__ bool is_aligned4(const T* row) {
   return reinterpret_cast<uintptr_t>(row) % alignof(Vector4<T>) == 0;
 }
 
-// (A plain assignment is taken apart where the elements are also stored one by one.)
+// (The compiler would split a plain assignment, because the elements are also stored one by one.)
 template <class T>
 __device__ __forceinline__ void store4(const Vector4<T>& from, T* to) {
   using Piece = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store4(const Vector4<T>& from, T* to) {
     __stcg(reinterpret_cast<Piece*>(to) + i, pieces[i]);
 }
 
-// A thread's columns in one turn of its block: pieces of 4, which the block's threads have side by side.
+// A thread's columns in one turn of its block: pieces of 4, which lie side by side over the block's threads.
 template <int kThreads>
 struct TurnColumns {
   static constexpr int kPieces = 2, kCount = 4 * kPieces;
@@ -45,8 +45,9 @@ struct TurnColumns {
   __device__ bool all_exist() const { return exists(kCount - 1); }
 };
 
-// T: of products, biases and logits. Logits are `factor` times what it makes of products, in LogBase's base;
-// unit() times that are logits as they are defined. Where these are products themselves it makes nothing.
+// T: type of products, biases and logits. finish() turns products into scaled logits: `factor` times them are
+// logits in LogBase's base, and unit() times them are the actual logits. If the scaled logits are the
+// products themselves, finish() leaves them unchanged.
 template <class T>
 class HeadRow {
  public:
@@ -64,10 +65,10 @@ class HeadRow {
 
   __device__ T unit() const { return takes_products_ ? scale_ : T(1); }
 
-  // To natural units, from those of LogBase as `factor` has them rounded.
+  // The factor from LogBase's units, as rounded in `factor`, to nats.
   __device__ double nats() const { return static_cast<double>(unit()) / static_cast<double>(factor); }
 
-  // No load waits for another; columns that do not exist are 0.
+  // Loads products; no load waits for another. Columns that do not exist become 0.
   template <class Columns>
   __device__ void load(const Columns& columns, T (&x)[Columns::kCount]) const {
     if (columns.all_exist() && is_aligned4(dots_)) {
@@ -81,7 +82,7 @@ class HeadRow {
     }
   }
 
-  // From products to logits over `factor`; -inf of columns that do not exist.
+  // Turns products into logits over `factor`; columns that do not exist become -inf.
   template <class Columns>
   __device__ void finish(const Columns& columns, T (&x)[Columns::kCount]) const {
     if (!takes_products_) {
@@ -104,14 +105,14 @@ class HeadRow {
     }
   }
 
-  // From what finish() made; log_sum: of the row, in LogBase's base.
+  // Turns the results of finish() into log-probabilities. log_sum: of the row, in LogBase's base.
   template <int kCount>
   __device__ void to_log_probs(T log_sum, T (&z)[kCount]) const {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) z[k] = std::fma(factor, z[k], -log_sum);
   }
 
-  // grad dz / d(s x + b), from what finish() made; 0 where z has reached the softcap.
+  // Computes grad dz / d(s x + b) from the results of finish(); 0 if z has reached the softcap.
   template <int kCount>
   __device__ void slopes_of(const T (&z)[kCount], T grad, T (&out)[kCount]) const {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Rows of two heads, whose products are there: divergences, and gradients of the student's logits. Both
-// kernels are to take as long as their bytes: a thread has 8 columns of both heads on their way at once.
+// Rows of two heads with given products: divergences, and gradients of the student's logits. Both kernels
+// should be bound by memory: a thread has 8 columns of both heads in flight at once.
 #include <algorithm>
 
 #include "cuda/rows/device_rows.cuh"
@@ -9,14 +9,14 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kValueThreads = 384, kGradientThreads = 256;
-// Blocks of a multiprocessor, at least: 80 and 64 registers a thread, of which none is spilled on any target.
-// Numbers in double take what they need.
+// Minimum blocks of a multiprocessor. These leave 80 and 64 registers for a thread, without spills on any
+// target. Kernels in double take the registers that they need.
 template <class T>
 constexpr int kValueBlocks = std::is_same_v<T, float> ? 2 : 1;
 template <class T>
 constexpr int kGradientBlocks = std::is_same_v<T, float> ? 4 : 1;
-constexpr int64_t kGradientTurns = 4;       // of a block over the columns of a row, at least
-constexpr int64_t kMostColumnBlocks = 512;  // the rest of a long row is more turns of these
+constexpr int64_t kGradientTurns = 4;       // minimum turns of a block over the columns of a row
+constexpr int64_t kMostColumnBlocks = 512;  // a longer row takes more turns of these blocks
 
 // Joins a block's values, the same in all threads and in the same order every time.
 template <class T, class Join>
@@ -43,7 +43,7 @@ class LogSums {
  public:
   T max = -std::numeric_limits<T>::max();
 
-  // z: over `factor`. The sums change their maximum once for all of them.
+  // z: over `factor`. The sums change their maximum at most once for all of them.
   template <int kCount>
   __device__ void add(const T (&z)[kCount], T factor) {
     T high = max;
@@ -61,14 +61,14 @@ class LogSums {
     offset_ += offset;
   }
 
-  // Those of the whole row, in every thread.
+  // Joins the sums of the whole row, in every thread.
   __device__ void join_over_block(T factor) {
     move_to(joined_over_block(max, [](T a, T b) { return ::max(a, b); }), factor);
     exp_logits = sum_over_block(static_cast<double>(exp_));
     offsets = sum_over_block(static_cast<double>(offset_));
   }
 
-  double exp_logits = 0, offsets = 0;  // after join_over_block()
+  double exp_logits = 0, offsets = 0;  // valid after join_over_block()
 
  private:
   static constexpr T kFar = -2000;  // exp() of this is 0, also in double
@@ -108,8 +108,8 @@ __device__ DivergenceTerms<T> sum_of_terms(const Mixture<T>& mixture, const T (&
   return sum;
 }
 
-// A block a row, all of whose columns are there. The second turn over them goes backwards: what the first one
-// read last may still be in the L2 cache.
+// One block for each row, with all of its columns. The second pass over them goes backwards: the columns that
+// the first one read last may still be in the L2 cache.
 template <class T>
 __global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
     divergence_values_kernel(const __grid_constant__ Divergence d) {
@@ -192,8 +192,8 @@ __device__ void multiply_by_slopes(const Mixture<T>& mixture, const T (&log_p)[k
   }
 }
 
-// Row blockIdx.x, and columns by blockIdx.y. Every element is read by the thread that writes it, so that G
-// may take the place of the student's products. G: of the gradient.
+// blockIdx.x selects the row, blockIdx.y the columns. The thread that writes an element also reads it, so G
+// may take the place of the student's products. G: type of the gradient.
 template <class T, class G>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<T>)
     divergence_gradient_kernel(const __grid_constant__ Divergence d) {

@@ -6,12 +6,12 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr int kTile = 64;  // rows and columns of C of a block
+constexpr int kTile = 64;  // rows and columns of C in a block
 constexpr int kSlab = 16;  // terms that are in shared memory at once
-constexpr int kSide = 16;  // threads along each side of the tile, of 4 x 4 elements each
+constexpr int kSide = 16;  // threads along each side of the tile, with 4 x 4 elements each
 constexpr int kThreads = kSide * kSide, kOwn = kTile / kSide;
 
-// Rows [first, first + kTile) of the slab, 0 past the ends of the matrix.
+// Loads rows [first, first + kTile) of the slab; 0 past the ends of the matrix.
 template <class T>
 __device__ void load_slab(RealOf<T> (&slab)[kSlab][kTile + 1], const ConstMatrix& matrix, int64_t first,
                           int64_t rows, int64_t start, int64_t k) {

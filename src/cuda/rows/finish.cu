@@ -5,9 +5,9 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 
-// A mean's 1 / N in every dz would be rounded the same way everywhere, an error that no sum averages out, and
-// fp16 would flush it: so stored dz are p - [j = y] where all coefficients are alike, and products take the
-// factor.
+// Finds the factor of stored dz. A mean's 1 / N in every dz would be rounded the same way everywhere, an
+// error that no sum averages out, and fp16 would flush it to 0. So if all coefficients are alike, the stored
+// dz are p - [j = y], and products apply the factor.
 __device__ void set_dz_scale(Scalars* scalars) {
   const float largest = __uint_as_float(__ldcg(&scalars->dz_max));
   if (!(largest > 1e-30f && largest < 1e30f)) return;
@@ -15,7 +15,7 @@ __device__ void set_dz_scale(Scalars* scalars) {
   scalars->dz_unscale = largest;
 }
 
-// By one block, when the losses of all rows are there.
+// Called by one block, when the losses of all rows are there.
 template <class Real>
 __device__ void reduce_loss(const RowTargets& in, const ArenaOf<Real>& arena, const Buffers& out) {
   const Scalars& s = *arena.scalars;
@@ -49,7 +49,7 @@ __device__ void scale_row(const CachedExpLogits& k, int64_t r, float factor, int
   }
 }
 
-// One warp a row. T: of the operands, where exp_logits are kept, and double of float64 ones.
+// One warp for each row. T: the type of operands if exp logits are kept, and double for float64.
 template <class T, class Real = RealOf<T>>
 __global__ void __launch_bounds__(kThreads)
     finish_chunk_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, Buffers out, FinishChunkOf<Real> f) {

@@ -1,12 +1,12 @@
 #pragma once
-// From a row's statistics to its losses, coefficients and kept exp_logits.
+// Turns a row's statistics into its losses, coefficients and kept exp logits.
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/rows/exp2.cuh"
 #include "cuda/rows/logit_offset.h"
 
 namespace logitless::cuda {
 
-// merge() of load(partial) over all partials, in one order; by a warp, whose lane 0 has the result.
+// merge() of load(partial) over all partials, in a fixed order. Called by a warp; lane 0 gets the result.
 template <class Load>
 __device__ RowStats<double> warp_merged(int64_t partials, int lane, const Load& load) {
   RowStats<double> all;
@@ -23,7 +23,7 @@ __device__ RowStats<double> warp_merged(int64_t partials, int lane, const Load& 
   return all;
 }
 
-// A row's sum over the partials, in one order; by a warp.
+// A row's sum over the partials, in a fixed order. Called by a warp.
 template <class Real>
 __device__ inline double warp_sum_of_partials(const PartialStatsOf<Real>& partials, const Real* values,
                                               int64_t r, int lane) {
@@ -32,13 +32,13 @@ __device__ inline double warp_sum_of_partials(const PartialStatsOf<Real>& partia
   return warp_sum(sum);
 }
 
-// Statistics from sums relative to the row's logit_offset, which becomes the max of the result. largest: the
-// maximum itself, if the partials have it. By a warp, whose lane 0 has the result.
+// Statistics from sums relative to the row's logit offset, which becomes the max of the result. largest: the
+// actual maximum, if the partials have it. Called by a warp; lane 0 gets the result.
 template <class Real>
 __device__ inline RowStats<double> joined_to_offset(const PartialStatsOf<Real>& partials, int64_t r,
                                                     double logit_offset, bool has_max, double* largest,
                                                     int lane) {
-  RowStats<double> best;  // of maxima and their columns alone
+  RowStats<double> best;  // only maxima and their columns
   if (has_max) {
     best = warp_merged(partials.partials, lane, [&](int64_t s) {
       RowStats<double> one;
@@ -59,8 +59,8 @@ __device__ inline RowStats<double> joined_to_offset(const PartialStatsOf<Real>& 
   return all;
 }
 
-// What the partials of row r know, `local` being its target's column; largest: the maximum, of
-// relative_to_offset sums with one. By a warp, whose lane 0 has the result.
+// Statistics of row r from its partials; `local` is its target's column. largest: the maximum, if
+// relative_to_offset sums have one. Called by a warp; lane 0 gets the result.
 template <class Real>
 __device__ inline RowStats<double> stats_of_row(const RowTargets& in, const ArenaOf<Real>& arena,
                                                 const FinishRows& f, int64_t r, int32_t local,
@@ -80,7 +80,7 @@ __device__ inline RowStats<double> stats_of_row(const RowTargets& in, const Aren
   return stats;
 }
 
-// The same of all ranks of a group, with the same bits on each.
+// Statistics of row r over all ranks of a group, with the same bits on each rank.
 __device__ inline RowStats<double> stats_of_group(const GroupStats& group, int64_t r, int lane) {
   RowStats<double> stats = warp_merged(group.partials.partials, lane,
                                        [&](int64_t s) { return stats_of_partial(group.partials, s, r); });
@@ -88,9 +88,8 @@ __device__ inline RowStats<double> stats_of_group(const GroupStats& group, int64
   return stats;
 }
 
-// The sum of exp_logits by which kept ones are divided, relative to their logit_offset. Of a group it may be
-// far from what this rank's columns add up to: then their probabilities vanish, and the bounds only keep
-// products finite.
+// The sum that kept exp logits are divided by, relative to their logit offset. In a group it may be far from
+// the sum of this rank's columns. Then their probabilities vanish, and the bounds only keep products finite.
 __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>& stats, float logit_offset) {
   if (f.group.partials.partials == 0 && f.relative_to_offset)
     return static_cast<float>(stats.sum_exp * double{f.sum_unit});
@@ -99,8 +98,8 @@ __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>&
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
 }
 
-// sum_k q_k z_k over the row's targets in this shard, where it has several; by a warp. A weight of 0 takes no
-// part.
+// sum_k q_k z_k over the row's targets in this shard, if it has several. Targets of weight 0 are left out.
+// Called by a warp.
 template <class Real>
 __device__ inline double sum_of_targets(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, int64_t r,
                                         int64_t row, int lane) {
@@ -115,8 +114,8 @@ __device__ inline double sum_of_targets(const RowInputsOf<Real>& in, const Arena
   return warp_sum(sum);
 }
 
-// The log-probabilities of the row's targets, where it has several, and 0 of those in other shards; by a
-// warp, after finish_row().
+// Stores the log-probabilities of the row's targets, if it has several; 0 for targets in other shards. Called
+// by a warp, after finish_row().
 template <class Real>
 __device__ inline void put_target_log_probs(const RowTargets& in, const ArenaOf<Real>& arena,
                                             const Buffers& out, int64_t r, int64_t computed, int lane) {
@@ -131,7 +130,7 @@ __device__ inline void put_target_log_probs(const RowTargets& in, const ArenaOf<
   }
 }
 
-// sum_k |q_k|: no entry of dz is larger than g times it.
+// sum_k |q_k|: no entry of dz exceeds g times it.
 template <class Real>
 __device__ inline float largest_target_weight(const RowInputsOf<Real>& in, int64_t row) {
   if (in.targets_per_row == 0) return 1;
@@ -142,7 +141,7 @@ __device__ inline float largest_target_weight(const RowInputsOf<Real>& in, int64
   return static_cast<float>(sum);
 }
 
-// Row r of the chunk, computed row `computed` of all; by a warp, whose lane 0 writes.
+// Finishes row r of the chunk, which is computed row `computed`. Called by a warp; lane 0 writes.
 template <class Real>
 __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena, const Buffers& out,
                                   const FinishRows& f, int64_t r, int64_t computed, int lane) {
@@ -164,7 +163,7 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
   if (!in_group && f.relative_to_offset && f.has_max) shown = rebase(stats, largest);
   put_stats<Real>(out, row, shown);
   const LogSumExp<Real> lse = split_to<Real>(log_sum_exp_parts(stats));
-  arena.lse[r] = lse.high;  // of a shard, too, whose draws need it
+  arena.lse[r] = lse.high;  // written for a shard as well: its draws need it
   arena.lse_residual[r] = lse.low;
   if (f.is_shard) return;
   const LossParams<double> params = known_loss(in, *arena.scalars);
@@ -176,7 +175,7 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
 #define LOGITLESS_PUT(name, ...) put<Real>(out.name, row, loss.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
 #undef LOGITLESS_PUT
-  put<Real>(out.lse, row, lse.high);  // which lse_residual completes
+  put<Real>(out.lse, row, lse.high);  // completed by lse_residual
   put<Real>(out.lse_residual, row, lse.low);
   if (in.is_none) put<Real>(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
@@ -187,7 +186,7 @@ __device__ inline Real at_or(const Real* data, int64_t index, std::type_identity
   return data != nullptr ? data[index] : otherwise;
 }
 
-// By one thread, after finish_row() where that was to be done.
+// Called by one thread, after finish_row() if that is called.
 template <class Real>
 __device__ inline void load_coefficients(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
                                          const Coefficients<Real>& k, int64_t r, int64_t computed) {
@@ -225,18 +224,18 @@ __device__ inline void load_coefficients(const RowInputsOf<Real>& in, const Aren
   }
 }
 
-// Returns the row's factor. By one thread, after load_coefficients().
+// Returns the row's factor. Called by one thread, after load_coefficients().
 template <class T>
 __device__ float correct_target(const RowInputs& in, const Arena& arena, const CachedExpLogits& k, int64_t r,
                                 int64_t computed) {
-  const bool has_several = in.targets_per_row > 0;  // whose entries are written later
+  const bool has_several = in.targets_per_row > 0;  // their entries are written later
   const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
   const float sum = arena.row_factor[r];
-  // Then only targets have a gradient, and their entries are large instead: of several, which are relative to
-  // the sum of exp_logits, no larger than an operand can be. The sum is that of all ranks of a group: where
-  // it is more than these columns' can be, so is a.
+  // If a is 0, only targets have a gradient, and their entries are made large instead. With several targets,
+  // these are relative to the sum of exp logits, and must not exceed the largest operand. In a group the sum
+  // covers all ranks: if it exceeds any sum of these columns, a is raised in proportion.
   if (has_several) {
     const float least = fmaxf(0x1p-30f, 0x1p-97f * sum) * g;
     if (fabsf(a) < fabsf(least)) a = least;
@@ -247,7 +246,7 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const C
   float factor = a / sum;
   if (column >= 0 && column < k.columns && !has_several) {
     const float z = arena.target_logit[r], logit_offset = arena.logit_offset[r];
-    // As the kernel computed it: with no other column, it is the sum to the last bit.
+    // Computed as in the kernel: if there is no other column, it equals the sum to the last bit.
     float exp_z = z == logit_offset ? 1.0f : exp_from(z, logit_offset);
     if (k.base_2) {
       const SplitOffset split = split_offset(logit_offset);
@@ -258,8 +257,8 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const C
     const T stored = from_float<T>(static_cast<float>(entry));
     k.exp_logits.row<T>(r)[column] = stored;
     if constexpr (!std::is_same_v<T, float>) {
-      // The target's entry is most of what many rows' gradients are made of. The row's factor makes it right,
-      // and so moves the other entries by no more than each of them has been rounded.
+      // The target's entry makes up most of many rows' gradients. The row's factor is corrected for its
+      // rounding. This changes the other entries by no more than their own rounding.
       const double share = entry / double{to_float(stored)};
       if (fabs(share - 1) <= 0x1p-8) factor = static_cast<float>(double{factor} * share);
     }

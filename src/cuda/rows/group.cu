@@ -6,7 +6,8 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 
-// Relative to a float: the maximum, or what the sums were relative to; or of no exp at all.
+// The statistics that are sent to other ranks. They are relative to a float: the maximum, or the offset of
+// the sums. Without any exp they are relative to nothing.
 __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows& f, double largest) {
   if (stats.sum_exp == 0) {
     RowStats<double> none;
@@ -20,7 +21,7 @@ __device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows
   return rebase(stats, double{static_cast<float>(f.relative_to_offset && f.has_max ? largest : stats.max)});
 }
 
-// One warp a row of the chunk. Rows that do not exist, or are ignored, are those of no column.
+// One warp for each row of the chunk. Rows that do not exist or are ignored have the statistics of no column.
 __global__ void __launch_bounds__(kThreads)
     group_stats_kernel(RowInputs in, Arena arena, FinishChunk f, GroupStats mine) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
     stats = told(stats, f.stats, largest);
   }
   for (int64_t i = lane; i < in.top_k; i += 32) {
-    // Of an empty shard nothing has been found, nor of rows that are not computed.
+    // An empty shard has no entries, and neither have rows that are not computed.
     const TopEntry<float> entry = arena.top.best[r * in.top_k + i];
     const bool is_one = is_computed && entry.column >= 0 && entry.column < in.vocab;
     mine.top_logit[i * f.rows + r] = is_one ? entry.z : 0;
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowTargets in, u
   sum = block_sum<kCutThreads>(sum);
   if (threadIdx.x != 0) return;
   put_wide(cut, mixed_columns(in.vocab_start, in.vocab_start + in.vocab));
-  // Ranks that ignore other rows have the losses of other rows.
+  // The digest includes which rows are ignored: ranks that differ in this have losses of different rows.
   const uint64_t ignored =
       mixed_target(in.ignore_index, in.shift) + (in.shift != 0 ? mixed_target(in.sequence_length, 0) : 0);
   put_wide(cut + 2, mixed(sum + ignored) + static_cast<uint64_t>(in.vocab_total));

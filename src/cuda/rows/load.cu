@@ -7,9 +7,9 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kInFlight = 4;            // pieces of 8 elements that a thread waits for at once
-constexpr unsigned kLeastBlocks = 264;  // for what is not done row by row
+constexpr unsigned kLeastBlocks = 264;  // for the work that is not done row by row
 
-// Elements [i, i + 8) of a row that ends at `end`.
+// Stores elements [i, i + 8) of a row that ends at `end`.
 template <class To, bool kAligned, class H>
 __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, const Vector8<H>& from) {
   const Vector8<To> copy = converted<To>(from);
@@ -23,8 +23,8 @@ __device__ __forceinline__ void store_operands(To* to, int64_t i, int64_t end, c
   }
 }
 
-// One warp a row: copies it, and multiplies it with its target's row of the weight on the way. The sum
-// has one order, aligned or not, and is of numbers that are not rounded.
+// Copies a row with one warp, and multiplies it with its target's row of the weight on the way. The sum has
+// the same order whether aligned or not, and uses unrounded numbers.
 template <class H, class C, class To, bool kAligned, class Real>
 __device__ void load_row(const LoadRows<Real>& l, int64_t r, bool exists, int lane) {
   To* to = l.to.data != nullptr ? l.to.template row<To>(r) : nullptr;

@@ -10,8 +10,8 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 // The fused kernels compute exp(z - logit_offset) as 2^(z log2(e) + shift), shift = -logit_offset log2(e), in
-// one instruction. The rounding of shift is the same for all elements of a row and small where |shift| is
-// below this. An logit_offset that is far, beyond it and finite, is subtracted instead: exactly, where z is
+// one instruction. The rounding of shift is the same for all elements of a row, and small if |shift| is below
+// this limit. A far logit offset, finite and beyond the limit, is subtracted instead, which is exact if z is
 // near it.
 inline constexpr float kFarShift = 4096;
 
@@ -19,7 +19,7 @@ LOGITLESS_HD inline bool is_far(float logit_offset, float shift) {
   return std::fabs(shift) >= kFarShift && std::fabs(logit_offset) <= std::numeric_limits<float>::max();
 }
 
-// An logit_offset in two parts, one of them 0: exp_logits are 2^((z - far) log2(e) + shift).
+// A logit offset in two parts, one of which is 0: exp logits are 2^((z - far) log2(e) + shift).
 struct SplitOffset {
   float far, shift;
 };
@@ -29,15 +29,14 @@ LOGITLESS_HD inline SplitOffset split_offset(float logit_offset) {
   return is_far(logit_offset, shift) ? SplitOffset{logit_offset, 0} : SplitOffset{0, shift};
 }
 
-// The same of an logit_offset + low, `low` being what rounding to float took off: nothing that matters where
-// it is near.
+// Splits logit_offset + low, where `low` is the offset's rounding error. It matters only for far offsets.
 LOGITLESS_HD inline SplitOffset split_offset(float logit_offset, float low) {
   SplitOffset split = split_offset(logit_offset);
   if (split.far != 0) split.shift = -low * kLog2E;
   return split;
 }
 
-// What these exp_logits are relative to: the logit_offset but for the rounding of its shift.
+// The value that these exp logits are relative to: the logit offset with its shift rounded.
 LOGITLESS_HD inline double rounded_offset(const SplitOffset& split) {
   return split.far - static_cast<double>(split.shift) / static_cast<double>(kLog2E);
 }
@@ -45,8 +44,8 @@ LOGITLESS_HD inline double rounded_offset(float logit_offset) {
   return rounded_offset(split_offset(logit_offset));
 }
 
-// Kept exp_logits are stored as 2^kKeptExponent times what they are. Relative to the target's logit their sum
-// is never below 1, so they would use one half of bf16's exponents alone.
+// Kept exp logits are stored times 2^kKeptExponent. Relative to the target's logit their sum is never below
+// 1, so unscaled they would use only half of bf16's exponents.
 inline constexpr int kKeptExponent = -58;
 
 }  // namespace logitless::cuda

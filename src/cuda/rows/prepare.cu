@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block walks all rows in order: the list of computed rows is ascending and the divisor's sum has one
-// order.
+// One block walks all rows in order: the list of computed rows is ascending, and the divisor's sum has a
+// fixed order.
 template <class Real>
 __global__ void __launch_bounds__(kThreads)
     prepare_rows_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, int64_t chunk, int64_t chunks,
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   int64_t next = load(thread);
   for (int64_t start = 0; start < in.tokens; start += kThreads) {
     const int64_t row = start + thread, target = next;
-    next = load(row + kThreads);  // which need not wait for this stretch
+    next = load(row + kThreads);  // this load need not wait for the stretch
     const bool given = target != in.ignore_index;
     const bool valid = given && in_range(in, target);
     if (given && !valid) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Of a gradient that every column has a part in.
+// Statistics of a gradient that every column contributes to.
 __global__ void exact_draw_stats_kernel(RowTargets in, int32_t columns, int32_t* kept_count,
                                         float* variance) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

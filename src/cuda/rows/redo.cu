@@ -7,13 +7,13 @@
 namespace logitless::cuda {
 namespace {
 
-// Range of a row's sum of exp_logits relative to its logit_offset, without optional sums. Up: fp32 holds the
-// exp_logits; bf16 products of what is stored (times 2^kKeptExponent) keep 2^60 for their other operand.
-// Down: an exp of 2^-40 of the sum is stored as a normal number.
+// Range of a row's sum of exp logits relative to its logit offset, without optional sums. Upper end: fp32
+// holds the exp logits, and bf16 products of the stored values (times 2^kKeptExponent) leave 2^60 for their
+// other operand. Lower end: an exp of 2^-40 of the sum is stored as a normal number.
 constexpr SumRange kRange{0x1p-28, 0x1p125};
 static_assert(-28 - 40 + kKeptExponent == -126);
 
-// Threads of a row: there may be few rows, with many partials each.
+// Threads for each row: there may be few rows, with many partials each.
 constexpr int kParts = 8;
 
 // One block of threads for each block of rows.
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kRowBlock* kParts)
   if (exists && part == 0) {
     for (int p = 1; p < kParts; ++p) sum += sums[p][i];
     const SumRange range = range_of_sums(partials, kRange);
-    redo = !(sum < range.most && sum > range.least);  // also NaN: the logit_offset itself may be -inf
+    redo = !(sum < range.most && sum > range.least);  // also for NaN: the logit offset itself may be -inf
     if (redo) arena.logit_offset[r] = CUDART_NAN_F;
   }
   redo = __syncthreads_or(redo);

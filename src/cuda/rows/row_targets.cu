@@ -33,7 +33,7 @@ __device__ float rounded_to(float x, DType dtype) {
   return dtype == DType::kF16 ? to_float(from_float<__half>(x)) : x;
 }
 
-// One warp a target. The sum has one order, aligned or not.
+// One warp for each target. The sum has the same order whether aligned or not.
 template <class H, class C, bool kAligned, class Real = RealOf<H>>
 __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowTargets in, TargetLogits<Real> t) {
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(RowTargets in, 
   t.logits[item] = to_logit.logit(sum, to_logit.bias_of(column), to_logit.inverse_temperature_of(r));
 }
 
-// One thread a target. Of those that are the same one, the first writes.
+// One thread for each target. If a row has a target twice, the first one writes.
 template <class T, class Real = RealOf<T>>
 __global__ void __launch_bounds__(kThreads)
     target_entries_kernel(RowInputsOf<Real> in, ArenaOf<Real> arena, TargetEntries<Real> e) {

@@ -1,4 +1,4 @@
-// Gradients times an upstream gradient that only the device knows.
+// Multiplies gradients by an upstream gradient that only the device knows.
 #include <algorithm>
 
 #include "cuda/rows/vector8.cuh"
@@ -25,7 +25,8 @@ __device__ void scale_by(T* x, float by) {
   if (value != 0) *x = from_float<T>(value * by);
 }
 
-// Pieces of 16 bytes and more, then what is left; an array that does not begin at a piece has none.
+// Scales pieces of 8 elements, then the rest; an array that does not begin at a multiple of 16 bytes has no
+// pieces.
 template <class T, class Factor>
 __device__ void scale_unless_one(const GradientArray& array, const void* factor) {
   const Factor by = *static_cast<const Factor*>(factor);
@@ -43,7 +44,7 @@ __device__ void scale_unless_one(const GradientArray& array, const void* factor)
   for (int64_t i = 8 * pieces + thread; i < array.size; i += step) scale_by(data + i, by);
 }
 
-// Row y of the grid has the array y.
+// Row y of the grid scales array y.
 __global__ void scale_unless_one_kernel(const __grid_constant__ Arrays arrays, const void* factor) {
   const GradientArray& array = arrays.of[blockIdx.y];
   switch (array.dtype) {

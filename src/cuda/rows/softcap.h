@@ -5,8 +5,8 @@
 
 namespace logitless::cuda {
 
-// 1 / cap (0 for no softcap), rounded so that cap times it is at least 1: a saturated logit, |z| = cap, then
-// has the slope 0 and not what a rounding leaves of 1 - 1.
+// Returns 1 / cap (0 for no softcap), rounded so that cap times it is at least 1. A saturated logit, |z| =
+// cap, then has the slope 0, not the rounding error of 1 - 1.
 LOGITLESS_HD inline float inverse_softcap(float cap) {
   if (cap == 0) return 0;
   const float inverse = 1 / cap;

@@ -11,7 +11,7 @@ __device__ void store(T* to, RealOf<T> value, bool accumulate) {
   *to = from_real<T>(accumulate ? to_real(*to) + value : value);
 }
 
-// One warp a row of the caller's.
+// One warp for each of the caller's rows.
 template <class T>
 __device__ void zero_if_ignored(const StoreHidden& s, const RowTargets& in, int64_t row) {
   if (row >= in.tokens) return;
@@ -33,7 +33,7 @@ struct RowTerms {
       dz[k] = k < terms.count ? to_float(terms.dz.row<Operand>(row)[k]) : 0.0f;
     }
   }
-  // To the sums of columns [i, i + 8).
+  // Adds the terms to the sums of columns [i, i + 8).
   __device__ void add_to(Vector8<float>* sums, int64_t i) const {
 #pragma unroll
     for (int k = 0; k < kMostTerms; ++k) {
@@ -51,8 +51,8 @@ struct RowTerms<void> {
   __device__ void add_to(Vector8<Real>*, int64_t) const {}
 };
 
-// One block a row; those behind them are for the ignored rows. kAligned: rows of both are pieces of 16 bytes,
-// as terms want it, too. Operand: of the terms, void without any.
+// One block for each computed row; later blocks clear ignored rows. kAligned: rows of both matrices are
+// pieces of 16 bytes; terms require that as well. Operand: type of the terms, void without any.
 template <class T, bool kAligned, class Operand>
 __global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalars* scalars) {
   const int64_t r = blockIdx.x;
@@ -84,7 +84,7 @@ __global__ void zero_rows_kernel(Matrix matrix, int64_t columns) {
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) row[i] = from_real<T>(0);
 }
 
-// A block sums 32 columns over all rows, 32 rows at a time; always in the same order.
+// A block sums 32 columns over all rows, 32 rows at a time, always in the same order.
 template <class T>
 __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   using Real = RealOf<T>;

@@ -6,7 +6,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kInFlight = 2;  // pieces of 8 elements that a thread waits for at once
 
-// Elements [i, i + 8) of a row of `columns`, of which some may not be there.
+// Loads elements [i, i + 8) of a row of `columns`; those outside of the row become 0.
 template <class T>
 __device__ __forceinline__ Vector8<T> load_part(const T* row, int64_t i, int64_t columns) {
   Vector8<T> v;
@@ -15,8 +15,8 @@ __device__ __forceinline__ Vector8<T> load_part(const T* row, int64_t i, int64_t
   return v;
 }
 
-// One warp a row, in pieces that begin at multiples of 16 bytes of the row that is written: only the first
-// and the last of them may be parts, which are stored element by element.
+// One warp for each row. Pieces begin at multiples of 16 bytes of the destination row. Only the first and the
+// last piece may be partial; they are stored element by element.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     store_matrix_kernel(ConstMatrix source, Matrix target, int64_t rows, int64_t columns, bool accumulate) {

@@ -11,8 +11,8 @@ struct alignas(16) Vector8 {
   T x[8];
 };
 
-// kAligned: the row begins at a multiple of 16 bytes and its length is one of 8 elements. Else elements at or
-// past `left` are 0.
+// Loads eight elements. kAligned: the row begins at a multiple of 16 bytes and its length is a multiple of 8
+// elements. Otherwise elements from `left` on are 0.
 template <bool kAligned, class T>
 __device__ __forceinline__ Vector8<T> load8(const T* from, int left) {
   if constexpr (kAligned) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ Vector8<To> converted(const Vector8<From>& from) {
   }
 }
 
-// Of an aligned row that nobody will read again soon: what is in L2 stays there.
+// Loads from an aligned row that is not read again soon: other data stay in L2.
 template <class T>
 __device__ __forceinline__ Vector8<T> load8_once(const T* from) {
   Vector8<T> v;
@@ -48,25 +48,25 @@ __device__ __forceinline__ Vector8<T> load8_once(const T* from) {
   return v;
 }
 
-// Memory that may be read: [begin, end).
+// Readable memory: [begin, end).
 struct Extent {
   const void *begin, *end;
 };
 
-// Elements of rows, the last of which ends with its columns.
+// The extent of rows; the last one ends with its columns.
 template <class T>
 __device__ __forceinline__ Extent extent_of(const ConstMatrix& m, int64_t rows, int64_t columns) {
   return {m.row<T>(0), m.row<T>(rows - 1) + columns};
 }
-// Extent of one row.
+// The extent of one row.
 template <class T>
 __device__ __forceinline__ Extent extent_of(const T* row, int64_t columns) {
   return {row, row + columns};
 }
 
-// Eight elements wherever they begin are loaded in two steps, so that no load waits for another: first the
-// pieces of 16 bytes that they lie in, then the elements from these. The pieces may hold other elements.
-// Where one of those would not be readable, the second step loads element by element.
+// Loads eight elements at any address in two steps, so that no load waits for another. The first step loads
+// the pieces of 16 bytes that contain them, the second extracts the elements. The pieces may contain other
+// elements. If one of those is not readable, the second step loads element by element.
 template <class T>
 struct Pieces8 {
   const T* from;
@@ -92,7 +92,7 @@ __device__ __forceinline__ Pieces8<T> load_pieces8(const T* from, int left, cons
   return loaded;
 }
 
-// Elements at or past `left` are 0.
+// Elements from `left` on are 0.
 template <class T>
 __device__ __forceinline__ Vector8<T> elements8(const Pieces8<T>& loaded, int left) {
   if (!loaded.complete) return load8<false>(loaded.from, left);
@@ -123,7 +123,7 @@ __device__ __forceinline__ Vector8<T> elements8(const Pieces8<T>& loaded, int le
   return out.v;
 }
 
-// The two steps where rows may be aligned as load8() wants it, too.
+// The two steps for rows that may be aligned, as for load8(), or not.
 template <bool kAligned, class T>
 using Loading8 = std::conditional_t<kAligned, Vector8<T>, Pieces8<T>>;
 

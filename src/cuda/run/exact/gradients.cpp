@@ -21,7 +21,7 @@ Window tail_of_vocabulary(const RunnerOf<Real>& run) {
   const PlanDetail& d = run.detail;
   if (size_of(run.dtype()) != 2 || d.copies_weight) return {p.vocab, 0};
   const bool all_kept = d.cached_columns == p.vocab;
-  const int64_t first = all_kept ? 0 : d.cached_columns;  // of the windows that end with them
+  const int64_t first = all_kept ? 0 : d.cached_columns;  // of the windows that the tail ends
   const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
   const int64_t rest = p.vocab % 8 < last ? p.vocab % 8 : 0;
   return {p.vocab - rest, rest};
@@ -206,7 +206,7 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
   s.columns = p.hidden;
   s.to = run.d_hidden();
   s.accumulate = p.accumulate.d_hidden;
-  // Not before the last chunk: there may be copies of rows.
+  // Only with the last chunk: before it, the rows may hold copies of hidden rows.
   s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }

@@ -3,8 +3,8 @@
 
 namespace logitless::cuda {
 
-// Appends to `out`, in order, the elements for which `keep`; by a whole block of kThreads, one element a
-// thread. What a thread read before the call may be overwritten. Returns the new count.
+// Appends the elements with `keep` to `out`, in order, and returns the new count. Called by a whole block of
+// kThreads, with one element for each thread. Memory that a thread read before the call may be overwritten.
 template <int kThreads>
 __device__ int append(Kept* out, int count, bool keep, const Kept& element) {
   __shared__ int warps[kThreads / 32];

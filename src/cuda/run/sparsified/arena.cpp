@@ -7,7 +7,7 @@
 namespace logitless::cuda {
 namespace {
 
-// All but the elements.
+// Lays out all parts except the elements.
 DrawLists lay_out_lists(const Problem& p, Workspace& w) {
   const SparsifiedSizes s = sparsified_sizes(p);
   DrawLists lists;
@@ -24,7 +24,7 @@ Draw* take_draws(const Problem& p, Workspace& w) {
   return take<Draw>(w, p.tokens * sparsified_sizes(p).capacity);
 }
 
-// Bytes of the largest layout.
+// Returns the bytes of the largest layout.
 template <class... Layouts>
 uint64_t largest(const Layouts&... layouts) {
   const auto measure = [](const auto& layout) {
@@ -35,7 +35,7 @@ uint64_t largest(const Layouts&... layouts) {
   return std::max({measure(layouts)...});
 }
 
-// Memory that several layouts share, one after the other in time.
+// Lays out memory that several layouts share, one after the other in time.
 template <class... Layouts>
 void share(Workspace& w, const Layouts&... layouts) {
   void* memory = take<std::byte>(w, static_cast<int64_t>(largest(layouts...)));
@@ -47,7 +47,7 @@ void share(Workspace& w, const Layouts&... layouts) {
 }
 
 constexpr int64_t kLeastPortion = 1024;
-// Rows that are drawn again at a time: as many as have room in memory that others need anyway.
+// Returns the rows that are drawn again at a time: as many as fit in memory that is needed anyway.
 int64_t redraw_portion(const Problem& p, uint64_t bytes) {
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   const int64_t row_bytes = padded_hidden(p) * static_cast<int64_t>(size_of(operand_dtype(p)));

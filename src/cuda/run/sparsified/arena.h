@@ -4,14 +4,14 @@
 
 namespace logitless::cuda {
 
-// Contents of Buffers::draws: all that a backward pass needs of the first draw.
+// Contents of Buffers::draws: everything that a backward pass needs of the first draw.
 struct DrawLists {
   uint64_t* seed = nullptr;           // scalar
   int32_t* dense = nullptr;           // [K] dense columns, ascending
   int32_t* count = nullptr;           // [N]
   float* lse_estimate = nullptr;      // [N]
-  float* lse_estimate_low = nullptr;  // [N] what rounding took off the lse_estimate, where that is lse
-  // [N] of the product that the sums are of: one of its own would be rounded otherwise than lse
+  float* lse_estimate_low = nullptr;  // [N] rounding error of the lse estimate, if that is lse
+  // [N] from the product that made the sums: a separate product would be rounded differently from lse
   float* target_logit = nullptr;
   Draw* elements = nullptr;  // [N, capacity]
 };
@@ -27,15 +27,14 @@ struct alignas(8) KeptRow {
   float value;
 };
 
-// Scratch of the choices of columns by count: a histogram, and a number for each block of the kernel's
-// threads.
+// Scratch for choosing columns by count: a histogram, and a number for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 // Columns with more elements are done by several blocks of threads.
 inline constexpr int64_t kHeavyColumn = 256;
-// Parts of a sum over rows, each in one order.
+// Parts of a sum over rows, each with a fixed order.
 inline constexpr int64_t kSumParts = 128;
 
-// What a sparsified run needs beyond inputs and outputs. As Arena (a part of which it fills), and: K dense, H
+// The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H
 // frequent and S sampled columns, L kept elements of all lists.
 struct SparsifiedArena {
   int64_t rows = 0, vocab = 0;  // N, V
@@ -43,45 +42,45 @@ struct SparsifiedArena {
   bool lists_columns = false;  // gradients of columns need their lists
   Arena base;                  // exp_logits: dz of the dense and frequent columns [N, padded K + H]
   SparsifiedSizes sizes;
-  DrawLists lists;                  // in the workspace, or of the caller
-  Kept* kept = nullptr;             // [N, capacity], in place of the draws where those are not the caller's
+  DrawLists lists;                  // in the workspace or the caller's
+  Kept* kept = nullptr;             // [N, capacity], replaces the draws if those are not the caller's
   int32_t* kept_count = nullptr;    // [N]
   int32_t* dense_target = nullptr;  // [N]
   float* row_threshold = nullptr;   // [N]
-  uint8_t* out_of_range = nullptr;  // one for 128 rows
-  // Rows to draw again, in portions of as many as there is room for
+  uint8_t* out_of_range = nullptr;  // one flag for 128 rows
+  // Rows to draw again, in portions as large as the available memory
   int64_t portion = 0, portions = 0;
   int32_t* redrawn = nullptr;                    // [N]
   int32_t* redrawn_count = nullptr;              // [1 + portions], or more
   float* portion_offset = nullptr;               // [portion]
   float* portion_threshold = nullptr;            // [portion]
-  float* portion_inverse_temperature = nullptr;  // [rows drawn again at once] or null: ones
+  float* portion_inverse_temperature = nullptr;  // [rows drawn again at once]; null: ones
   float* dense_bias = nullptr;                   // [K], and later sums of K + H
   float* sample_others = nullptr;                // [S]
-  // of the vocabulary
+  // Of the vocabulary
   int32_t* role = nullptr;           // [V]
   int32_t* column_count = nullptr;   // [V + 1]
   int32_t* column_start = nullptr;   // [V + 1]
   int32_t* bins = nullptr;           // [kCountBins]
   uint64_t* totals = nullptr;        // [kMostCountBlocks]
   int32_t* columns = nullptr;        // [K + max(S, H)] dense, then first sampled, later frequent
-  int32_t* frequent_list = nullptr;  // [H + 1] scratch of the choice of frequent ones
+  int32_t* frequent_list = nullptr;  // [H + 1] scratch for choosing frequent columns
   void* scan = nullptr;
   size_t scan_bytes = 0;
   int32_t* heavy = nullptr;  // [L / kHeavyColumn + 1], and their number
-  // In one piece of memory, one after the other: logits of the sample; the draws and then kept, where those
-  // are not the caller's; lists of columns.
+  // These share one piece of memory, one after the other in time: logits of the sample; the draws and then
+  // the kept elements, if those are not the caller's; lists of columns.
   float* sample_logits = nullptr;  // [N, S]
   KeptRow* sorted = nullptr;       // [L]
-  // In another: copies of `columns`, and base.exp_logits; rows to draw again; lists of columns before they
-  // are sorted.
+  // These share another piece: copies of `columns` with base.exp_logits; rows to draw again; unsorted lists
+  // of columns.
   void* columns_copy = nullptr;    // [K + max(S, H), padded D]
   void* portion_hidden = nullptr;  // [portion, padded D]
   KeptRow* by_column = nullptr;    // [L]
   // For products
-  void* hidden_copy = nullptr;     // [N, padded D] with 0 for ignored rows, where d_hidden has no room for it
-  void* dense_gradient = nullptr;  // [K + H, D] of d_weight's dtype, or fp32
-  float* hidden_gradient = nullptr;  // [N, D], where no product writes d_hidden's dtype
+  void* hidden_copy = nullptr;       // [N, padded D] with 0 for ignored rows, if d_hidden has no room for it
+  void* dense_gradient = nullptr;    // [K + H, D] in d_weight's dtype or fp32
+  float* hidden_gradient = nullptr;  // [N, D], if no product writes d_hidden's dtype
   // With label smoothing
   float* sum_parts = nullptr;   // [kSumParts, D]
   float* weight_sum = nullptr;  // [D]
@@ -92,13 +91,13 @@ struct SparsifiedArena {
 uint64_t draws_bytes(const Problem& problem);
 DrawLists draw_lists(const Problem& problem, void* draws);
 
-// draws: Buffers::draws, the place of the lists where the problem keeps them.
+// draws: Buffers::draws, which holds the lists if the problem keeps them.
 SparsifiedArena lay_out_sparsified(const Problem& problem, const PlanDetail& detail, Workspace& workspace,
                                    void* draws);
 
-// dtype of the products that make gradients of the dense columns.
+// Returns the dtype of products that make gradients of the dense columns.
 DType dense_gradient_dtype(const Problem& problem);
-// Whether a product can write d_hidden in its own dtype.
+// Returns whether a product can write d_hidden in its own dtype.
 bool writes_d_hidden(const Problem& problem);
 
 }  // namespace logitless::cuda

@@ -7,14 +7,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Where stretch s of the vocabulary begins. The first stretches have an eighth of the average width, the last
-// ones nearly twice as much: a BPE vocabulary begins with the columns that have most of a softmax. (In a
-// shard that is not the first it makes little difference.)
+// Returns the beginning of stretch s of the vocabulary. The first stretches have an eighth of the average
+// width, the last ones nearly twice as much: a BPE vocabulary begins with the columns that have most of a
+// softmax. (In a shard that is not the first it makes little difference.)
 __device__ int64_t stretch_start(const ChooseColumns& c, int64_t s) {
   return c.vocab * s * (c.sampled + 7 * s) / (8 * c.sampled * c.sampled);
 }
 
-// How many dense columns there are before column j.
+// Returns the number of dense columns before column j.
 __device__ int64_t dense_before(const ChooseColumns& c, int64_t j) {
   int64_t first = 0, last = c.dense;
   while (first < last) {
@@ -28,7 +28,7 @@ __device__ int64_t dense_before(const ChooseColumns& c, int64_t j) {
   return first;
 }
 
-// Sample s: the middle of its stretch, or a column beside it, as the dense ones are no samples.
+// Chooses sample s: the middle of its stretch, or a column near it, because dense columns are no samples.
 __device__ void sample_column(const ChooseColumns& c, int64_t s) {
   const int64_t start = stretch_start(c, s), end = stretch_start(c, s + 1), middle = (start + end) / 2;
   const int64_t candidates = end - start - (dense_before(c, end) - dense_before(c, start));
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
   count_bins(c.count, c.vocab, 0, bin_of, c.bins);
   grid.sync();
 
-  // A thread ranks a few neighboring columns: those above the cutoff in the upper half of a number, those at
-  // it in the lower.
+  // A thread ranks a few neighboring columns. The upper half of a number counts columns above the cutoff, the
+  // lower half those at it.
   const int cutoff = find_cutoff(c.bins, c.dense);
   const auto term = [&](int64_t j) {
     const int bin = bin_of(c.count[j]);
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads) assign_roles_kernel(SparsifiedArena 
   for (int64_t k = threadIdx.x; k < dense; k += kThreads) columns[k] = t.lists.dense[k];
   __syncthreads();
   const auto role_of = [&](int32_t column) {
-    int32_t first = 0, last = static_cast<int32_t>(dense);  // the first one that is not below is between
+    int32_t first = 0,
+            last = static_cast<int32_t>(dense);  // the first one that is not below lies between these
     while (first < last) {
       const int32_t middle = (first + last) / 2;
       if (columns[middle] < column) {

@@ -9,8 +9,7 @@ namespace {
 
 constexpr int kRowThreads = 64, kAtOnce = 4;  // elements of a thread whose loads do not wait for one another
 
-// A sum of counts, at most `most`: with an lse of the caller's that is far too low, more is kept than there
-// is room for.
+// A sum of counts, at most `most`: if a caller's lse is far too low, more is kept than there is room for.
 struct BoundedSum {
   int64_t most;
   __device__ int32_t operator()(int32_t a, int32_t b) const {
@@ -18,7 +17,8 @@ struct BoundedSum {
   }
 };
 
-// One block a row. A column's counts go down to 0, its elements from the end of its list to the start.
+// One block for each row. A column's counts go down to 0, and its elements fill its list from the end to the
+// start.
 __global__ void __launch_bounds__(kRowThreads) scatter_kernel(SparsifiedArena t) {
   const int64_t row = blockIdx.x;
   const int count = t.kept_count[row];

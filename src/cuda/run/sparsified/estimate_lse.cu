@@ -7,8 +7,8 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// A stretch of which one column was seen is not taken to have more than this share of the row: the one may be
-// a peak.
+// The most that a stretch with one sampled column may contribute, as a share of the row: the sampled column
+// may be a peak.
 constexpr float kMostOfStretch = 1.0f / 16;
 
 __device__ float warp_max(float value) {
@@ -22,7 +22,7 @@ __device__ float log_add(float a, float b) {
   return low == -CUDART_INF_F ? high : high + log1pf(expf(low - high));
 }
 
-// log of the sum of the partials, by a warp.
+// log of the sum of the partials. Called by a warp.
 __device__ float log_of_partials(const PartialStats& partials, int64_t row, int lane) {
   float largest = -CUDART_INF_F;
   for (int64_t s = lane; s < partials.partials; s += 32)
@@ -36,18 +36,18 @@ __device__ float log_of_partials(const PartialStats& partials, int64_t row, int 
   return largest + logf(warp_sum(sum));
 }
 
-// The logit of sample s for a row of this inverse temperature.
+// The logit of sample s for a row with this inverse temperature.
 __device__ float sample_logit(const LseEstimate& g, float product, int64_t s, float inverse_temperature) {
   const float bias = g.transform.bias != nullptr ? g.transform.bias[g.sample[s]] : 0.0f;
   return g.transform.logit(product, bias, inverse_temperature);
 }
 
-// log of the row's sum over all columns. known: the log of that over dense columns and the target. The
-// columns of a stretch that were not seen are taken to be as the sampled one, but for peaks. By a warp, each
-// lane of which has kEach samples at most.
+// log of the row's sum over all columns. known: the log of the sum over dense columns and the target. The
+// unsampled columns of a stretch count like the sampled one, except for peaks. Called by a warp; each lane
+// has at most kEach samples.
 template <int kEach>
 __device__ float estimate(const LseEstimate& g, int64_t row, float known, int lane) {
-  float e[kEach], others[kEach];  // of e: products, logits, then exp_logits relative to the largest
+  float e[kEach], others[kEach];  // e: products, then logits, then exp logits relative to the largest
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {  // no load waits for another
     const int64_t s = lane + 32 * i;
@@ -80,14 +80,14 @@ __device__ float estimate(const LseEstimate& g, int64_t row, float known, int la
   return largest + logf(total);
 }
 
-// One warp a row.
+// One warp for each row.
 template <int kEach>
 __global__ void estimate_kernel(LseEstimate g, PartialStats partials) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (row >= g.rows) return;
   float known = log_of_partials(partials, row, lane);
-  // Each lane those that it has read. The draw's sums go on from there.
+  // Each lane clears the partials that it has read. The draw adds its sums to them.
   for (int64_t s = lane; s < partials.partials; s += 32) clear_partial(partials, s * partials.stride + row);
   if (row == 0 && lane == 0 && g.redrawn_count != nullptr) *g.redrawn_count = 0;
   const int32_t y = g.target[row];
@@ -100,7 +100,8 @@ __global__ void estimate_kernel(LseEstimate g, PartialStats partials) {
   g.count[row] = 0;
 }
 
-// In the order of ranks, but no more than `above` the rank's own lse_estimate. NaN is no bound.
+// Joins estimates in the order of ranks, but to at most `above` more than the rank's own lse estimate. NaN is
+// no bound.
 __global__ void merge_estimates_kernel(SparsifiedArena t, int64_t own, int64_t ranks, float above) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows) return;
@@ -130,7 +131,7 @@ void launch_estimate_lse(const LseEstimate& g, const Queue& queue) {
 }
 
 void launch_merge_estimates(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue) {
-  constexpr double kTooHigh = 10;  // nats, that the rank's own lse_estimate may be
+  constexpr double kTooHigh = 10;  // nats by which the rank's own lse estimate may be too high
   const double above = -std::log(range_of_sums(t.base.partials, kEstimatedRange).least) - kTooHigh;
   queue.launch("merge_estimates", merge_estimates_kernel, blocks_for(t.rows, kThreads), kThreads, 0, t, rank,
                ranks, static_cast<float>(above));

@@ -1,5 +1,5 @@
-// Hot columns: those of which the draw kept the most elements. Their elements are written into the columns of
-// dz behind the dense ones, where the products do them for less than gathers would.
+// Frequent columns: those with the most elements kept by the draw. Their elements are written into the
+// columns of dz behind the dense ones, where products cost less than gathers would.
 #include "cuda/rows/device_rows.cuh"
 #include "cuda/run/sparsified/append.cuh"
 #include "cuda/run/sparsified/most_counted.cuh"
@@ -12,7 +12,7 @@ namespace {
 constexpr int kRowThreads = 128;
 static_assert(kFrequentColumns <= kCountThreads);
 
-// Ascending, whatever the order of the list. By one block.
+// Sorts the frequent columns, whatever the order of the list. Called by one block.
 __device__ void order_frequent(const SparsifiedArena& t) {
   __shared__ int32_t listed[kFrequentColumns];
   const int k = static_cast<int>(threadIdx.x), count = *t.frequent_list;
@@ -32,8 +32,8 @@ __device__ void order_frequent(const SparsifiedArena& t) {
   t.column_count[own] = 0;
 }
 
-// As many of the most counted columns as there is room for, but none of those with the first count that does
-// not fit as a whole: no order has to decide between them.
+// Chooses the most counted columns that fit. Columns with the first count that does not fit as a whole are
+// all left out, so that no order has to decide between them.
 __global__ void __launch_bounds__(kCountThreads) choose_frequent_kernel(SparsifiedArena t, CountBins bin_of) {
   const int32_t* counts = t.column_count;
   const auto grid = cooperative_groups::this_grid();
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kCountThreads) choose_frequent_kernel(Sparsifi
   if (blockIdx.x == 0) order_frequent(t);
 }
 
-// One block a row.
+// One block for each row.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     spread_frequent_kernel(SparsifiedArena t, Matrix target, const float* scale_at) {

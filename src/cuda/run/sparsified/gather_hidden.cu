@@ -5,11 +5,12 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Columns that are worked on in all rows before the next ones are: so few that the weight's part in L2
-// serves all rows.
+// The columns of a slice are done in all rows before the next slice. A slice is small enough that the
+// weight's part in L2 serves all rows.
 constexpr int64_t kSliceBytes = int64_t{40} << 20;
 
-// kLanes threads a row and slice of 8 kLanes of its columns. Blocks of the same slice run side by side.
+// kLanes threads for each row and slice of 8 kLanes of its columns. Blocks of the same slice run side by
+// side.
 template <class C, class To, int kLanes, bool kAligned, bool kSmooth>
 __global__ void __launch_bounds__(kThreads, kAligned && sizeof(C) == 2 ? 4 : 2)
     gather_hidden_kernel(GatherHidden g) {

@@ -9,11 +9,11 @@ constexpr int kColumnsEach = 8;  // of a block of threads
 constexpr int kInFlight = 8;     // hidden rows that a thread waits for at once
 constexpr int kHeavyBlocks = 528;
 
-// Which rows are whole eights that begin at multiples of 16 bytes: those of hidden may be although those that
-// are written are not, as copies of them are padded.
+// The matrices whose rows are whole vectors of 8 elements at multiples of 16 bytes. Hidden rows may be
+// although the destination's are not, because copies of them are padded.
 enum class Aligned { kNone, kHidden, kBoth };
 
-// Sum over list[begin], list[begin + step], ...
+// Adds the sum over list[begin], list[begin + step], ...
 template <bool kAligned, class H>
 __device__ __forceinline__ void add_list(float (&sum)[8], const GatherWeight& g, const H* hidden, int begin,
                                          int end, int step, int left) {
@@ -87,7 +87,7 @@ __device__ void gather_light(const GatherWeight& g, int64_t block) {
   }
 }
 
-// The first blocks to be started have the long lists; the others fill the processors while those end.
+// The first blocks to start have the long lists; the others fill the processors while those end.
 template <class H, class To, Aligned kAligned, bool kSmooth>
 __global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && sizeof(H) == 2 ? 2 : 1)
     gather_weight_kernel(GatherWeight g) {

@@ -18,8 +18,8 @@ void product(const Runner& run, Gemm g) {
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
-// Hidden rows for a product over rows: 0 for ignored ones, which may hold anything, so that nothing times 0
-// is left.
+// Returns hidden rows for a product over rows. Ignored rows, which may hold anything, become 0, because a NaN
+// times 0 is a NaN.
 ConstMatrix without_ignored(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                             const ConstMatrix& hidden) {
   RowsCopy c{};
@@ -36,13 +36,13 @@ ConstMatrix without_ignored(const Runner& run, const SparsifiedArena& t, const C
   return c.to;
 }
 
-// Columns of which many elements were kept, and copies of them behind those of the dense ones.
+// Chooses columns with many kept elements, and copies them behind the dense ones.
 ConstMatrix choose_frequent(const Runner& run, const SparsifiedArena& t) {
   if (t.sizes.frequent > 0) launch_choose_frequent(t, run.queue);
   return copy_columns(run, t, t.sizes.dense + t.sizes.frequent);
 }
 
-// dz of the dense columns, from their logits, and behind it that of the frequent ones, from the lists of
+// Makes dz of the dense columns from their logits, and behind it that of the frequent ones from the lists of
 // rows.
 ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                     const ConstMatrix& hidden, const ConstMatrix& columns) {
@@ -130,8 +130,8 @@ void dense_hidden_gradient(const Runner& run, const SparsifiedArena& t, const Co
   product(run, g);
 }
 
-// The dense and frequent columns' part of all gradients, by products as in an exact plan. d_hidden gets this
-// part alone, and rows' lists lose their elements of frequent columns.
+// Makes the dense and frequent columns' part of all gradients, by products as in an exact plan. d_hidden gets
+// only this part, and rows' lists lose their elements of frequent columns.
 void dense_gradients(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                      const ConstMatrix& hidden) {
   const Problem& p = run.problem;
@@ -194,7 +194,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
   const bool lists = p.has.d_bias || (p.has.d_weight && run.products);
   if (lists) launch_column_lists(t, run.queue);
   if (p.has.d_hidden && run.products) gather_hidden(run, t);
-  if (lists) {  // in the place of the lists of rows
+  if (lists) {  // in the memory of the lists of rows
     launch_order_lists(t, p.has.d_bias ? run.arena.d_bias : nullptr, run.queue);
   }
   if (p.has.d_bias && p.label_smoothing > 0) {

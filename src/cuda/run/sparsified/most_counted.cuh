@@ -1,6 +1,6 @@
 #pragma once
-// Which columns have the highest counts, by a histogram of the counts. In kernels whose blocks wait for one
-// another, of kCountThreads threads.
+// Finds the columns with the highest counts, by a histogram of the counts. For kernels of kCountThreads
+// threads whose blocks wait for one another.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -15,12 +15,12 @@ namespace logitless::cuda {
 
 inline constexpr int kCountThreads = kCountBins;
 
-// Which of kCountBins bins a count is in: one for each count, or for 2^shift of them; higher ones are in the
-// last.
+// Maps a count to one of kCountBins bins: one for each count, or for 2^shift of them. Higher counts are in
+// the last bin.
 struct CountBins {
   int shift = 0;
 
-  // Bins for counts of at most `most`.
+  // Returns bins for counts of at most `most`.
   static CountBins up_to(int64_t most) {
     CountBins bins;
     while (most >> bins.shift >= kCountBins) ++bins.shift;
@@ -29,7 +29,7 @@ struct CountBins {
   __device__ int operator()(int32_t count) const { return min(count >> shift, kCountBins - 1); }
 };
 
-// Of all threads of the grid.
+// Threads of the whole grid.
 __device__ inline int64_t grid_thread() {
   return int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
 }
@@ -37,7 +37,7 @@ __device__ inline int64_t grid_threads() {
   return int64_t{gridDim.x} * kCountThreads;
 }
 
-// bins, which are 0, get how many columns have each count above `least`.
+// Adds up in bins, which are 0, how many columns have each count above `least`.
 __device__ inline void count_bins(const int32_t* count, int64_t vocab, int32_t least, CountBins bin_of,
                                   int32_t* bins) {
   for (int64_t j = grid_thread(); j < vocab; j += grid_threads()) {
@@ -45,13 +45,14 @@ __device__ inline void count_bins(const int32_t* count, int64_t vocab, int32_t l
   }
 }
 
-// The highest bin of which not all columns are among the `room` most counted, at least bin 0. By each block.
+// Returns the highest bin whose columns are not all among the `room` most counted, at least bin 0. Called by
+// each block.
 __device__ inline int find_cutoff(const int32_t* bins, int64_t room) {
   using Scan = cub::BlockScan<int32_t, kCountThreads>;
   __shared__ typename Scan::TempStorage scratch;
   __shared__ int fit;  // bins that fit, from the highest on
   const int thread = static_cast<int>(threadIdx.x);
-  int32_t above = 0;  // and in the thread's bin itself
+  int32_t above = 0;  // including the thread's own bin
   Scan(scratch).InclusiveSum(bins[kCountBins - 1 - thread], above);
   if (thread == 0) fit = 0;
   __syncthreads();

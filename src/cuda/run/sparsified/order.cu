@@ -6,11 +6,11 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kBlockColumns = 64;  // of a block, at most
+constexpr int kBlockColumns = 64;  // most columns of a block
 constexpr int kRangeWords = 8192;  // of the bitmap of rows in shared memory: 262144 rows at a time
 
-// Lists of few elements, of all columns of a block, a thread for each element: its place is how many rows
-// come before its own.
+// Sorts short lists, of all columns of a block, with a thread for each element. An element's place is the
+// number of rows before its own.
 __device__ void order_by_counting(const SparsifiedArena& t, const int32_t* starts, int columns) {
   for (int i = starts[0] + static_cast<int>(threadIdx.x); i < starts[columns]; i += kThreads) {
     const KeptRow own = t.by_column[i];
@@ -26,7 +26,7 @@ __device__ void order_by_counting(const SparsifiedArena& t, const int32_t* start
   }
 }
 
-// Any list, by the whole block: rows are bits, and a row's place is the number of bits before it.
+// Sorts any list with the whole block. Rows are bits, and a row's place is the number of bits before it.
 __device__ void order_by_bitmap(const KeptRow* list, KeptRow* sorted, int count, int64_t rows) {
   __shared__ uint32_t bits[kRangeWords];
   __shared__ int before[kRangeWords / 32];  // bits before each 32 words
@@ -70,14 +70,14 @@ __device__ void order_by_bitmap(const KeptRow* list, KeptRow* sorted, int count,
   }
 }
 
-// By a warp.
+// Called by a warp.
 __device__ float sum_of_values(const KeptRow* list, int count) {
   float sum = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) sum += list[i].value;
   return warp_sum(sum);
 }
 
-// A block for a few columns; those of long lists one after the other.
+// A block sorts a few columns; those with long lists one after the other.
 __global__ void __launch_bounds__(kThreads)
     order_kernel(SparsifiedArena t, float* d_bias, int block_columns) {
   __shared__ int32_t starts[kBlockColumns + 1];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue) {
-  int block_columns = 8;  // more where that leaves at least 1024 blocks, which keep a whole device busy
+  int block_columns = 8;  // more if that leaves at least 1024 blocks, which keep a whole device busy
   while (block_columns < kBlockColumns && t.vocab / block_columns > 2048) block_columns *= 2;
   queue.launch("order_lists", order_kernel, blocks_for(t.vocab, block_columns), kThreads, 0, t, d_bias,
                block_columns);

@@ -51,7 +51,7 @@ __global__ void offset_redraws_kernel(SparsifiedArena t, bool base_2) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows || t.out_of_range[row / kRowBlock] == 0 || t.base.target[row] == kIgnoredRow) return;
   const float lse = split_to<float>(log_sum_exp_parts(joined(partials, row))).high;
-  logit_offset[row] = lse == -CUDART_INF_F ? 0 : lse;  // of masked columns alone: their sums stay 0
+  logit_offset[row] = lse == -CUDART_INF_F ? 0 : lse;  // masked columns only: their sums stay 0
   const double effective = base_2 ? rounded_offset(logit_offset[row]) : double{logit_offset[row]};
   for (int64_t s = 0; s < partials.partials; ++s) {
     const int64_t at = s * partials.stride + row;
@@ -70,7 +70,7 @@ __global__ void offset_redraws_kernel(SparsifiedArena t, bool base_2) {
   }
 }
 
-// There are seldom any rows, so blocks are few; each takes whole rows. stride: of hidden, in bytes as
+// There are seldom any rows, so blocks are few; each copies whole rows. stride: of hidden, in bytes like
 // row_bytes.
 __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const char* hidden, int64_t stride,
                                       int64_t row_bytes) {

@@ -15,13 +15,13 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// The order of a row's draws. They arrive in any order, so they are put in one that depends on their columns
-// alone, which makes sums repeatable: by a hash of the column, and by column where hashes are equal. As most
-// hashes have one draw or none (in lists of up to kMostBuckets), that takes a few steps a draw where sorting
-// takes one for each doubling of the list, squared.
+// The order of a row's draws. They arrive in any order, and get one that depends on their columns alone,
+// which makes sums repeatable: by a hash of the column, and by column for equal hashes. Most hashes have at
+// most one draw (in lists of up to kMostBuckets), so this takes a few steps for each draw. Sorting would take
+// the square of the number of doublings of the list.
 constexpr int kMostBuckets = 2048;
 
-// As many as there are draws, rounded up to a power of two, but at most kMostBuckets.
+// As many buckets as draws, rounded up to a power of two, but at most kMostBuckets.
 __host__ __device__ int row_buckets(int draws) {
   int buckets = 2;
   while (buckets < draws && buckets < kMostBuckets) buckets *= 2;
@@ -38,11 +38,11 @@ __device__ int32_t column_of(const Draw& draw) {
   return static_cast<int32_t>(static_cast<uint32_t>(draw.column_and_certain) >> 1);
 }
 
-// By a whole block of kThreads.
+// Used by a whole block of kThreads.
 template <int kThreads>
 class RowOrder {
  public:
-  // `shared` has row_order_bytes() and is aligned as Draw is.
+  // `shared` has row_order_bytes() and is aligned like Draw.
   __device__ RowOrder(const Draw* draws, int count, void* shared)
       : buckets_(row_buckets(count)),
         ends_(static_cast<int32_t*>(shared)),
@@ -58,12 +58,13 @@ class RowOrder {
 #pragma unroll 1
     for (int i = thread; i < count; i += kThreads) {
       const Draw draw = draws[i];
-      draws_[atomicAdd(ends_ + bucket_of(draw), 1)] = draw;  // after the last draw a start is an end
+      draws_[atomicAdd(ends_ + bucket_of(draw), 1)] =
+          draw;  // after the last draw, a bucket's start has become its end
     }
     __syncthreads();
   }
 
-  // Number i in the order.
+  // The i-th draw in the order.
   __device__ Draw operator[](int i) const {
     const Draw draw = draws_[i];
     const int bucket = bucket_of(draw);
@@ -103,10 +104,10 @@ class RowOrder {
   Draw* draws_;
 };
 
-// Arguments of the kernel beside the arena.
+// Arguments of the kernel besides the arena.
 struct Reweight {
   uint32_t first_stream;  // global number of column 0
-  bool base_2;            // the lse_estimate is rounded_offset() of it
+  bool base_2;            // the lse estimate is its rounded_offset()
   LogitTransform<float> transform;
   int32_t* shown_count;   // Buffers::kept_count, or null
   float* shown_variance;  // Buffers::draw_variance, or null
@@ -118,10 +119,10 @@ struct Row {
   RowCoefficients<float> k;
   uint32_t bits;
 
-  // Without a softcap 1 also at an infinite logit.
+  // Without a softcap this is 1 even at an infinite logit.
   __device__ float slope(float z) const { return inverse_cap == 0 ? 1 : softcap_slope(z, inverse_cap); }
   __device__ float log_p(float z) const { return (z - lse) - lse_residual; }
-  // What p is multiplied with.
+  // The factor of p.
   __device__ float factor(float z) const { return probability_factor(k, log_p(z)) * slope(z); }
 };
 
@@ -131,7 +132,7 @@ __device__ Row load_row(const SparsifiedArena& t, const Reweight& w, int64_t r) 
   Row row{};
   row.lse = a.lse[r];
   row.lse_residual = a.lse_residual[r];
-  // In parts, as their sums have no digit of what is left where both are huge.
+  // In two parts: if both are huge, their sums would lose all digits of the difference.
   LogSumExp<double> lse_estimate{lists.lse_estimate[r], lists.lse_estimate_low[r]};
   if (w.base_2) {
     const SplitOffset split = split_offset(lists.lse_estimate[r], lists.lse_estimate_low[r]);
@@ -145,7 +146,7 @@ __device__ Row load_row(const SparsifiedArena& t, const Reweight& w, int64_t r) 
   return row;
 }
 
-// One block a row: orders its list, draws again, and writes each kept element's part of dz.
+// One block for each row: orders its list, draws again, and writes each kept element's part of dz.
 __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, Reweight w) {
   const DrawLists& lists = t.lists;
   Draw* const shared = dynamic_shared<Draw>();
@@ -159,13 +160,13 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
     if (w.shown_variance != nullptr) w.shown_variance[r] = 0;
     return;
   }
-  // Loads before barriers, so that none waits behind them.
+  // Loads come before barriers, so that none waits behind them.
   const Row row = load_row(t, w, r);
   const float target_logit = lists.target_logit[r];
   const bool dense = target >= 0 && t.role[target] >= 0;
   const int drawn = min(lists.count[r], static_cast<int>(t.sizes.capacity) - 1);
   const RowOrder<kThreads> draws(lists.elements + r * t.sizes.capacity, drawn, shared);
-  Kept* out = t.kept + r * t.sizes.capacity;  // may be the draws, which are in shared memory by now
+  Kept* out = t.kept + r * t.sizes.capacity;  // may overwrite the draws, which are in shared memory by now
   int count = 0;
   DrawVariance<float> moments;
   for (int first = 0; first < drawn; first += kThreads) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
   t.row_threshold[r] = square + (dense ? 0 : target_value * target_value);
 }
 
-// One block a row.
+// One block for each row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     relative_variance_kernel(ConstMatrix dz, int64_t dense, const float* dz_unscale, const float* square,

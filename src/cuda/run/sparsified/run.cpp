@@ -10,8 +10,8 @@ Condition active_rows(const Runner& run, const Chunk& chunk) {
   return {run.arena.active, row_blocks(chunk.rows)};
 }
 
-// Whether rows' sums are relative to an logit_offset and come with the draw, in one pass; else they are made
-// before it.
+// Returns whether rows' sums are relative to a logit offset and made with the draw, in one pass. Otherwise
+// they are made before it.
 bool sums_while_drawing(const Runner& run) {
   return run.traits().sums_while_drawing;
 }
@@ -38,7 +38,7 @@ void choose_columns(const Runner& run, const SparsifiedArena& t) {
   launch_choose_columns(c, run.queue);
 }
 
-// Sums of the dense columns, in the partials.
+// Makes sums of the dense columns, in the partials.
 void sum_dense(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
                const ConstMatrix& columns) {
   const Window window{0, t.sizes.dense};
@@ -62,7 +62,7 @@ void multiply_sample(const Runner& run, const SparsifiedArena& t, const Chunk& c
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
-// Joins the lse_estimates of a group's ranks to those of all columns.
+// Joins the lse estimates of a group's ranks to those of all columns.
 void merge_estimates(const Runner& run, const SparsifiedArena& t) {
   const int64_t rows = run.problem.tokens;
   float* lse_estimates = run.arena.gathered;
@@ -75,7 +75,7 @@ void merge_estimates(const Runner& run, const SparsifiedArena& t) {
 void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                   const ConstMatrix& hidden) {
   const Problem& p = run.problem;
-  if (p.vocab > 0) {  // of a rank of a group it may be 0
+  if (p.vocab > 0) {  // it may be 0 on a rank of a group
     const ConstMatrix columns = copy_columns(run, t, t.sizes.dense + t.sizes.sampled);
     sum_dense(run, t, chunk, hidden, columns);
     if (t.sizes.sampled > 0) multiply_sample(run, t, chunk, hidden, columns);
@@ -103,8 +103,8 @@ void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   if (merges) merge_estimates(run, t);
 }
 
-// The kernel of the first draw, over windows of the weight. Condition: whether there are rows to draw
-// from. set(product, args) completes them.
+// Launches the kernel of the first draw, over windows of the weight. condition: whether there are rows to
+// draw from. set(product, args) completes the arguments.
 template <class Set>
 void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
                  const Condition& condition, const Set& set) {
@@ -128,8 +128,8 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
   });
 }
 
-// After the draw, what can be told before lse is known: rows whose lse_estimate was too low, and new sums of
-// blocks of rows where they left the range of exp_logits.
+// Runs the checks after the draw that do not need lse. Lists rows whose lse estimate was too low, and makes
+// new sums for blocks of rows whose sums left the range of exp logits.
 void find_low_estimates(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& hidden) {
   launch_find_low_estimates(t, most_expected(run.problem.threshold), run.queue);
@@ -137,8 +137,8 @@ void find_low_estimates(const Runner& run, const SparsifiedArena& t, const Chunk
   launch_offset_redraws(t, run.traits().base_2, run.queue);
 }
 
-// Rows with a bad lse_estimate once more, copied side by side, as many as there is room for at a time.
-// Without any, the launches find nothing to do.
+// Draws again for rows with a bad lse estimate, copied side by side, as many as fit at a time. If there are
+// none, the launches find nothing to do.
 void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
   launch_find_high_estimates(t, run.traits().base_2, run.queue);
   for (int64_t i = 0; i < t.portions; ++i) {
@@ -158,7 +158,7 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
   }
 }
 
-// sum_j w_j C_j, and from it, in forward passes, the rows' sums of weighted logits.
+// Makes sum_j w_j C_j, and in forward passes the rows' sums of weighted logits from it.
 void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const float* weight = class_weight_of(run, {});
@@ -177,7 +177,7 @@ void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
   launch_weighted_logits(t, hidden, p.hidden, run.transform, weight, run.queue);
 }
 
-// The sums are known: lse is the lse_estimate.
+// Draws with lse as the lse estimate, because the sums are known.
 void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                    const ConstMatrix& hidden) {
   launch_known_estimate(t, run.queue);
@@ -187,8 +187,8 @@ void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chu
   });
 }
 
-// Forward passes, before the rows' lse is known: makes their sums and, where the engine does both in one
-// pass, the first draw with a lse_estimate of lse, which in a group is of all ranks' columns.
+// The part of forward passes before the rows' lse is known. Makes their sums and, if the engine does both in
+// one pass, the first draw with an lse estimate. In a group the estimate covers all ranks' columns.
 void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                   const ConstMatrix& hidden) {
   if (run.problem.vocab > 0) choose_columns(run, t);
@@ -201,7 +201,8 @@ void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   find_low_estimates(run, t, chunk, hidden);
 }
 
-// And after: the first draw with lse itself, of all rows, or of those whose lse_estimate was bad.
+// The part after lse is known: the first draw with lse itself, for all rows or for those with a bad lse
+// estimate.
 void finish_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
   if (sums_while_drawing(run)) {
     draw_again(run, t, hidden);
@@ -233,10 +234,10 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   const Chunk chunk{.rows = p.tokens, .row_count = run.arena.chunk_rows};
   const bool sums_to_estimate = p.needs_forward() && sums_while_drawing(run);
   const ConstMatrix hidden =
-      load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);  // for the lse_estimate
+      load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);  // for the lse estimate
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
-    // After the partials were last set.
+    // After the last change of the partials.
     if (p.label_smoothing > 0 && p.vocab > 0) sum_weight(run, t, hidden);
   }
   finish_chunk(run, chunk, hidden, sums_to_estimate);

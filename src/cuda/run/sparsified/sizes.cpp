@@ -6,13 +6,14 @@
 namespace logitless::cuda {
 namespace {
 
-// A count's mean and eight standard deviations (its variance is at most its mean), at most `most`.
+// Returns a count's mean plus eight standard deviations (its variance is at most its mean), but at most
+// `most`.
 int64_t with_deviations(double mean, int64_t most) {
   const double count = std::ceil(mean + 8 * std::sqrt(mean) + 16);
   return count < static_cast<double>(most) ? static_cast<int64_t>(count) : most;
 }
 
-// The largest shard's part of columns that the whole vocabulary has, in steps of `step`.
+// Returns the largest shard's part of columns that the whole vocabulary has, in steps of `step`.
 int64_t of_largest(double columns, const Problem& p, int64_t step) {
   const double share = p.in_group() ? static_cast<double>(p.group_vocab) /
                                           static_cast<double>(std::max<int64_t>(p.vocab_total, 1))
@@ -24,14 +25,14 @@ int64_t of_largest(double columns, const Problem& p, int64_t step) {
 
 SparsifiedSizes sparsified_sizes(const Problem& p) {
   SparsifiedSizes s;
-  // All ranks of a group have the sizes of its largest shard, or all columns that are theirs: so lists are as
-  // long on each of them, and none needs more memory than the largest.
+  // All ranks of a group use the sizes of its largest shard, or all of their columns if these are fewer. So
+  // lists have the same length on each rank, and no rank needs more memory than the largest.
   const int64_t largest = p.in_group() ? p.group_vocab : p.vocab;
   const int64_t most = of_largest(static_cast<double>(kDenseColumns), p, 8);
   const int64_t dense = std::min({largest, std::max<int64_t>(largest / 96 / 8 * 8, 8), most});
   const int64_t others = largest - dense;
   s.dense = std::min(dense, p.vocab);
-  // Longer lists forgive a rougher lse_estimate.
+  // Longer lists tolerate a rougher lse estimate.
   const double sampled = static_cast<double>(kSampledColumns) * kLeastExpected / most_expected(p.threshold);
   s.sampled = std::min(p.vocab - s.dense, of_largest(sampled, p, 64));
   if (p.needs_backward() && p.has.d_weight) {
@@ -39,7 +40,7 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
   }
   const double expected = 1 / p.threshold;
   s.capacity = with_deviations(most_expected(p.threshold) * expected, others) + 1;  // and the target
-  s.capacity = (s.capacity + 1) / 2 * 2;                                            // of 16 bytes
+  s.capacity = (s.capacity + 1) / 2 * 2;                                            // whole 16 bytes
   s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
   return s;
 }

@@ -6,29 +6,29 @@
 
 namespace logitless::cuda {
 
-// Most columns that are no longer drawn but computed densely, and that are sampled for the lse_estimate of
-// lse: of a vocabulary. A rank of a group has the largest shard's share of them and of frequent ones, as all
-// ranks' lse_estimates become one.
+// Most columns of a vocabulary that are computed densely instead of being drawn, and that are sampled for the
+// lse estimate. All ranks' lse estimates are joined, so a rank of a group has the largest shard's share of
+// these columns and of frequent ones.
 inline constexpr int64_t kDenseColumns = 768;
 inline constexpr int64_t kSampledColumns = 768;
 // Most columns that become frequent (frequent_columns.cu); each of them has more than kLeastFrequent kept
 // elements.
 inline constexpr int64_t kFrequentColumns = 1024;
 inline constexpr int32_t kLeastFrequent = 32;
-// Of the threshold: a lse_estimate of lse may be too high by a factor of 2, see docs/sparsified.md.
+// Of the threshold: an lse estimate may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
-// A row is drawn again where the expected number of kept elements is more than this over threshold. (With lse
-// as the lse_estimate it is at most 1 over threshold.) A single such row costs a pass over the weight, and
-// lists for large thresholds are short: they may have 768 elements, and up to 3 over threshold.
+// A row is drawn again if its expected number of kept elements exceeds this over threshold. (With lse as the
+// estimate it is at most 1 over threshold.) One such row costs a whole pass over the weight. Lists for large
+// thresholds are short, so they may have 768 elements, and up to 3 over threshold.
 inline constexpr double kLeastExpected = 1.5, kMostExpected = 3;
 inline double most_expected(double threshold) {
   return std::clamp(768 * threshold, kLeastExpected, kMostExpected);
 }
-// A row's list is put in order in shared memory, of which some devices have less. capability: 90 for Hopper.
+// A row's list is sorted in shared memory, of which some devices have less. capability: 90 for Hopper.
 constexpr int longest_list(int capability) {
   return capability == 90 ? 16384 : 8192;
 }
-// Smaller thresholds keep everything, too, and fp32 has room for them.
+// Smaller thresholds also keep everything, and fp32 has room for this one.
 inline constexpr double kLeastThreshold = 1e-30;
 
 inline float threshold_of(const Problem& problem) {
@@ -38,20 +38,22 @@ inline float threshold_of(const Problem& problem) {
 // The dense part and the lists of a sparsified run.
 struct SparsifiedSizes {
   int64_t dense = 0;     // the most frequent targets, one column in 96
-  int64_t sampled = 0;   // of the others, for the lse_estimate
+  int64_t sampled = 0;   // other columns, for the lse estimate
   int64_t frequent = 0;  // one column in 160
   int64_t capacity = 0;  // of a row's list after the first draw
   int64_t kept = 0;      // of all rows' lists after the second draw, targets included
 };
 
-// Capacities leave eight standard deviations (a count's variance is at most its mean): beyond is 1e-15.
+// Returns the sizes. Capacities leave eight standard deviations (a count's variance is at most its mean),
+// which are exceeded with a probability of 1e-15.
 SparsifiedSizes sparsified_sizes(const Problem& problem);
 
-// Scratch of the products of dense columns, which are small: more would be most of a sparsified run's memory.
-// The same for every budget, as cuBLASLt's choice of an algorithm depends on it, and so do a sum's last bits.
+// Scratch of the products of dense columns, which are small: more scratch would be most of a sparsified run's
+// memory. It is the same for every budget, because cuBLASLt's choice of an algorithm depends on it, and with
+// it a sum's last bits.
 int64_t sparsified_gemm_bytes(const Problem& problem);
 
-// Scratch of a scan over the vocabulary; CUB, which would ask the driver for the exact number, refuses less
+// Scratch of a scan over the vocabulary. CUB would query the driver for the exact number, and rejects less
 // than it needs (about 32 bytes for each 1,000 elements).
 constexpr int64_t scan_bytes(int64_t vocab) {
   return 65536 + vocab / 16;

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) *out = static_cast<float>(sum);
 }
 
-// One block a row. The sum of the bias is the first of sum_parts, which have served.
+// One block for each row. The sum of the bias is in the first of sum_parts, which are no longer needed.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     weighted_logits_kernel(SparsifiedArena t, ConstMatrix matrix, int64_t columns,

@@ -1,7 +1,7 @@
 #pragma once
-// Kernels of sparsified gradients (docs/sparsified.md). Every launcher only queues; pointers are of the
+// Kernels of sparsified gradients (docs/sparsified.md). Every launcher only queues; pointers are on the
 // device. Rows are the caller's: they are not compacted. N tokens, V columns of the shard, K dense columns, S
-// sampled ones. Most kernels are given the whole arena.
+// sampled ones. Most kernels get the whole arena.
 #include <cstdint>
 
 #include "cuda/rows/rows.h"
@@ -10,17 +10,20 @@
 
 namespace logitless::cuda {
 
-// ---- run.cpp: a run of a sparsified plan, between the preparation of rows and the end of gradients. All
-// rows are one chunk.
+// ---- run.cpp
+//
+// Runs a sparsified plan, between the preparation of rows and the end of gradients. All rows are one chunk.
 void run_sparsified(const Runner& run, const SparsifiedArena& t);
-// Copies of the first `count` of t.columns, 0 where there is none, and the dense ones' bias.
+// Copies the first `count` of t.columns, with zeros if there is no column, and the dense ones' bias.
 ConstMatrix copy_columns(const Runner& run, const SparsifiedArena& t, int64_t count);
 // ---- gradients.cpp
 void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& hidden);
 
-// ---- chosen_columns.cu: the most frequent targets become dense columns (of equals the first); of the others
-// one is sampled of each stretch of the vocabulary
+// ---- chosen_columns.cu
+//
+// Makes the most frequent targets dense columns (of equals the first), and samples one of the other columns
+// from each stretch of the vocabulary.
 struct ChooseColumns {
   const int32_t* target;  // [N] as Arena::target
   int64_t tokens, vocab, dense, sampled;
@@ -29,15 +32,15 @@ struct ChooseColumns {
   uint64_t* totals;        // [kMostCountBlocks] scratch
   int32_t* role;           // [V] number of the dense column, -1, or -2 - s for sample s
   int32_t* dense_columns;  // [K]
-  int32_t* dense_copy;     // [K] the same, or null
+  int32_t* dense_copy;     // [K] a copy, or null
   int32_t* sample;         // [S] column, or kIgnoredRow: no other column in the stretch
-  float* sample_others;    // [S] further columns of the stretch that are not dense; -1: no sample, either
-  uint64_t* seed;          // scalar: becomes given_seed's (null: known_seed); or null
+  float* sample_others;    // [S] further columns of the stretch that are not dense; -1: no sample either
+  uint64_t* seed;          // scalar, set to given_seed's (null: known_seed); or null
   const int64_t* given_seed;
   int64_t known_seed;
 };
 void launch_choose_columns(const ChooseColumns& c, const Queue& queue);
-// From the dense columns alone what the gradients need of them: columns, roles and dense_target, and counts
+// Derives everything that the gradients need from the dense columns: columns, roles, dense_target, and counts
 // that begin with 0.
 void launch_assign_roles(const SparsifiedArena& t, const Queue& queue);
 // out[k] = vector[columns[k]]
@@ -45,12 +48,13 @@ void launch_gather_vector(const float* vector, const int32_t* columns, int64_t c
                           const Queue& queue);
 
 // ---- estimate_lse.cu
-// Range of a row's sum of exp_logits relative to the lse_estimate, without optional sums: exp(-60) to
+//
+// Range of a row's sum of exp logits relative to the lse estimate, without optional sums: exp(-60) to
 // exp(60).
 inline constexpr SumRange kEstimatedRange{8.7e-27, 1.1e26};
 struct LseEstimate {
   int64_t rows, sampled;
-  const PartialStats* partials;  // of the dense columns, on the host; become those of no column
+  const PartialStats* partials;  // of the dense columns, a struct on the host; cleared afterwards
   const float* logits;           // [N, S] products of the sampled columns
   const int32_t* sample;         // [S] as ChooseColumns
   const float* sample_others;    // [S] below 0: there is no such sample
@@ -67,55 +71,59 @@ struct LseEstimate {
   int32_t* redrawn_count;     // scalar, becomes 0; or null
 };
 void launch_estimate_lse(const LseEstimate& g, const Queue& queue);
-// Of a group, whose ranks have estimated of their own columns: lse_estimate and logit_offset of all columns.
-// Of a rank that seems to have next to nothing of a row they are lower, so that its sums are in range
-// whatever others lse_estimate. All of them are in base.gathered, [ranks, N].
+// Joins the lse estimates of a group's ranks, each over its own columns, to lse_estimate and logit_offset of
+// all columns. A rank that seems to have almost nothing of a row gets lower values, so that its sums stay in
+// range whatever others estimate. All estimates are in base.gathered, [ranks, N].
 void launch_merge_estimates(const SparsifiedArena& t, int64_t rank, int64_t ranks, const Queue& queue);
-// A lse_estimate that is known: lse, of the arena.
+// Sets the lse estimate to the arena's lse, which is known.
 void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 // ---- redraw.cu
-// After the first draw: rows whose lse_estimate was too low or too high are listed, to be drawn again with
-// lse as the lse_estimate. That is decided by sums that do not depend on the seed, so it favors no outcome of
-// the draw.
 //
-// Too low: so much would be drawn that lists are too short, or a sum leaves the range of exp_logits.
-// most_expected: over threshold, rows of more are listed. Of listed rows the lse_estimate becomes -inf and
-// the count 0; partials of blocks out of range become those of no column.
+// After the first draw, lists rows whose lse estimate was too low or too high. They are drawn again with lse
+// as the estimate. The decision uses sums that do not depend on the seed, so it favors no outcome of the
+// draw.
+//
+// Too low means: the draw exceeds the lists, or a sum leaves the range of exp logits. Rows that expect more
+// than most_expected over threshold are listed. Listed rows get the lse estimate -inf and the count 0.
+// Partials of blocks out of range are cleared.
 void launch_find_low_estimates(const SparsifiedArena& t, double most_expected, const Queue& queue);
-// Blocks of rows out of range, which have new sums relative to maxima: sums relative to their lse as the
-// logit_offset.
+// For blocks of rows out of range, which have new sums relative to maxima: makes the sums relative to their
+// lse as the logit offset.
 void launch_offset_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
-// Too high, when lse is known, of all ranks in a group: elements above threshold might not be kept.
-// base_2: the lse_estimate is rounded_offset() of it.
+// Lists rows with an estimate that is too high, once lse is known, in a group over all ranks: elements above
+// threshold might not be kept. base_2: the lse estimate is its rounded_offset().
 void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Queue& queue);
-// Portion number i of the listed rows: their number to redrawn_count[1 + i], hidden rows of row_bytes (a
-// multiple of 16), lse_estimates, which become lse, and thresholds.
+// Gathers portion i of the listed rows: their number in redrawn_count[1 + i], hidden rows of row_bytes (a
+// multiple of 16), thresholds, and lse estimates, which become lse.
 void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,
                            const Queue& queue);
 
 // ---- reweight.cu: order, second draw and coefficients of each row's list
-// Lists of kept elements in the order of RowOrder, the target last, and how many rows keep each column. And
-// Buffers::kept_count, which counts every dense column, and draw_variance, for now the variance itself: of
-// the drawn columns, whose part of the squared norm takes the place of row_threshold.
+//
+// Makes lists of kept elements in the order of RowOrder, the target last, and counts the rows that keep each
+// column. Also writes Buffers::kept_count, which counts every dense column, and draw_variance. The latter is
+// for now the variance of the drawn columns; their part of the squared norm replaces row_threshold.
 void launch_reweight(const Runner& run, const SparsifiedArena& t);
 // variance[row] /= square[row] + the squared norm of the dense columns' part
 void launch_relative_variance(const ConstMatrix& dz, int64_t rows, int64_t dense, const float* dz_unscale,
                               const float* square, float* variance, const Queue& queue);
 
-// ---- frequent_columns.cu: columns of which many elements were kept become columns of dz behind the dense
-// ones `columns` behind the dense ones, ascending, kIgnoredRow behind the last one; their roles; and 0 as
-// their counts.
+// ---- frequent_columns.cu: columns with many kept elements become columns of dz behind the dense ones
+//
+// Writes the frequent columns to `columns` behind the dense ones, ascending, and kIgnoredRow behind the last
+// one. Also sets their roles, and their counts to 0.
 void launch_choose_frequent(const SparsifiedArena& t, const Queue& queue);
-// Moves elements of frequent columns from rows' lists to dz.
-// dz: [N, frequent] behind the dense columns; scale: of what is stored, null: 1.
+// Moves elements of frequent columns from rows' lists to dz. dz: [N, frequent] behind the dense columns.
+// scale: factor of stored values; null: 1.
 void launch_spread_frequent(const SparsifiedArena& t, const Matrix& dz, const float* scale,
                             const Queue& queue);
 
-// ---- column_lists.cu: from lists of rows to lists of columns
+// ---- column_lists.cu: turns lists of rows into lists of columns
 void launch_column_lists(const SparsifiedArena& t, const Queue& queue);
 
 // ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
-// sum[d] = sum over rows of weight * data, in one order; weight null: 1. fp32 data are rounded to
+//
+// sum[d] = sum over rows of weight * data, in a fixed order; weight null: 1. fp32 data are rounded to
 // operand_dtype. parts: [kSumParts, columns] scratch.
 struct WeightedRows {
   ConstMatrix data;
@@ -126,15 +134,15 @@ struct WeightedRows {
   float* sum;  // [columns]
 };
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
-// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first partial
-// Rows that are ignored are left alone. class_weight: [V] or null.
+// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first partial. Ignored
+// rows stay unchanged. class_weight: [V] or null.
 void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
                             const LogitTransform<float>& transform, const float* class_weight,
                             const Queue& queue);
 // d_bias[j] += w_j * sum_i c_i
 void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
                         const Queue& queue);
-// A product of two vectors to be added: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
+// A product of two vectors to add: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
 struct Smoothing {
   const float* row_factor = nullptr;  // null: 1
   const float* sum = nullptr;
@@ -146,24 +154,25 @@ struct GatherHidden {
   int64_t columns;
   bool zeroes_ignored;
   ConstMatrix weight;
-  DType operand_dtype;  // to which fp32 rows are rounded
+  DType operand_dtype;  // fp32 rows are rounded to it
   ConstMatrix base;     // to add to
   Matrix to;
   Smoothing smoothing;
 };
 void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
 
-// ---- order.cu: the lists of columns in the order of rows, which makes sums repeatable
+// ---- order.cu: sorts the lists of columns by row, which makes sums repeatable
+//
 // d_bias: [V] += sums of values, or null.
 void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue);
 
-// ---- gather_weight.cu: d_weight_j (+)= sum of value * hidden row, of the columns that are neither
-// dense nor frequent
+// ---- gather_weight.cu: d_weight_j (+)= sum of value * hidden row, for columns that are neither dense nor
+// frequent
 struct GatherWeight {
   SparsifiedArena t;
   int64_t columns;
   ConstMatrix hidden;
-  int64_t padded;  // past `columns` and up to padded are zeros
+  int64_t padded;  // zeros from `columns` up to padded
   Matrix to;
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary

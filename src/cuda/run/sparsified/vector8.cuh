@@ -7,14 +7,14 @@
 
 namespace logitless::cuda {
 
-// fp32 is rounded to the dtype of the operands.
+// Adds factor times v. fp32 is rounded to the dtype of the operands.
 template <class T>
 __device__ __forceinline__ void add8(float (&sum)[8], const Vector8<T>& v, float factor, DType operand) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum[i] = fmaf(to_operand(v.x[i], operand), factor, sum[i]);
 }
 
-// column: of the first of the eight.
+// column: the first of the eight.
 __device__ __forceinline__ void smooth8(float (&sum)[8], const Smoothing& smoothing, int64_t row,
                                         int64_t column, int left) {
   const float factor = smoothing.row_factor != nullptr ? smoothing.row_factor[row] : 1.0f;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store8(T* to, const float (&sum)[8], int left, b
   }
 }
 
-// Calls body(aligned, smooth) with both as types, which kernels are instantiated for.
+// Calls body(aligned, smooth) with both as types, for which kernels are instantiated.
 template <class F>
 void for_gather(bool aligned, bool smooth, F&& body) {
   if (aligned) {
@@ -52,7 +52,7 @@ void for_gather(bool aligned, bool smooth, F&& body) {
   }
 }
 
-// Threads of a block over a row of eights, and blocks over a longer one.
+// Threads of a block over a row of vectors of 8 elements, and blocks over a longer one.
 struct RowBlocks {
   unsigned threads, blocks;
 };

@@ -31,13 +31,14 @@ __global__ void __launch_bounds__(kThreads)
     return TopEntry<float>{maxima[g], static_cast<int32_t>(g)};
   });
   if (threadIdx.x != 0) return;
-  // Of NaN +inf, which NaN are listed beside; of -inf the least number, so that no -inf is listed.
+  // A NaN becomes +inf, so that only NaN are listed beside it. -inf becomes the least number, so that no -inf
+  // is listed.
   const float least = selection.least().z;
   top.threshold[row] = isnan(least) ? CUDART_INF_F : fmaxf(least, -FLT_MAX);
   top.count[row] = 0;
 }
 
-// The first columns that are not among the `taken` first entries follow these, up to k. By one thread.
+// Appends the first columns that are not among the `taken` first entries, up to k. Called by one thread.
 __device__ void fill_with_masked(TopEntry<float>* best, int taken, int k) {
   int32_t column = 0;
   for (int i = taken; i < k; ++column) {
@@ -66,13 +67,13 @@ __global__ void __launch_bounds__(kThreads) choose_listed_kernel(TopArena top, i
   if (threadIdx.x == 0) fill_with_masked(best, count, rows.k);
 }
 
-// As an operand of a dtype.
+// The element as an operand of a dtype.
 __device__ float element(const ConstMatrix& m, int64_t row, int64_t column, DType operand) {
   const float x = load_as<float>(m.data, m.dtype, row * m.stride + column);
   return m.dtype == operand ? x : to_operand(x, operand);
 }
 
-// By a warp; lane 0 has the result.
+// Called by a warp; lane 0 gets the result.
 __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float dot = 0;
@@ -84,7 +85,7 @@ __device__ float logit_of(const RedoTop& r, int64_t row, int64_t column) {
                            r.transform.inverse_temperature_of(row));
 }
 
-// The largest logit of a row, NaN if one is.
+// The largest logit of a row; NaN if there is one.
 __device__ float maximum_of(const PartialStats& stats, int64_t row) {
   float largest = -CUDART_INF_F;
   for (int64_t s = 0; s < stats.partials; ++s) {
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(kThreads) redo_kernel(TopArena top, TopRows ro
             {logits[threadIdx.x], static_cast<int32_t>(first) + static_cast<int32_t>(threadIdx.x)});
       }
       selection.settle();
-      // Once there are k that nothing is larger than, as of rows whose logits are all equal or NaN, columns
-      // that follow are no better.
+      // Once there are k entries that nothing exceeds, later columns are no better. That is the case early in
+      // rows whose logits are all equal or NaN.
       if (first == 0) selection.cut();
       const float least = selection.least().z;
       if (least >= largest ? largest != -CUDART_INF_F : isnan(least)) break;  // > by a rounding
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
   put<Real>(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_residual[r]});
 }
 
-// A logit and its global id; -1: none, which all others come before.
+// A logit and its global id. -1 means none, which comes after all others.
 struct GroupEntry {
   float z;
   int32_t id;
@@ -151,7 +152,7 @@ __device__ bool comes_before(const GroupEntry& a, const GroupEntry& b) {
   return logitless::is_better(a.z, a.id, b.z, b.id);
 }
 
-// The first entry of a rank's list that comes behind another one.
+// The first entry of a rank's list that comes after another one.
 __device__ GroupEntry next_of(const GroupStats& group, int64_t rank, int64_t r, const TopRows& rows,
                               const GroupEntry& last, bool is_first) {
   const auto entry = [&](int i) {
@@ -170,7 +171,7 @@ __device__ GroupEntry next_of(const GroupStats& group, int64_t rank, int64_t r, 
   return begin < rows.k ? entry(begin) : GroupEntry{0, -1};
 }
 
-// One warp a row, which merges the lists of all ranks; there are k entries at least.
+// One warp for each row merges the lists of all ranks, which have at least k entries together.
 __global__ void __launch_bounds__(kThreads)
     write_group_top_kernel(Arena arena, GroupStats group, int64_t first, TopRows rows, Buffers out) {
   const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;

@@ -6,7 +6,7 @@
 namespace logitless::cuda {
 namespace {
 
-// Thresholds of a chunk's rows, from a sample of the columns.
+// Finds thresholds of a chunk's rows, from a sample of the columns.
 void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
                      const TopSizes& sizes) {
   const TopArena& top = run.arena.top;
@@ -40,7 +40,7 @@ TopRows rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
   return rows;
 }
 
-// The best of each list; rows whose lists had no room are computed again, by themselves.
+// Chooses the best of each list. Rows whose lists had no room are computed again, by themselves.
 void choose_from_lists(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
                        const TopSizes& sizes) {
   const Problem& p = run.problem;
@@ -62,7 +62,7 @@ template <class Real>
 void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                            const uint8_t* active) {
   const TopArenaOf<Real>& top = run.arena.top;
-  if (run.problem.vocab == 0) return;  // a rank's
+  if (run.problem.vocab == 0) return;  // possible on a rank of a group
   constexpr bool kMayList = std::is_same_v<Real, float>;
   const bool lists = kMayList && run.traits().top_groups > 0;
   const TopSizes sizes = lists ? top_sizes(run.problem, run.detail) : TopSizes{};

@@ -1,5 +1,5 @@
 #pragma once
-// The largest logits of a row, found by a block of threads.
+// Selects the largest logits of a row, with a block of threads.
 #include <limits>
 
 #include "core/top_k.h"
@@ -12,15 +12,15 @@ __device__ inline bool comes_before(const TopEntry<T>& a, const TopEntry<T>& b) 
   return logitless::is_better(a.z, a.column, b.z, b.column);
 }
 
-// What every logit is better than.
+// An entry that every logit is better than.
 template <class T>
 __device__ inline TopEntry<T> no_entry() {
   return {-std::numeric_limits<T>::infinity(), std::numeric_limits<int32_t>::max()};
 }
 
-// Collects entries that may be among the best k, and now and then leaves no others. All threads of the block
-// call all methods together, but for add() and offer(). Which entries are found does not depend on who comes
-// first: no two have the same column.
+// Collects entries that may be among the best k, and from time to time drops all others. All threads of the
+// block call all methods together, except add() and offer(). The result does not depend on timing: no two
+// entries have the same column.
 template <int kThreads, class T>
 class TopSelection {
  public:
@@ -34,8 +34,7 @@ class TopSelection {
 
   __device__ TopSelection(Shared& shared, int k) : shared_(shared), k_(k), least_(no_entry<T>()) {}
 
-  // least: what others must be better than; entries that are to be kept themselves, at most kMostTopK, follow
-  // by add().
+  // least: the entry that others must beat. Entries to keep, at most kMostTopK, follow by add().
   __device__ void begin(const TopEntry<T>& least) {
     least_ = least;
     __syncthreads();  // entries of the last row are read
@@ -48,7 +47,7 @@ class TopSelection {
     if (comes_before(entry, least_)) add(entry);
   }
 
-  // Makes room for as many more.
+  // Makes room for another kAtOnce entries.
   __device__ void settle() {
     __syncthreads();
     const bool is_full = shared_.count > kRoom - kAtOnce;
@@ -56,7 +55,7 @@ class TopSelection {
     if (is_full) cut();
   }
 
-  // Leaves the best k, in order; where there are fewer, no_entry() follows.
+  // Leaves the best k, in order; if there are fewer, no_entry() follows.
   __device__ void cut() {
     __syncthreads();
     const int count = shared_.count;
@@ -70,7 +69,7 @@ class TopSelection {
     __syncthreads();
   }
 
-  // After cut().
+  // Valid after cut().
   __device__ const TopEntry<T>& least() const { return least_; }
   __device__ const TopEntry<T>& entry(int i) const { return shared_.entries[i]; }
   __device__ int count() const { return shared_.count; }
@@ -99,8 +98,8 @@ class TopSelection {
   TopEntry<T> least_;
 };
 
-// Joins `columns` logits of a row to its best k, which are in order; first: there are none yet. entry_at(j)
-// is an entry.
+// Merges `columns` logits of a row into its best k, which are in order; first: there are none yet.
+// entry_at(j) returns an entry.
 template <int kThreads, class T, class EntryAt>
 __device__ void join_to_best(TopSelection<kThreads, T>& selection, TopEntry<T>* best, int k, bool first,
                              int64_t columns, const EntryAt& entry_at) {

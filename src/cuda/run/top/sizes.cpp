@@ -7,26 +7,26 @@
 namespace logitless::cuda {
 namespace {
 
-// A sample of V / step columns costs 1 / step of the product, and about 1.4 k step elements are then listed
-// for each row where its groups are twice k (of m elements above a threshold, as many groups as k have one of
-// them: m = 2 k log 2).
+// A sample of V / step columns costs 1 / step of the product. If its groups are twice k, about 1.4 k step
+// elements are then listed for each row. (Of m elements above a threshold, as many groups as k have one: m =
+// 2 k log 2.)
 constexpr int64_t kMostStep = 32, kLeastStep = 4;
 constexpr int64_t kGroupsOfK = 2;
-// The number of them varies by a factor of 1 + 1 / sqrt(k) or so; that above the largest of a sample of V /
-// 32 columns exceeds 512 with a probability of 1e-7.
+// The length of a list varies by a factor of about 1 + 1 / sqrt(k). Above the largest of a sample of V / 32
+// columns it exceeds 512 with a probability of 1e-7.
 constexpr int64_t kMoreListed = 512;
 
 int64_t columns_for_groups(const Problem& p, const EngineTraits& traits) {
   return kGroupsOfK * p.top_k * traits.top_tile / traits.top_groups;
 }
 
-// Of a vocabulary of so many columns.
+// Returns the step for a vocabulary of this size.
 int64_t step_of(const Problem& p, const EngineTraits& traits, int64_t vocab) {
   return std::clamp<int64_t>(vocab / columns_for_groups(p, traits), kLeastStep, kMostStep);
 }
 
-// A shard's is its own, unless its sample would then be larger than that of the largest shard, for which
-// there is memory.
+// Returns the step for a shard: its own, unless its sample would then be larger than that of the largest
+// shard, which determines the memory.
 int64_t step_of(const Problem& p, const EngineTraits& traits) {
   int64_t step = step_of(p, traits, p.vocab);
   if (!p.in_group()) return step;
@@ -54,7 +54,7 @@ TopSizes top_sizes(const Problem& p, const PlanDetail& d) {
 
 std::string why_not_listed(const Problem& p, const EngineTraits& traits) {
   if (p.top_k == 0 || traits.top_groups == 0) return "";
-  // That the sample is at most a quarter of the columns, and so is a list.
+  // The least vocabulary for which the sample and a list each have at most a quarter of the columns.
   const int64_t least =
       kLeastStep * std::max(columns_for_groups(p, traits), kMoreListed + 2 * p.top_k * kLeastStep);
   if (p.vocab >= least) return "";

@@ -1,5 +1,5 @@
 #pragma once
-// The largest logits, and their kernels. Every launcher only queues; pointers are of the device.
+// The largest logits, and their kernels. Every launcher only queues; pointers are on the device.
 #include "core/buffers.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/runner.h"
@@ -7,51 +7,51 @@
 
 namespace logitless::cuda {
 
-// Row statistics of a chunk, in the partials, which are clear, and the largest logits of its rows; active:
-// only in these blocks of rows.
+// Adds a chunk's row statistics to cleared partials and finds the largest logits of its rows, in the active
+// blocks of rows only.
 template <class Real>
 void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                            const uint8_t* active);
-// Their ids and log-probabilities, once lse of the chunk's rows is known.
+// Writes their ids and log-probabilities, once lse of the chunk's rows is known.
 template <class Real>
 void write_top(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // sample[j] = bias[j * step]
 void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue);
 
-// From the maxima of groups to thresholds; lists, and the list of rows to do again, become empty.
+// Turns the maxima of groups into thresholds, and empties the lists and the list of rows to do again.
 void launch_thresholds(const TopArena& top, const TopSizes& sizes, int64_t k, int64_t rows,
                        const int32_t* row_count, const Queue& queue);
 
 // Rows of a chunk.
 struct TopRows {
   int64_t rows;
-  const int32_t* row_count;  // rows at or past it do not exist
+  const int32_t* row_count;  // rows from here on do not exist
   const int32_t* target;     // [rows] rows of kIgnoredRow are left out
   int k;
 };
 
-// The best of each list, of whose length there is room for `capacity`. What a list of fewer than k lacks are
-// logits of -inf, if its threshold is the least number: then the first columns that are not listed.
+// Chooses the best of each list, which has room for `capacity` entries. A list with fewer than k entries
+// lacks only logits of -inf if its threshold is the least number: then the first unlisted columns follow.
 void launch_choose_listed(const TopArena& top, int capacity, const TopRows& rows, const Queue& queue);
 
-// The rows that are to be done again: all of their logits, with no product's help. Right, and slow: a
-// multiprocessor takes about as long for a row as it takes to read the weight.
+// Does rows again, from all of their logits and without a product. This is correct but slow: a multiprocessor
+// takes about as long for a row as to read the weight.
 struct RedoTop {
   ConstMatrix hidden;  // [rows, depth] operands
-  ConstMatrix weight;  // [columns, depth] the caller's, rounded to hidden's dtype where it has another
+  ConstMatrix weight;  // [columns, depth] the caller's, rounded to hidden's dtype if theirs differs
   int64_t depth, columns;
   LogitTransform<float> transform;
-  PartialStats stats;  // whose maxima say when no better one can follow
+  PartialStats stats;  // their maxima show when no better entry can follow
 };
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue);
 
-// first: of the chunk's rows among the computed ones.
+// first: position of the chunk's rows among the computed ones.
 template <class Real>
 void launch_write_top(const ArenaOf<Real>& arena, int64_t first, const TopRows& rows, const Buffers& out,
                       const Queue& queue);
 
-// The same of a group, from what all ranks have told.
+// Merges and writes those of a group, from the lists that all ranks have sent.
 void launch_write_group_top(const Arena& arena, const GroupStats& group, int64_t first, const TopRows& rows,
                             const Buffers& out, const Queue& queue);
 
