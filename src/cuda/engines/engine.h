@@ -14,8 +14,8 @@ class Queue;
 
 // The properties of an engine that plans and runs depend on.
 struct EngineTraits {
-  bool base_2 =
-      false;  // exp logits are relative to rounded_offset(); kept ones as described in logit_offset.h
+  // Exp logits are relative to rounded_offset(); kept ones as described in logit_offset.h.
+  bool base_2 = false;
   // True: kExpLogits gets logit offsets, and blocks of rows that they do not suit are done again. False: the
   // engine chooses offsets itself, near the maximum (ExpLogitsArgs::chosen_offset).
   bool offsets_first = false;

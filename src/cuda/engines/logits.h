@@ -60,8 +60,8 @@ using PartialStats = PartialStatsOf<float>;
 
 // An element that the first draw kept.
 struct alignas(8) Draw {  // one load or store
-  int32_t
-      column_and_certain;  // 2 column + 1 if it was certain to be kept, else 2 column; column of the shard
+  // 2 column + 1 if it was certain to be kept, else 2 column; column of the shard.
+  int32_t column_and_certain;
   float logit;
 };
 
@@ -69,8 +69,8 @@ struct alignas(8) Draw {  // one load or store
 struct Draws {
   const uint64_t* seed = nullptr;  // scalar
   uint32_t first_stream = 0;       // global number of column 0
-  const int32_t* role =
-      nullptr;  // [V] of the shard; columns with a role >= 0 are done by a dense product and not kept
+  // [V] of the shard; columns with a role >= 0 are done by a dense product and not kept.
+  const int32_t* role = nullptr;
   const int32_t* row = nullptr;             // [rows] number of each row for seed and lists; null: its index
   const float* threshold = nullptr;         // [rows]; infinity: nothing is kept
   const float* lse_estimate_low = nullptr;  // of each list's row, added to its logit offset; null: 0

@@ -28,9 +28,9 @@ struct PlanDetail {
   bool rounds_between_chunks = false;  // the sum of d_weight over chunks is kept in d_weight's dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
   int64_t cached_columns = 0;  // the first ones, whose exp logits are kept: 0, at least a window, or all
-  bool relative_to_offset =
-      false;             // sums are relative to logit offsets (kExpLogits), even if no exp logits are kept
-  int64_t partials = 1;  // of the statistics of a row
+  // Sums are relative to logit offsets (kExpLogits), even if no exp logits are kept.
+  bool relative_to_offset = false;
+  int64_t partials = 1;      // of the statistics of a row
   int64_t scratch_rows = 0;  // of fp32 logits at once (EngineTraits::needs_scratch)
   int64_t scratch_columns = 0;
   int64_t gemm_bytes = 0;

@@ -17,8 +17,8 @@ constexpr double kChunkRounding = 0.04;  // of the time: the gain that justifies
 // on seven heads with a flat softmax. The margin is there because products run up to 15% faster than the rate
 // above after idle, and gathers do not.
 constexpr double kElementSeconds = 0.1e-9, kGatherSeconds = 0.44e-12, kProcessorsMeasured = 132;
-constexpr double kUnalignedGather =
-    1.5;  // rows that do not begin at multiples of 16 bytes need this many times the accesses
+// Rows that do not begin at multiples of 16 bytes need this many times the accesses.
+constexpr double kUnalignedGather = 1.5;
 // Cost of a place in a list, in bytes moved. 8192 lists of 3072 took 0.45 ms, mostly to sort the listed
 // elements.
 constexpr double kListedBytes = 72;

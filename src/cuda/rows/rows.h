@@ -145,14 +145,13 @@ void launch_offset_from_partials(const Arena& arena, int64_t rows, const int32_t
 // Joins the partials of a chunk's rows, and writes their outputs, row_loss and lse.
 struct FinishRows {
   bool wanted;
-  bool relative_to_offset,
-      has_max;       // sums are relative to arena.logit_offset; whether the partials also hold maxima
-  bool base_2;       // exp logits are powers of 2, relative to rounded_offset()
-  bool writes_sum;   // of exp logits to arena.row_factor, because they are kept
-  float sum_unit;    // factor of this sum, as kept exp logits are stored
-  bool is_shard;     // a shard without a group: no losses
-  GroupStats group;  // statistics of all ranks, instead of the partials
-  bool writes_loss;  // the last chunk: loss (reduced) and correct_count from row_loss of all
+  bool relative_to_offset, has_max;  // to arena.logit_offset; whether the partials also hold maxima
+  bool base_2;                       // exp logits are powers of 2, relative to rounded_offset()
+  bool writes_sum;                   // of exp logits to arena.row_factor, because they are kept
+  float sum_unit;                    // factor of this sum, as kept exp logits are stored
+  bool is_shard;                     // a shard without a group: no losses
+  GroupStats group;                  // statistics of all ranks, instead of the partials
+  bool writes_loss;                  // the last chunk: loss (reduced) and correct_count from row_loss of all
 };
 template <class Real>
 struct Coefficients {

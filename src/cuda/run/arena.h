@@ -51,7 +51,7 @@ int64_t operand_stride_in_d_hidden(const Problem& problem, const Buffers& buffer
 // Returns whether a product can write d_weight in its own dtype, in rows of whole 16 bytes.
 bool writes_d_weight(const Problem& problem);
 // If not, a product writes a window of d_weight in the staging dtype, and a copy follows. stages_apart()
-// tells apart the two places for that window: its own buffer (true), or that of the copied weight's window.
+// returns whether that window has its own buffer. If not, it takes the place of the copied weight's window.
 DType staging_dtype(const Problem& problem);
 bool stages_apart(const Problem& problem);
 

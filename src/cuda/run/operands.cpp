@@ -168,8 +168,8 @@ LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chu
   const Problem& p = run.problem;
   LogitsProductOf<Real> product;
   product.dtype = run.dtype();
-  product.allow_tf32 =
-      p.allow_tf32 && p.targets_per_row == 0;  // the logits of several targets are separate fp32 sums
+  // The logits of several targets are separate fp32 sums.
+  product.allow_tf32 = p.allow_tf32 && p.targets_per_row == 0;
   product.batch_invariant = p.batch_invariant;
   product.hidden = hidden.data;
   product.hidden_stride = hidden.stride;

@@ -11,8 +11,8 @@ void Queue::launch(const char* name, cudaLaunchConfig_t config, const void* kern
     recording_->launch(config, kernel, arguments);
   } else {
     cudaLaunchKernelExC(&config, kernel, arguments);
-    check(cudaGetLastError(),
-          name);  // clears the error, which would otherwise be reported for another launch
+    // Clears the error, which would otherwise be reported for another launch.
+    check(cudaGetLastError(), name);
   }
 }
 

@@ -20,8 +20,8 @@ __device__ __forceinline__ float sum_logits(Accumulators& acc, const View& tile,
   fill_tail(acc, tile, columns, 0.f);
   float sums[kQuadRows] = {};
   sum_rows(acc, sums);
-  const float own_sum =
-      sum_to_owner(sums);  // before the tail changes, or two sets of elements would be alive
+  // Summed before the tail changes, or two sets of elements would be alive.
+  const float own_sum = sum_to_owner(sums);
   fill_tail(acc, tile, columns, -INFINITY);
   return own_sum;
 }

@@ -396,8 +396,8 @@ struct KeepExpLogits {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
-    constexpr float kMostAbove =
-        16;  // else all kept exp logits of the row are rescaled to another logit offset
+    // Above this, all kept exp logits of the row are rescaled to another logit offset.
+    constexpr float kMostAbove = 16;
     const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
     const Stored<T> stored(args.exp_logits, row, line.column);
     const LineSums<float> found = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {

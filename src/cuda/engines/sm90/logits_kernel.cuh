@@ -165,8 +165,8 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
       kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
   int previous = -1;
   for (int k = 0; k < depth_blocks; ++k) {
-    // to_uniform() tells the compiler that all lanes have the same value. Descriptors are then made by the
-    // uniform unit, with one addition each.
+    // to_uniform() makes the compiler see that all lanes have the same value. Descriptors are then made by
+    // the uniform unit, with one addition each.
     const uint32_t a = ptx::to_uniform(ptx::matrix_offset(shared.hidden(ring.stage) + first_row));
     const uint32_t b = ptx::to_uniform(ptx::matrix_offset(shared.weight(ring.stage)));
     ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);

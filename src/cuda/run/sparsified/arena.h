@@ -57,7 +57,7 @@ struct SparsifiedArena {
   float* portion_inverse_temperature = nullptr;  // [rows drawn again at once]; null: ones
   float* dense_bias = nullptr;                   // [K], and later sums of K + H
   float* sample_others = nullptr;                // [S]
-  // Of the vocabulary
+  // Columns of the vocabulary
   int32_t* role = nullptr;           // [V]
   int32_t* column_count = nullptr;   // [V + 1]
   int32_t* column_start = nullptr;   // [V + 1]

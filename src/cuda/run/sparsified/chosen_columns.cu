@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kCountThreads) choose_columns_kernel(ChooseCol
     if (b < blockIdx.x) rank += c.totals[b];
     total += c.totals[b];
   }
-  const int64_t room =
-      c.dense - static_cast<int64_t>(total >> 32);  // for columns at the cutoff: the first ones
+  // Room for columns at the cutoff, of which the first are chosen.
+  const int64_t room = c.dense - static_cast<int64_t>(total >> 32);
   for (int64_t j = first; j < end; ++j) {
     const uint64_t one = term(j);
     const int64_t above = static_cast<int64_t>(rank >> 32), equal = static_cast<uint32_t>(rank);

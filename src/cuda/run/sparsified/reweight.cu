@@ -58,8 +58,8 @@ class RowOrder {
 #pragma unroll 1
     for (int i = thread; i < count; i += kThreads) {
       const Draw draw = draws[i];
-      draws_[atomicAdd(ends_ + bucket_of(draw), 1)] =
-          draw;  // after the last draw, a bucket's start has become its end
+      // After the last draw, a bucket's start has become its end.
+      draws_[atomicAdd(ends_ + bucket_of(draw), 1)] = draw;
     }
     __syncthreads();
   }

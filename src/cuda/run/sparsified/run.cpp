@@ -233,8 +233,8 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   if (p.tokens == 0) return;
   const Chunk chunk{.rows = p.tokens, .row_count = run.arena.chunk_rows};
   const bool sums_to_estimate = p.needs_forward() && sums_while_drawing(run);
-  const ConstMatrix hidden =
-      load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);  // for the lse estimate
+  // The lse estimate needs the target logits.
+  const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
     // After the last change of the partials.

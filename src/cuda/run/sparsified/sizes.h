@@ -15,7 +15,7 @@ inline constexpr int64_t kSampledColumns = 768;
 // elements.
 inline constexpr int64_t kFrequentColumns = 1024;
 inline constexpr int32_t kLeastFrequent = 32;
-// Of the threshold: an lse estimate may be too high by a factor of 2, see docs/sparsified.md.
+// As a share of the threshold: an lse estimate may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
 // A row is drawn again if its expected number of kept elements exceeds this over threshold. (With lse as the
 // estimate it is at most 1 over threshold.) One such row costs a whole pass over the weight. Lists for large

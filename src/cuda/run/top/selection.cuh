@@ -25,8 +25,8 @@ template <int kThreads, class T>
 class TopSelection {
  public:
   static constexpr int kRoom = 2048;
-  static constexpr int kAtOnce =
-      kRoom / 2;  // entries that may come between begin() or settle() and the next settle()
+  // Entries that may come between begin() or settle() and the next settle().
+  static constexpr int kAtOnce = kRoom / 2;
   struct Shared {
     TopEntry<T> entries[kRoom];
     int count;
