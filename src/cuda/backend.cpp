@@ -38,16 +38,15 @@ std::string engine_names(const char* between) {
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
     const auto takes = [&](const cuda::Engine* engine) {
-      return engine->why_not_unasked().empty() && engine->why_not(device, operands).empty();
+      return engine->opt_in_reason().empty() && engine->why_not(device, operands).empty();
     };
     return std::string((*std::find_if(cuda::engines().begin(), cuda::engines().end(), takes))->name());
   };
   const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);
   std::string text = halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
   for (const cuda::Engine* engine : cuda::engines()) {
-    if (engine->why_not_unasked().empty() || !engine->why_not_on(device).empty()) continue;
-    text += "; " + std::string(engine->name()) + " only when asked for (cuda:" + engine->name() +
-            "): " + engine->why_not_unasked();
+    if (engine->opt_in_reason().empty() || !engine->why_not_on(device).empty()) continue;
+    text += "; " + engine->opt_in_hint();
   }
   return text;
 }
@@ -60,11 +59,11 @@ std::string why_unavailable(const BackendOptions& options) {
                                                        .expected = "one of " + cuda::known_models(),
                                                        .got = options.device_model});
   }
-  const cuda::Engine* asked = cuda::engine_named(options.engine);
-  if (!options.engine.empty() && asked == nullptr) {
+  const cuda::Engine* requested = cuda::engine_named(options.engine);
+  if (!options.engine.empty() && requested == nullptr) {
     return "its engines are " + engine_names(" and ") + ", not " + options.engine;
   }
-  if (std::string why = asked == nullptr ? "" : asked->why_not_on(device); !why.empty()) return why;
+  if (std::string why = requested == nullptr ? "" : requested->why_not_on(device); !why.empty()) return why;
   if (!options.device_model.empty()) return "";
   std::string why_not;
   cuda::cublaslt_version(&why_not);
@@ -114,8 +113,8 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   }
   if (problem.tokens >= cuda::kMostColumns) return "tokens must be below 2^30";
   if (problem.vocab >= cuda::kMostColumns) return "vocab must be below 2^30";
-  const cuda::Engine* asked = cuda::engine_named(options.engine);
-  return asked == nullptr ? "" : asked->why_not_of(cuda::operand_dtype(problem));
+  const cuda::Engine* requested = cuda::engine_named(options.engine);
+  return requested == nullptr ? "" : requested->why_not_of(cuda::operand_dtype(problem));
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {

@@ -355,7 +355,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
   plan.predicted_seconds = plan.cost_matmuls * gemm_flop(problem) / kFlopPerSecond / plan.threads;
   plan.engine = "scalar";
-  plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "the reference was asked for";
+  plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "requested";
   plan.config = "float64";
   count_gathers(problem, DType::kF64, std::max<int64_t>(problem.tokens, 1), &plan);
   plan.backend_plan = std::make_shared<ReferencePlan>(problem, options.parallel_for);

@@ -116,7 +116,7 @@ def test_plans_say_which_kernels_and_why(ok, run):
     chosen = ok("--json", *problem, "--backend", "cpu").json["chosen"]
     assert chosen["engine"] and chosen["reason"]
     asked = ok("--json", *problem, "--backend", f"cpu:{chosen['engine']}").json["chosen"]
-    assert asked == chosen | {"reason": "asked for"}
+    assert asked == chosen | {"reason": "requested"}
     assert f"kernels: cpu, {chosen['engine']} ({chosen['reason']})" in ok(*problem, "--backend", "cpu").out
     wide = ok("--json", *problem, "--dtype", "f64", "--backend", "reference").json["chosen"]
     assert wide["reason"] == "float64 operands"
@@ -145,13 +145,13 @@ def test_plans_for_a_model_of_device(ok, refused):
     assert (chosen["backend"], chosen["engine"]) == ("cuda", "sm90")
     assert ok(*problem, "h200", "--dtype", "f32").json["chosen"]["engine"] == "portable"
     assert ok(*problem, "a100").json["chosen"]["engine"] == "portable"
-    assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "asked for"
+    assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "requested"
     assert ok(*problem, "h200", "--budget", "160MiB").json["chosen"]["workspace_bytes"] <= 160 * 2**20
     for device in ("a10", "l40s", "rtx-4090", "rtx-5090", "b200"):
         chosen = ok(*problem, device).json["chosen"]
-        assert chosen["engine"] == "portable" and "mma only when asked for" in chosen["reason"]
+        assert chosen["engine"] == "portable" and "mma: experimental, opt in with backend cuda:mma" in chosen["reason"]
         asked = ok(*problem, device, "--backend", "cuda:mma").json["chosen"]
-        assert (asked["engine"], asked["reason"]) == ("mma", "asked for")
+        assert (asked["engine"], asked["reason"]) == ("mma", "requested")
     refused(1, "mma needs both operands in bf16", *problem[1:], "a10", "--dtype", "f32", "--backend", "cuda:mma")
     refused(2, "rtx-4090, rtx-5090, h100, h200, b200, got h9000", *problem[1:], "h9000")
 

@@ -146,7 +146,7 @@ void make_stats(const Row& r, const RowSums& args) {
     mine.argmax = r.product.column_offset + at;
     const int64_t place = r.place(partials, first);
     const RowStats<double> all = merge(stats_of_partial(partials, r.partial(first), r.row), mine);
-    put_partial(partials, place, all);
+    store_partial(partials, place, all);
     if (partials.argmax != nullptr) partials.argmax[place] = static_cast<int32_t>(all.argmax);
   });
 }
@@ -220,7 +220,8 @@ float draw(const Row& r, const Draws& draws, int64_t first, int share, const Spl
 void make(const Row& r, const DrawArgs& args) {
   write_target_logit(r, args);
   const int64_t index = args.draws.row != nullptr ? args.draws.row[r.row] : r.row;
-  const float low = args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[index] : 0.0f;
+  const float low =
+      args.draws.lse_estimate_residual != nullptr ? args.draws.lse_estimate_residual[index] : 0.0f;
   const SplitOffset logit_offset = split_offset(args.logit_offset[r.row], low);
   for_tiles(r, [&](int64_t first, int64_t end) {
     join_maximum(r, args.stats, first, end);

@@ -145,7 +145,7 @@ TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
     targets[i] = i % 7 == 2 ? kIgnoredRow : i % 7 == 3 ? -1 : static_cast<int32_t>(i * 31 % size.vocab);
   }
   const Guarded<float> products(logits), target_logit(target_logits), bias(biases), others(other),
-      lse_estimate(kRows), lse_estimate_low(kRows), logit_offset(kRows), threshold(kRows);
+      lse_estimate(kRows), lse_estimate_residual(kRows), logit_offset(kRows), threshold(kRows);
   const Guarded<int32_t> sample(samples), role(roles), target(targets), count(kRows);
   PartialStats partials;
   partials.partials = kPartials;
@@ -163,7 +163,7 @@ TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
   g.target_logit = target_logit.get();
   g.role = role.get();
   g.lse_estimate = lse_estimate.get();
-  g.lse_estimate_low = lse_estimate_low.get();
+  g.lse_estimate_residual = lse_estimate_residual.get();
   g.logit_offset = logit_offset.get();
   g.row_threshold = threshold.get();
   g.count = count.get();
@@ -176,12 +176,12 @@ TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
       g.transform.softcap = softcap;
       launch_estimate_lse(g, nullptr);
       check_cuda(cudaDeviceSynchronize());
-      for (const auto* array : {&lse_estimate, &lse_estimate_low, &logit_offset, &threshold})
+      for (const auto* array : {&lse_estimate, &lse_estimate_residual, &logit_offset, &threshold})
         array->expect_guards();
       count.expect_guards();
       const std::vector<float> got = lse_estimate.read(), thresholds = threshold.read();
       ASSERT_EQ(logit_offset.read(), got);
-      ASSERT_EQ(lse_estimate_low.read(), std::vector<float>(kRows, 0));
+      ASSERT_EQ(lse_estimate_residual.read(), std::vector<float>(kRows, 0));
       ASSERT_EQ(count.read(), std::vector<int32_t>(kRows, 0));
       // The partials are those of no column then.
       ASSERT_EQ(max.read(), std::vector<float>(kPartials * kRows, -INFINITY));

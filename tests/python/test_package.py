@@ -60,7 +60,7 @@ def test_plan():
     assert 1 <= plan.threads <= torch.get_num_threads()
     assert logitless.plan(4096, 32000, 1024).threads == torch.get_num_threads()
     asked = logitless.plan(64, 1000, 32, dtype=torch.bfloat16, backend=f"cpu:{plan.engine}")
-    assert asked.reason == "asked for" and plan.reason in repr(plan)
+    assert asked.reason == "requested" and plan.reason in repr(plan)
     assert asked.config == plan.config
     assert logitless.plan(64, 1000, 32, gradients=()).kind == "forward"
     assert logitless.plan(64, 1000, 32, threads=1, backend="reference").backend == "reference"

@@ -28,11 +28,11 @@ TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
   const logitless::Problem p = head_problem(kHead);
   const Choice unasked = choose_engine(p, ampere(), "");
   EXPECT_STREQ(unasked.engine->name(), "portable");
-  EXPECT_NE(unasked.reason.find("mma only when asked for: it is slower than asked for"), std::string::npos)
+  EXPECT_NE(unasked.reason.find("mma: experimental, opt in with backend cuda:mma"), std::string::npos)
       << unasked.reason;
   const Choice asked = choose_engine(p, ampere(), "mma");
   EXPECT_STREQ(asked.engine->name(), "mma");
-  EXPECT_EQ(asked.reason, "asked for");
+  EXPECT_EQ(asked.reason, "requested");
   for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.engine, "mma");
 }
 

@@ -150,8 +150,8 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
     return *texts.begin();
   };
   EXPECT_EQ(told(bf16, h200(), ""), "sm90: compute capability 9.0, 16-bit operands");
-  EXPECT_EQ(told(bf16, h200(), "sm90"), "sm90: asked for");
-  EXPECT_EQ(told(bf16, h200(), "portable"), "portable: asked for");
+  EXPECT_EQ(told(bf16, h200(), "sm90"), "sm90: requested");
+  EXPECT_EQ(told(bf16, h200(), "portable"), "portable: requested");
   EXPECT_EQ(told(f32, h200(), ""), "portable: sm90 needs both operands in bf16, or both in fp16");
   EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
 }

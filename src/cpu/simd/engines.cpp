@@ -112,12 +112,12 @@ const Kernels& select_kernels(const Problem& problem, const std::string& engine,
                     product_dtype(problem, problem.dtype.weight) == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
   if (pairs != nullptr && bf16 && (engine == pairs->name || (engine.empty() && bf16_dot_is_fast()))) {
-    tell(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "asked for");
+    tell(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "requested");
     return *pairs;
   }
   for (const Kernels& k : fp32_kernels()) {
     if (engine != k.name) continue;
-    tell(reason, "asked for");
+    tell(reason, "requested");
     return k;
   }
   const Kernels& best = best_fp32(reason);

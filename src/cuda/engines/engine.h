@@ -62,7 +62,11 @@ class Engine {
   // Returns why the engine is chosen.
   virtual std::string reason() const = 0;
   // If not empty, the engine is used only when requested by name, for this reason.
-  virtual std::string why_not_unasked() const { return ""; }
+  virtual std::string opt_in_reason() const { return ""; }
+  // Returns this reason and how to request the engine, for people.
+  std::string opt_in_hint() const {
+    return std::string(name()) + ": " + opt_in_reason() + ", opt in with backend cuda:" + name();
+  }
 
   // Describes a launch: the number of partials that its statistics need, its tiles, and its configuration as
   // text for people. They depend on sizes, dtype, epilogue, options and which pointers are null. The partials
@@ -106,6 +110,6 @@ struct Choice {
   const Engine* engine = nullptr;
   std::string reason;
 };
-Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked);
+Choice choose_engine(const Problem& problem, const Device& device, const std::string& requested);
 
 }  // namespace logitless::cuda

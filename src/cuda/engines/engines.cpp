@@ -20,25 +20,25 @@ const Engine* engine_named(const std::string& name) {
   return at == engines().end() ? nullptr : *at;
 }
 
-Choice choose_engine(const Problem& problem, const Device& device, const std::string& asked) {
+Choice choose_engine(const Problem& problem, const Device& device, const std::string& requested) {
   const DType operands = operand_dtype(problem);
   const auto refusal = [&](const Engine& engine) {
     const std::string against = engine.why_not(device, operands);
     return against.empty() ? why_not_listed(problem, engine.traits()) : against;
   };
-  if (const Engine* engine = engine_named(asked); engine != nullptr && refusal(*engine).empty()) {
-    return {engine, "asked for"};
+  if (const Engine* engine = engine_named(requested); engine != nullptr && refusal(*engine).empty()) {
+    return {engine, "requested"};
   }
-  std::string reason;   // why the preferred engine was not taken
-  std::string unasked;  // engines that would do, but only when requested
+  std::string reason;  // why the preferred engine was not taken
+  std::string opt_in;  // engines that would do, but only when requested
   for (const Engine* engine : engines()) {
     const std::string against = refusal(*engine);
     if (!against.empty()) {
       if (reason.empty()) reason = against;
-    } else if (const std::string why = engine->why_not_unasked(); !why.empty()) {
-      unasked += std::string("; ") + engine->name() + " only when asked for: " + why;
+    } else if (!engine->opt_in_reason().empty()) {
+      opt_in += "; " + engine->opt_in_hint();
     } else {
-      return {engine, (reason.empty() ? engine->reason() : reason + unasked)};
+      return {engine, (reason.empty() ? engine->reason() : reason + opt_in)};
     }
   }
   return {engines().back(), reason};

@@ -71,9 +71,9 @@ struct Draws {
   uint32_t first_stream = 0;       // global number of column 0
   // [V] of the shard; columns with a role >= 0 are done by a dense product and not kept.
   const int32_t* role = nullptr;
-  const int32_t* row = nullptr;             // [rows] number of each row for seed and lists; null: its index
-  const float* threshold = nullptr;         // [rows]; infinity: nothing is kept
-  const float* lse_estimate_low = nullptr;  // of each list's row, added to its logit offset; null: 0
+  const int32_t* row = nullptr;      // [rows] number of each row for seed and lists; null: its index
+  const float* threshold = nullptr;  // [rows]; infinity: nothing is kept
+  const float* lse_estimate_residual = nullptr;  // of each list's row, added to its logit offset; null: 0
   float certain_share = 1;   // of the threshold; elements above this share are certain to be kept
   int32_t* count = nullptr;  // [rows] kept so far; exceeds capacity only if the lse estimate was too low
   Draw* elements = nullptr;  // [rows, capacity], in any order

@@ -12,12 +12,12 @@
 namespace logitless::cuda {
 namespace {
 
-std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& asked,
+std::vector<Plan> exact_plans(const Problem& problem, const Device& device, const std::string& requested,
                               uint64_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
   exact.has.draws = false;
-  std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, asked), budget);
+  std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, requested), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, as sparsification a flat softmax of these sizes may take longer";
     if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // not 0, which would give a null pointer
@@ -57,11 +57,11 @@ PlanDetail of_shard(const Problem& shard, const Problem& largest, PlanDetail d) 
 }
 
 // Returns plans for a whole vocabulary, or for a shard that a host merges.
-std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& asked,
+std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, const std::string& requested,
                                uint64_t budget) {
-  std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, asked), budget);
+  std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, requested), budget);
   if (!problem.is_sparsified() || problem.gradient == GradientMethod::kAlwaysSparsified) return plans;
-  std::vector<Plan> exact = exact_plans(problem, device, asked, budget);
+  std::vector<Plan> exact = exact_plans(problem, device, requested, budget);
   if (problem.has.draws) return sparsification_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
@@ -76,12 +76,12 @@ void count_estimates(const Problem& problem, const PlanDetail& detail, Plan* pla
   plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
 }
 
-std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& asked,
+std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& requested,
                               uint64_t budget) {
   Problem largest = problem;
   largest.vocab = problem.group_vocab;
   largest.vocab_start = 0;
-  std::vector<Plan> plans = plans_of_one(largest, device, asked, budget);
+  std::vector<Plan> plans = plans_of_one(largest, device, requested, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
     Problem shard = planned.problem();  // its gradient may be exact although a sparsified one was requested
@@ -102,9 +102,9 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
 
 }  // namespace
 
-std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& requested,
                              uint64_t max_workspace_bytes) {
-  return (problem.in_group() ? group_plans : plans_of_one)(problem, device, asked, max_workspace_bytes);
+  return (problem.in_group() ? group_plans : plans_of_one)(problem, device, requested, max_workspace_bytes);
 }
 
 }  // namespace logitless::cuda

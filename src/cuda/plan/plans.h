@@ -21,7 +21,7 @@ std::vector<Plan> search_plans(const Problem& problem, const Device& device, con
 // Implements Backend::plans. A pure function, without calls of the driver. A sparsified problem (not
 // kAlwaysSparsified) also gets exact plans, because sparsification may be slower. With keeps_draws it gets
 // either exact or sparsified plans, and both passes get the same.
-std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& asked,
+std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& requested,
                              uint64_t max_workspace_bytes);
 
 }  // namespace logitless::cuda

@@ -14,9 +14,9 @@ __device__ bool row_exists(const RowsCopy& c, int64_t r) {
 __device__ bool holds(const Condition& condition) {
   if (condition.bytes == nullptr) return true;
   const auto* bytes = static_cast<const uint8_t*>(condition.bytes);
-  bool found = false;
-  for (int64_t i = threadIdx.x; i < condition.count; i += blockDim.x) found |= bytes[i] != 0;
-  return __syncthreads_or(found) != 0;
+  bool any = false;
+  for (int64_t i = threadIdx.x; i < condition.count; i += blockDim.x) any |= bytes[i] != 0;
+  return __syncthreads_or(any) != 0;
 }
 
 // The memory that a row's elements may be loaded from. It includes neighbouring rows if they are known to be

@@ -102,24 +102,24 @@ __device__ inline Real load_as(const void* data, DType dtype, int64_t i) {
 
 // T: the dtype of statistics.
 template <class T>
-__device__ inline void put(void* data, int64_t row, double value) {
+__device__ inline void store_if(void* data, int64_t row, double value) {
   if (data != nullptr) static_cast<T*>(data)[row] = static_cast<T>(value);
 }
 
 // Stores 0 or 1; a NaN gives 0.
 template <class T>
-__device__ inline void put(uint8_t* data, int64_t row, double value) {
+__device__ inline void store_if(uint8_t* data, int64_t row, double value) {
   if (data != nullptr) data[row] = value > 0;
 }
 
 // Stores the row's statistics that have buffers.
 template <class T>
-__device__ inline void put_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
-  put<T>(out.max, row, stats.max);
-#define LOGITLESS_PUT(name, part, kind, ...) \
-  put<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
-  LOGITLESS_ROW_SUMS(LOGITLESS_PUT)
-#undef LOGITLESS_PUT
+__device__ inline void store_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
+  store_if<T>(out.max, row, stats.max);
+#define LOGITLESS_STORE(name, part, kind, ...) \
+  store_if<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
+  LOGITLESS_ROW_SUMS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
 }
 
@@ -163,22 +163,22 @@ __device__ inline bool is_here(const RowTargets& in, int64_t target) {
 
 // Stores the outputs of a row that is not computed: 0, or NaN if the target is out of range.
 template <class T>
-__device__ inline void put_ignored(const RowTargets& in, const Buffers& out, int64_t row, bool is_invalid) {
+__device__ inline void store_ignored(const RowTargets& in, const Buffers& out, int64_t row, bool is_invalid) {
   const double value = is_invalid ? CUDART_NAN : 0;
   RowStats<double> none;
   none.target_logit = value;
-  put_stats<T>(out, row, none);
-#define LOGITLESS_PUT(name, ...) put<T>(out.name, row, value);
-  LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
-#undef LOGITLESS_PUT
-  put<T>(out.lse_residual, row, 0);
-  if (in.is_none) put<T>(out.loss, row, value);
+  store_stats<T>(out, row, none);
+#define LOGITLESS_STORE(name, ...) store_if<T>(out.name, row, value);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
+  store_if<T>(out.lse_residual, row, 0);
+  if (in.is_none) store_if<T>(out.loss, row, value);
   for (int64_t at = row * in.top_k; at < (row + 1) * in.top_k; ++at) {
     if (out.top_ids != nullptr) out.top_ids[at] = -1;
-    put<T>(out.top_log_probs, at, value);
+    store_if<T>(out.top_log_probs, at, value);
   }
   for (int64_t at = row * in.targets_per_row; at < (row + 1) * in.targets_per_row; ++at) {
-    put<T>(out.target_log_probs, at, value);
+    store_if<T>(out.target_log_probs, at, value);
   }
 }
 
@@ -220,14 +220,14 @@ __device__ inline RowStats<T> stats_of_partial(const PartialStatsOf<Real>& parti
 
 // Writes all statistics except the argmax to a partial.
 template <class Real, class T>
-__device__ inline void put_partial(const PartialStatsOf<Real>& partials, int64_t at,
-                                   const RowStats<T>& stats) {
+__device__ inline void store_partial(const PartialStatsOf<Real>& partials, int64_t at,
+                                     const RowStats<T>& stats) {
   if (partials.max != nullptr) partials.max[at] = static_cast<Real>(stats.max);
   partials.sum[at] = static_cast<Real>(stats.sum_exp);
-#define LOGITLESS_PUT(name, part, ...) \
+#define LOGITLESS_STORE(name, part, ...) \
   if (partials.part != nullptr) partials.part[at] = static_cast<Real>(stats.part);
-  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_PUT)
-#undef LOGITLESS_PUT
+  LOGITLESS_OPTIONAL_SUMS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
 }
 
 // Statistics of a row from its partials, in the order of the partials.

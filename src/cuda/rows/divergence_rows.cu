@@ -86,11 +86,12 @@ class LogSums {
 
 // Writes lse and entropy of a row, by thread 0. Returns lse in LogBase's base.
 template <class T>
-__device__ T put_sums(void* lse, void* entropy, int64_t row, const LogSums<T>& sums, const HeadRow<T>& head) {
+__device__ T store_sums(void* lse, void* entropy, int64_t row, const LogSums<T>& sums,
+                        const HeadRow<T>& head) {
   const double log_exp_logits = LogBase<T>::log(sums.exp_logits);
   if (threadIdx.x == 0) {
-    put<T>(lse, row, static_cast<double>(head.unit()) * sums.max + head.nats() * log_exp_logits);
-    put<T>(entropy, row, head.nats() * (log_exp_logits - sums.offsets / sums.exp_logits));
+    store_if<T>(lse, row, static_cast<double>(head.unit()) * sums.max + head.nats() * log_exp_logits);
+    store_if<T>(entropy, row, head.nats() * (log_exp_logits - sums.offsets / sums.exp_logits));
   }
   return static_cast<T>(static_cast<double>(head.factor) * sums.max + log_exp_logits);
 }
@@ -130,8 +131,8 @@ __global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
   }
   of_student.join_over_block(student.factor);
   of_teacher.join_over_block(teacher.factor);
-  const T student_log = put_sums(d.student_lse, d.entropy, row, of_student, student);
-  const T teacher_log = put_sums<T>(d.teacher_lse, nullptr, row, of_teacher, teacher);
+  const T student_log = store_sums(d.student_lse, d.entropy, row, of_student, student);
+  const T teacher_log = store_sums<T>(d.teacher_lse, nullptr, row, of_teacher, teacher);
   const Mixture<T> mixture{static_cast<T>(d.beta), static_cast<T>(1 - d.beta)};
   const bool is_mixed = !mixture.is_student() && !mixture.is_teacher();
   T student_sum = 0, teacher_sum = 0;
@@ -152,8 +153,8 @@ __global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
   const double teacher_kl = sum_over_block(static_cast<double>(teacher_sum));
   if (threadIdx.x != 0) return;
   const Mixture<double> wide{d.beta, 1 - d.beta};
-  put<T>(d.student_kl, row, student_kl);
-  put<T>(d.divergence, row, divergence_of(wide, student_kl, teacher_kl));
+  store_if<T>(d.student_kl, row, student_kl);
+  store_if<T>(d.divergence, row, divergence_of(wide, student_kl, teacher_kl));
 }
 
 template <class T, class G>

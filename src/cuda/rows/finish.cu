@@ -25,7 +25,7 @@ __device__ void reduce_loss(const RowTargets& in, const ArenaOf<Real>& arena, co
   for (int64_t r = threadIdx.x; r < rows; r += kThreads) sum += __ldcg(arena.row_loss + r);
   sum = block_sum<kThreads>(sum);
   if (threadIdx.x != 0) return;
-  if (!in.is_none) put<Real>(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
+  if (!in.is_none) store_if<Real>(out.loss, 0, s.invalid_count > 0 ? CUDART_NAN : sum / s.divisor);
   if (out.correct_count != nullptr) *out.correct_count = static_cast<int64_t>(__ldcg(&s.correct_count));
 }
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   if (r < existing(f.row_count, f.rows)) {
     if (f.stats.wanted) {
       finish_row(in, arena, out, f.stats, r, f.first + r, lane);
-      put_target_log_probs(in, arena, out, r, f.first + r, lane);
+      store_target_log_probs(in, arena, out, r, f.first + r, lane);
     }
     float factor = 0;
     if (lane == 0 && f.coefficients.wanted) load_coefficients(in, arena, f.coefficients, r, f.first + r);

@@ -117,16 +117,16 @@ __device__ inline double sum_of_targets(const RowInputsOf<Real>& in, const Arena
 // Stores the log-probabilities of the row's targets, if it has several; 0 for targets in other shards. Called
 // by a warp, after finish_row().
 template <class Real>
-__device__ inline void put_target_log_probs(const RowTargets& in, const ArenaOf<Real>& arena,
-                                            const Buffers& out, int64_t r, int64_t computed, int lane) {
+__device__ inline void store_target_log_probs(const RowTargets& in, const ArenaOf<Real>& arena,
+                                              const Buffers& out, int64_t r, int64_t computed, int lane) {
   if (in.targets_per_row == 0 || arena.target[computed] == kIgnoredRow) return;
   __syncwarp();
   const LogSumExp<double> lse{arena.lse[r], arena.lse_residual[r]};
   const int64_t row = arena.row_map[computed];
   for (int64_t k = lane; k < in.targets_per_row; k += 32) {
-    const bool is_told = is_here(in, target_of(in, row, k));
-    put<Real>(out.target_log_probs, row * in.targets_per_row + k,
-              is_told ? lse.log_p(arena.target_logits[r * in.targets_per_row + k]) : 0);
+    const bool is_local = is_here(in, target_of(in, row, k));
+    store_if<Real>(out.target_log_probs, row * in.targets_per_row + k,
+                   is_local ? lse.log_p(arena.target_logits[r * in.targets_per_row + k]) : 0);
   }
 }
 
@@ -159,9 +159,9 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
   const double target_logits = in_group ? 0 : sum_of_targets(in, arena, r, row, lane);
   if (lane != 0) return;
   if (in.targets_per_row > 0 && !in_group) stats.target_logit = target_logits;
-  RowStats<double> shown = stats;
-  if (!in_group && f.relative_to_offset && f.has_max) shown = rebase(stats, largest);
-  put_stats<Real>(out, row, shown);
+  RowStats<double> outputs = stats;
+  if (!in_group && f.relative_to_offset && f.has_max) outputs = rebase(stats, largest);
+  store_stats<Real>(out, row, outputs);
   const LogSumExp<Real> lse = split_to<Real>(log_sum_exp_parts(stats));
   arena.lse[r] = lse.high;  // written for a shard as well: its draws need it
   arena.lse_residual[r] = lse.low;
@@ -169,15 +169,15 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
   const LossParams<double> params = known_loss(in, *arena.scalars);
   RowLoss<double> loss = row_loss(params, weights_of(in, row, target),
                                   with_weighted_offset(stats, params.class_weight_sum), target);
-  loss.max_logit = shown.max;
+  loss.max_logit = outputs.max;
   if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.logit_offset[r]);
   arena.row_loss[computed] = static_cast<Real>(loss.loss);
-#define LOGITLESS_PUT(name, ...) put<Real>(out.name, row, loss.name);
-  LOGITLESS_ROW_OUTPUTS(LOGITLESS_PUT)
-#undef LOGITLESS_PUT
-  put<Real>(out.lse, row, lse.high);  // completed by lse_residual
-  put<Real>(out.lse_residual, row, lse.low);
-  if (in.is_none) put<Real>(out.loss, row, loss.loss);
+#define LOGITLESS_STORE(name, ...) store_if<Real>(out.name, row, loss.name);
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
+#undef LOGITLESS_STORE
+  store_if<Real>(out.lse, row, lse.high);  // completed by lse_residual
+  store_if<Real>(out.lse_residual, row, lse.low);
+  if (in.is_none) store_if<Real>(out.loss, row, loss.loss);
   if (out.correct_count != nullptr && loss.is_top1 > 0) atomicAdd(&arena.scalars->correct_count, 1ull);
 }
 

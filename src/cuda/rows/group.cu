@@ -8,7 +8,7 @@ constexpr int kWarps = 4, kThreads = 32 * kWarps;
 
 // The statistics that are sent to other ranks. They are relative to a float: the maximum, or the offset of
 // the sums. Without any exp they are relative to nothing.
-__device__ RowStats<double> told(const RowStats<double>& stats, const FinishRows& f, double largest) {
+__device__ RowStats<double> exchanged(const RowStats<double>& stats, const FinishRows& f, double largest) {
   if (stats.sum_exp == 0) {
     RowStats<double> none;
 #define LOGITLESS_KEEP(name, part, kind, ...) \
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
     stats = stats_of_row(in, arena, f.stats, r, arena.target[f.first + r], &largest, lane);
     const double target_logits = sum_of_targets(in, arena, r, arena.row_map[f.first + r], lane);
     if (in.targets_per_row > 0) stats.target_logit = target_logits;
-    stats = told(stats, f.stats, largest);
+    stats = exchanged(stats, f.stats, largest);
   }
   for (int64_t i = lane; i < in.top_k; i += 32) {
     // An empty shard has no entries, and neither have rows that are not computed.
@@ -44,14 +44,14 @@ __global__ void __launch_bounds__(kThreads)
     mine.top_id[i * f.rows + r] = is_one ? static_cast<int32_t>(in.vocab_start + entry.column) : -1;
   }
   if (lane != 0) return;
-  put_partial(mine.partials, r, stats);
+  store_partial(mine.partials, r, stats);
   mine.target_logit[r] = static_cast<float>(stats.target_logit);
   if (mine.partials.argmax != nullptr) mine.partials.argmax[r] = static_cast<int32_t>(stats.argmax);
 }
 
 constexpr int kCutThreads = 1024;
 
-__device__ void put_wide(uint32_t* at, uint64_t value) {
+__device__ void store_wide(uint32_t* at, uint64_t value) {
   at[0] = static_cast<uint32_t>(value);
   at[1] = static_cast<uint32_t>(value >> 32);
 }
@@ -66,11 +66,11 @@ __global__ void __launch_bounds__(kCutThreads) group_cut_kernel(RowTargets in, u
   for (int64_t i = threadIdx.x; i < targets; i += kCutThreads) sum += mixed_target(target_at(in, i), i);
   sum = block_sum<kCutThreads>(sum);
   if (threadIdx.x != 0) return;
-  put_wide(cut, mixed_columns(in.vocab_start, in.vocab_start + in.vocab));
+  store_wide(cut, mixed_columns(in.vocab_start, in.vocab_start + in.vocab));
   // The digest includes which rows are ignored: ranks that differ in this have losses of different rows.
   const uint64_t ignored =
       mixed_target(in.ignore_index, in.shift) + (in.shift != 0 ? mixed_target(in.sequence_length, 0) : 0);
-  put_wide(cut + 2, mixed(sum + ignored) + static_cast<uint64_t>(in.vocab_total));
+  store_wide(cut + 2, mixed(sum + ignored) + static_cast<uint64_t>(in.vocab_total));
 }
 
 __device__ bool make_a_vocabulary(const RowTargets& in, const GroupStats& all) {

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
       ++invalid;
       atomicMin(&first_invalid, static_cast<unsigned long long>(row));
     }
-    if (fills && !valid && row < in.tokens) put_ignored<Real>(in, out, row, given);
+    if (fills && !valid && row < in.tokens) store_ignored<Real>(in, out, row, given);
     if (valid && in.reduction == Reduction::kMean && in.num_items == 0) {
       const RowWeights<double> w = weights_of(in, row, target);
       weight_sum += w.token * w.target;

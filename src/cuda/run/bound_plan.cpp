@@ -27,8 +27,8 @@ void CudaPlan::run(const Buffers& buffers, Workspace workspace, void* stream,
   const DeviceGuard guard(device_);
   auto* queue_stream = static_cast<cudaStream_t>(stream);
   // Work queued by a group's host cannot be recorded. A group of one exchanges nothing.
-  if (group != nullptr && group->size > 1) return put(buffers, workspace, Queue(queue_stream), group);
-  const auto work = [&](const Queue& queue) { put(buffers, workspace, queue, nullptr); };
+  if (group != nullptr && group->size > 1) return enqueue(buffers, workspace, Queue(queue_stream), group);
+  const auto work = [&](const Queue& queue) { enqueue(buffers, workspace, queue, nullptr); };
   replay_->run({buffers, workspace.base()}, queue_stream, std::cref(work));
 }
 
@@ -112,8 +112,8 @@ void run_around(const RunnerOf<Real>& run, const Middle& middle) {
 
 }  // namespace
 
-void CudaPlan::put(const Buffers& buffers, Workspace workspace, const Queue& queue,
-                   const Communicator* group) const {
+void CudaPlan::enqueue(const Buffers& buffers, Workspace workspace, const Queue& queue,
+                       const Communicator* group) const {
   const auto runner = [&](const auto& arena) {
     return runner_of(problem_, buffers, detail_, arena, queue, group);
   };

@@ -23,7 +23,8 @@ class CudaPlan final : public BackendPlan {
            const Communicator* group) const override;
 
  private:
-  void put(const Buffers& buffers, Workspace workspace, const Queue& queue, const Communicator* group) const;
+  void enqueue(const Buffers& buffers, Workspace workspace, const Queue& queue,
+               const Communicator* group) const;
 
   const Problem problem_;
   const PlanDetail detail_;

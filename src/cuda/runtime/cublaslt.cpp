@@ -46,21 +46,21 @@ bool find_all(void* library, CublasLt* f) {
 const CublasLt* cublaslt(std::string* why_not) {
   static std::mutex mutex;
   static CublasLt functions;
-  static bool found = false;
+  static bool is_open = false;
   const std::lock_guard lock(mutex);
-  if (!found) {  // retried after a failure: PyTorch may have loaded it since
+  if (!is_open) {  // retried after a failure: PyTorch may have loaded it since
     void* library = open_library();
     const char* reason = library == nullptr ? dlerror() : nullptr;
     if (library != nullptr && !find_all(library, &functions)) reason = "it lacks a function that is needed";
-    found = library != nullptr && reason == nullptr;
-    if (!found && why_not != nullptr) {
+    is_open = library != nullptr && reason == nullptr;
+    if (!is_open && why_not != nullptr) {
       *why_not =
           std::string(
               "cuBLASLt cannot be opened (import torch first, or name its file in LOGITLESS_CUBLASLT): ") +
           (reason != nullptr ? reason : "not found");
     }
   }
-  return found ? &functions : nullptr;
+  return is_open ? &functions : nullptr;
 }
 
 }  // namespace logitless::cuda

@@ -15,7 +15,7 @@
 namespace logitless::cuda {
 namespace {
 
-Device ask(int ordinal) {
+Device query(int ordinal) {
   Device device;
   device.ordinal = ordinal;
   const int count = device_count(&device.why_not);
@@ -67,8 +67,8 @@ void query_versions(int* driver, int* runtime) {
 }
 
 int64_t cublaslt_version(std::string* why_not) {
-  const CublasLt* found = cublaslt(why_not);
-  return found == nullptr ? 0 : static_cast<int64_t>(found->version());
+  const CublasLt* functions = cublaslt(why_not);
+  return functions == nullptr ? 0 : static_cast<int64_t>(functions->version());
 }
 
 const Device& query_device(int ordinal) {
@@ -76,7 +76,7 @@ const Device& query_device(int ordinal) {
   static std::map<int, std::unique_ptr<const Device>> known;
   const std::lock_guard lock(mutex);
   std::unique_ptr<const Device>& device = known[ordinal];
-  if (device == nullptr) device = std::make_unique<const Device>(ask(ordinal));
+  if (device == nullptr) device = std::make_unique<const Device>(query(ordinal));
   return *device;
 }
 

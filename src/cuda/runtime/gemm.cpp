@@ -127,11 +127,11 @@ class Operation {
     set(lt::kAlignC, form.align_c);
     set(lt::kAlignD, form.align_c);
     lt::Heuristic best;
-    int found = 0;
-    const int status = f.heuristic(handle, desc, a, b, c, c, preference, 1, &best, &found);
+    int count = 0;
+    const int status = f.heuristic(handle, desc, a, b, c, c, preference, 1, &best, &count);
     f.preference_destroy(preference);
     check_lt(status, "no algorithm for this product");
-    if (found == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
+    if (count == 0) throw Error(Status::kInternal, "cuBLASLt: no algorithm for this product");
     return best.algorithm;
   }
 

@@ -110,7 +110,7 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   const float unit = kGeneral ? 1.f : product.transform.scale;
   store_target_logits(acc, tile, target_in_tile(tile, target, columns), unit, args.target_logit);
   const float low =
-      live && args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[own_index] : 0.f;
+      live && args.draws.lse_estimate_residual != nullptr ? args.draws.lse_estimate_residual[own_index] : 0.f;
   const SplitOffset own = split_offset(logit_offset, low);
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exp_logits_maximum(acc, tile, product, stats, live, partial);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
       const float lse_estimate = live ? args.logit_offset[again] : 0.f;
       const int index = live && args.draws.row != nullptr ? args.draws.row[again] : again;
       const float rest =
-          live && args.draws.lse_estimate_low != nullptr ? args.draws.lse_estimate_low[index] : 0.f;
+          live && args.draws.lse_estimate_residual != nullptr ? args.draws.lse_estimate_residual[index] : 0.f;
       const float tile_squares = sum_squares(acc, split_offset(lse_estimate, rest));
       if (live) stats.sum_sq[partial] += tile_squares;
     }

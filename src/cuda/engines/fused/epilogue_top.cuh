@@ -32,13 +32,13 @@ __device__ __forceinline__ uint64_t not_below(const RowElements& row, float thre
 }
 
 // Lists elements in any order: the list is sorted later.
-__device__ __forceinline__ void list_elements(const RowElements& row, uint64_t found, const TopLogits& top,
+__device__ __forceinline__ void list_elements(const RowElements& row, uint64_t marked, const TopLogits& top,
                                               int index, int first_column) {
-  int at = found != 0 ? atomicAdd(top.count + index, __popcll(found)) : 0;
-  if (at >= top.capacity) found = 0;
-  while (__any_sync(kWarp, found != 0)) {
-    const int bit = __ffsll(static_cast<long long>(found)) - 1;
-    found &= found - 1;
+  int at = marked != 0 ? atomicAdd(top.count + index, __popcll(marked)) : 0;
+  if (at >= top.capacity) marked = 0;
+  while (__any_sync(kWarp, marked != 0)) {
+    const int bit = __ffsll(static_cast<long long>(marked)) - 1;
+    marked &= marked - 1;
     float z = 0.f;
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) z = i == bit ? row.at(i) : z;
@@ -60,9 +60,9 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const View& 
     const RowElements elements{acc, r};
     const float threshold = from_owner(own_threshold, r);
     const int row = tile.row(r);
-    const uint64_t found = row < tile.rows() ? not_below(elements, threshold) : 0;
-    if (!__any_sync(kWarp, found != 0)) continue;
-    list_elements(elements, found, top, row, column_offset + tile.thread_column());
+    const uint64_t marked = row < tile.rows() ? not_below(elements, threshold) : 0;
+    if (!__any_sync(kWarp, marked != 0)) continue;
+    list_elements(elements, marked, top, row, column_offset + tile.thread_column());
   }
 }
 

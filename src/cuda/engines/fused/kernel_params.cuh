@@ -62,17 +62,17 @@ __device__ __forceinline__ unsigned active_units(const uint8_t* active, int rows
 // Called by a whole warp.
 template <int kUnitRows>
 __device__ __forceinline__ ActiveRows find_active_rows(const LogitsProduct& product) {
-  ActiveRows found{static_cast<int>(product.rows), 0};
-  if (product.row_count != nullptr) found.rows = max(0, min(found.rows, *product.row_count));
-  const int units = found.rows / kUnitRows + (found.rows % kUnitRows != 0);
+  ActiveRows active{static_cast<int>(product.rows), 0};
+  if (product.row_count != nullptr) active.rows = max(0, min(active.rows, *product.row_count));
+  const int units = active.rows / kUnitRows + (active.rows % kUnitRows != 0);
   if (product.row_block_active == nullptr) {
-    found.units = units;
-    return found;
+    active.units = units;
+    return active;
   }
   for (int first = 0; first < units; first += 32) {
-    found.units += __popc(active_units<kUnitRows>(product.row_block_active, found.rows, first));
+    active.units += __popc(active_units<kUnitRows>(product.row_block_active, active.rows, first));
   }
-  return found;
+  return active;
 }
 
 // The unit with number `index` among the active ones. Called by a whole warp.

@@ -39,7 +39,7 @@ struct Cut {
   int cost = 0;
   int group = 0;  // the last one
 
-  bool found() const { return partials <= kUnlimited; }
+  bool exists() const { return partials <= kUnlimited; }
   bool is_better_than(const Cut& other) const {
     return partials < other.partials || (partials == other.partials && cost < other.cost);
   }
@@ -60,7 +60,7 @@ Cuts cut_tails(int workers, int main, int tails) {
     for (int count = 1; count <= kTailGroups; ++count) {
       for (int units = size; units < tails; ++units) {
         const Cut& rest = cuts[count - 1][units - size];
-        if (!rest.found()) continue;
+        if (!rest.exists()) continue;
         const Cut with{std::max(partials, rest.partials), rest.cost + cost, size};
         if (with.is_better_than(cuts[count][units])) cuts[count][units] = with;
       }
@@ -94,7 +94,7 @@ RasterTail tail_of(const Cuts& cuts, int units, int workers, int clusters) {
   RasterTail tail;
   tail.clusters = static_cast<uint8_t>(clusters);
   int count = best_count(cuts, units);
-  for (int index = 0; count > 0 && cuts[count][units].found(); --count, ++index) {
+  for (int index = 0; count > 0 && cuts[count][units].exists(); --count, ++index) {
     const int size = cuts[count][units].group;
     tail.groups[index] = {static_cast<uint8_t>(size), static_cast<uint8_t>(group_partials(size, workers))};
     units -= size;

@@ -66,9 +66,7 @@ class Mma final : public Engine {
     return "mma needs both operands in bf16, or both in fp16";
   }
 
-  std::string why_not_unasked() const override {
-    return "it is slower than asked for, and has run on an H200 alone";
-  }
+  std::string opt_in_reason() const override { return "experimental"; }
 
   std::string reason() const override { return "16-bit operands"; }
 

@@ -16,7 +16,7 @@ struct DrawElements {
     const Draws& draws = args.draws;
     const int64_t index = draws.row != nullptr ? draws.row[row] : row;
     const float threshold = draws.threshold[row];
-    const float low = draws.lse_estimate_low != nullptr ? draws.lse_estimate_low[index] : 0.0f;
+    const float low = draws.lse_estimate_residual != nullptr ? draws.lse_estimate_residual[index] : 0.0f;
     const int64_t first_column = product.column_offset + line.column;
     const uint32_t stream =
         kFirstDrawStream + draws.first_stream + static_cast<uint32_t>(first_column + line.lane() * kAtOnce);
@@ -24,7 +24,7 @@ struct DrawElements {
         threshold * (1 - draw_uniform(draw_bits(*draws.seed, static_cast<uint32_t>(index), stream)));
     float expected = 0;
     const float logit_offset = args.logit_offset[row];
-    const LineSums<float> found =
+    const LineSums<float> line_sums =
         sum_line(line, args, logit_offset, low, [&](int j, const float* z, const float* e, int count) {
           for (int i = 0; i < count; ++i) {
             const float q = e[i];
@@ -40,13 +40,13 @@ struct DrawElements {
               draws.elements[index * draws.capacity + place] = {2 * column + large, z[i]};
           }
         });
-    if (product.target != nullptr) line.put_target_logit(args.target_logit);
+    if (product.target != nullptr) line.store_target_logit(args.target_logit);
     const PartialStats& partials = args.stats;
     if (partials.sum == nullptr) return;
     expected = lanes_sum<Of::kLanes>(expected);
     if (line.lane() != 0) return;
     partials.expected[row] += expected;
-    add_to_partial<Of>(partials, 0, row, logit_offset, found, /*is_to_maximum=*/false);
+    add_to_partial<Of>(partials, 0, row, logit_offset, line_sums, /*is_to_maximum=*/false);
   }
 };
 

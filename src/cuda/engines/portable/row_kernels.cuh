@@ -132,7 +132,7 @@ struct Line {
   __device__ int64_t target() const {
     return product.target == nullptr ? -1 : product.target[row] - product.column_offset - column;
   }
-  __device__ void put_target_logit(Real* target_logit) const {
+  __device__ void store_target_logit(Real* target_logit) const {
     const int64_t j = target();
     if (lane() == 0 && j >= 0 && j < columns) target_logit[row] = logit(static_cast<int>(j));
   }
@@ -238,19 +238,19 @@ struct LineSums {
 template <class Of, class Real, class Store>
 __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowSumsOf<Real>& args,
                                           Real logit_offset, Real low, const Store& store) {
-  LineSums<Real> found;
-  RowStats<Real>& sums = found.stats;
+  LineSums<Real> line_sums;
+  RowStats<Real>& sums = line_sums.stats;
   const PartialStatsOf<Real>& partials = args.stats;
   constexpr int kLanes = Of::kLanes;
   const bool has_options = !Of::kPlain && partials.has_options();
-  Real best = found.max;
+  Real best = line_sums.max;
   int32_t at = INT32_MAX;
   line.for_each([&](int j, const Real* z, int count) {
     Real e[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       e[i] = exp_from(z[i] - logit_offset, low);
-      found.max = larger(found.max, z[i]);
+      line_sums.max = larger(line_sums.max, z[i]);
     }
     sums.sum_exp += (e[0] + e[1]) + (e[2] + e[3]);
     if (has_options) {
@@ -262,7 +262,7 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
     }
     store(j, z, e, count);
   });
-  found.max = lanes_max<kLanes>(found.max);
+  line_sums.max = lanes_max<kLanes>(line_sums.max);
   sums.max = logit_offset;
   sums.sum_exp = lanes_sum<kLanes>(sums.sum_exp);
 #define LOGITLESS_SUM(name, part, ...) \
@@ -270,12 +270,12 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_SUM)
 #undef LOGITLESS_SUM
   if (partials.argmax != nullptr) {
-    const bool is_mine = best == found.max || (best != best && found.max != found.max);
+    const bool is_mine = best == line_sums.max || (best != best && line_sums.max != line_sums.max);
     const int32_t first =
         joined_lanes<kLanes>(is_mine ? at : INT32_MAX, [](int32_t a, int32_t b) { return min(a, b); });
     sums.argmax = line.product.column_offset + line.column + first;
   }
-  return found;
+  return line_sums;
 }
 
 // Makes sums relative to the given logit offset. They are relative to the maximum if there is no offset, or
@@ -292,10 +292,11 @@ __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Rea
     });
     logit_offset = larger(logit_offset, lanes_max<Of::kLanes>(largest));
   }
-  LineSums<Real> found = sum(logit_offset == -std::numeric_limits<Real>::infinity() ? Real(0) : logit_offset);
-  if (!is_new && !(found.max - logit_offset <= most_above)) return sum(found.max);
-  found.stats.max = logit_offset;
-  return found;
+  LineSums<Real> line_sums =
+      sum(logit_offset == -std::numeric_limits<Real>::infinity() ? Real(0) : logit_offset);
+  if (!is_new && !(line_sums.max - logit_offset <= most_above)) return sum(line_sums.max);
+  line_sums.stats.max = logit_offset;
+  return line_sums;
 }
 
 // Statistics in another number type.
@@ -316,17 +317,17 @@ template <class Of, class Real>
 __device__ inline void add_to_partial(const PartialStatsOf<Real>& partials, int64_t s, int64_t row,
                                       Real logit_offset, const LineSums<Real>& line, bool is_to_maximum) {
   using Wide = std::conditional_t<Of::kPlain, Real, double>;
-  RowStats<Wide> sums = stats_of_partial<Wide>(partials, s, row), found = as<Wide>(line.stats), largest,
+  RowStats<Wide> sums = stats_of_partial<Wide>(partials, s, row), line_stats = as<Wide>(line.stats), largest,
                  line_largest;
   largest.max = sums.max, largest.argmax = sums.argmax;
-  line_largest.max = line.max, line_largest.argmax = found.argmax;
+  line_largest.max = line.max, line_largest.argmax = line_stats.argmax;
   largest = merge(largest, line_largest);
   sums.max = logit_offset;
-  sums = merge(sums, found);
+  sums = merge(sums, line_stats);
   if (is_to_maximum) sums = rebase(sums, largest.max);
   sums.max = largest.max;
   const int64_t at = s * partials.stride + row;
-  put_partial(partials, at, sums);
+  store_partial(partials, at, sums);
   if (partials.argmax != nullptr) partials.argmax[at] = static_cast<int32_t>(largest.argmax);
 }
 
@@ -349,12 +350,12 @@ struct Sum {
   static __device__ void work(const Line<Of, Real>& line, const RowSumsOf<Real>& args) {
     constexpr Real kMostAbove = 1;  // else the line is read once more, from a cache
     const Real before = args.stats.max[line.partial * args.stats.stride + line.row];
-    const LineSums<Real> found = sum_near_offset(line, before, kMostAbove, [&](Real logit_offset) {
+    const LineSums<Real> line_sums = sum_near_offset(line, before, kMostAbove, [&](Real logit_offset) {
       return sum_line(line, args, logit_offset, Real(0), StoreNothing{});
     });
-    line.put_target_logit(args.target_logit);
+    line.store_target_logit(args.target_logit);
     if (line.lane() == 0)
-      add_to_partial<Of>(args.stats, line.partial, line.row, before, found, /*is_to_maximum=*/true);
+      add_to_partial<Of>(args.stats, line.partial, line.row, before, line_sums, /*is_to_maximum=*/true);
   }
 };
 
@@ -373,7 +374,7 @@ struct Stored {
 
   // Stores value(i) in column j + i, for i < count.
   template <class Value>
-  __device__ void put(int j, int count, const Value& value) const {
+  __device__ void store(int j, int count, const Value& value) const {
     const int some = min(count, columns - j);
     if (some == kAtOnce && is_aligned) {
       Numbers<T> all;
@@ -400,15 +401,15 @@ struct KeepExpLogits {
     constexpr float kMostAbove = 16;
     const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
     const Stored<T> stored(args.exp_logits, row, line.column);
-    const LineSums<float> found = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
+    const LineSums<float> line_sums = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
       return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {
-        stored.put(j, count, [&](int i) {
+        stored.store(j, count, [&](int i) {
           if (Of::kPlain || e[i] == 0) return e[i];
           return e[i] * product.transform.slope(z[i], line.inverse_temperature);
         });
       });
     });
-    const float logit_offset = found.stats.max;
+    const float logit_offset = line_sums.stats.max;
     if (old_offset > -CUDART_INF_F && logit_offset != old_offset) {
       const float factor = exp_from(old_offset, logit_offset);
       const int64_t before = args.kept_before + min(line.column, args.exp_logits.columns);
@@ -416,11 +417,11 @@ struct KeepExpLogits {
       for (int64_t j = line.lane(); j < before; j += Of::kLanes)
         kept[j] = from_float<T>(to_float(kept[j]) * factor);
     }
-    if (!product.batch_invariant) line.put_target_logit(args.target_logit);
+    if (!product.batch_invariant) line.store_target_logit(args.target_logit);
     if (line.lane() != 0) return;
     args.chosen_offset[row] = logit_offset;
     if (!product.batch_invariant)
-      add_to_partial<Of>(args.stats, 0, row, old_offset, found, /*is_to_maximum=*/false);
+      add_to_partial<Of>(args.stats, 0, row, old_offset, line_sums, /*is_to_maximum=*/false);
   }
 };
 
@@ -445,7 +446,7 @@ struct MakeGradient {
       return Of::kPlain ? v * factor : v * product.transform.slope(z, line.inverse_temperature) * factor;
     };
     line.for_each([&](int j, const Real* z, int count) {
-      stored.put(j, count, [&](int i) { return element(j + i, z[i], Real(0)); });
+      stored.store(j, count, [&](int i) { return element(j + i, z[i], Real(0)); });
       // The target's element is made again separately, which keeps the loop short.
       if (target >= j && target < j + count && target < stored.columns) {
         const int at = static_cast<int>(target);

@@ -18,11 +18,11 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
 // Queried from the runtime, so that the library does not link the driver.
 Encode find_encode() {
   void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  check(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-      "cudaGetDriverEntryPointByVersion");
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
+  cudaDriverEntryPointQueryResult result{};
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                         &result),
+        "cudaGetDriverEntryPointByVersion");
+  if (result != cudaDriverEntryPointSuccess || function == nullptr) {
     throw Error(Status::kInternal, "CUDA: the driver has no cuTensorMapEncodeTiled");
   }
   return reinterpret_cast<Encode>(function);

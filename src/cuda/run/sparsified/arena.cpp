@@ -15,7 +15,7 @@ DrawLists lay_out_lists(const Problem& p, Workspace& w) {
   lists.dense = take<int32_t>(w, s.dense);
   lists.count = take<int32_t>(w, p.tokens);
   lists.lse_estimate = take<float>(w, p.tokens);
-  lists.lse_estimate_low = take<float>(w, p.tokens);
+  lists.lse_estimate_residual = take<float>(w, p.tokens);
   lists.target_logit = take<float>(w, p.tokens);
   return lists;
 }

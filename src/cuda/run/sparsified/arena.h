@@ -6,11 +6,11 @@ namespace logitless::cuda {
 
 // Contents of Buffers::draws: everything that a backward pass needs of the first draw.
 struct DrawLists {
-  uint64_t* seed = nullptr;           // scalar
-  int32_t* dense = nullptr;           // [K] dense columns, ascending
-  int32_t* count = nullptr;           // [N]
-  float* lse_estimate = nullptr;      // [N]
-  float* lse_estimate_low = nullptr;  // [N] rounding error of the lse estimate, if that is lse
+  uint64_t* seed = nullptr;                // scalar
+  int32_t* dense = nullptr;                // [K] dense columns, ascending
+  int32_t* count = nullptr;                // [N]
+  float* lse_estimate = nullptr;           // [N]
+  float* lse_estimate_residual = nullptr;  // [N] rounding error of the lse estimate, if that is lse
   // [N] from the product that made the sums: a separate product would be rounded differently from lse
   float* target_logit = nullptr;
   Draw* elements = nullptr;  // [N, capacity]

@@ -95,7 +95,7 @@ __global__ void estimate_kernel(LseEstimate g, PartialStats partials) {
   const float lse_estimate = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;
   if (lane != 0) return;
   g.lse_estimate[row] = g.logit_offset[row] = lse_estimate;
-  g.lse_estimate_low[row] = 0;
+  g.lse_estimate_residual[row] = 0;
   g.row_threshold[row] = y == kIgnoredRow ? CUDART_INF_F : g.threshold;
   g.count[row] = 0;
 }
@@ -116,7 +116,7 @@ __global__ void known_estimate_kernel(SparsifiedArena t) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= t.rows) return;
   t.lists.lse_estimate[row] = t.base.logit_offset[row] = t.base.lse[row];
-  t.lists.lse_estimate_low[row] = t.base.lse_residual[row];
+  t.lists.lse_estimate_residual[row] = t.base.lse_residual[row];
   t.row_threshold[row] = t.base.target[row] == kIgnoredRow ? CUDART_INF_F : t.threshold;
   t.lists.count[row] = 0;
 }

@@ -84,7 +84,7 @@ __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const 
     for (int64_t k = threadIdx.x; k < row_bytes / 16; k += kThreads) to[k] = from[k];
     if (threadIdx.x != 0) continue;
     t.lists.lse_estimate[row] = t.portion_offset[i] = t.base.lse[row];
-    t.lists.lse_estimate_low[row] = t.base.lse_residual[row];
+    t.lists.lse_estimate_residual[row] = t.base.lse_residual[row];
     t.portion_threshold[i] = t.threshold;
     if (t.portion_inverse_temperature != nullptr) {
       t.portion_inverse_temperature[i] = t.base.inverse_temperature[row];

@@ -109,8 +109,8 @@ struct Reweight {
   uint32_t first_stream;  // global number of column 0
   bool base_2;            // the lse estimate is its rounded_offset()
   LogitTransform<float> transform;
-  int32_t* shown_count;   // Buffers::kept_count, or null
-  float* shown_variance;  // Buffers::draw_variance, or null
+  int32_t* out_count;   // Buffers::kept_count, or null
+  float* out_variance;  // Buffers::draw_variance, or null
 };
 
 // Numbers of a row that all its elements need.
@@ -133,9 +133,9 @@ __device__ Row load_row(const SparsifiedArena& t, const Reweight& w, int64_t r) 
   row.lse = a.lse[r];
   row.lse_residual = a.lse_residual[r];
   // In two parts: if both are huge, their sums would lose all digits of the difference.
-  LogSumExp<double> lse_estimate{lists.lse_estimate[r], lists.lse_estimate_low[r]};
+  LogSumExp<double> lse_estimate{lists.lse_estimate[r], lists.lse_estimate_residual[r]};
   if (w.base_2) {
-    const SplitOffset split = split_offset(lists.lse_estimate[r], lists.lse_estimate_low[r]);
+    const SplitOffset split = split_offset(lists.lse_estimate[r], lists.lse_estimate_residual[r]);
     lse_estimate = {split.far, -double{split.shift} / double{kLog2E}};
   }
   row.p_over_q =
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
   if (target == kIgnoredRow) {
     if (thread != 0) return;
     t.kept_count[r] = 0;
-    if (w.shown_count != nullptr) w.shown_count[r] = 0;
-    if (w.shown_variance != nullptr) w.shown_variance[r] = 0;
+    if (w.out_count != nullptr) w.out_count[r] = 0;
+    if (w.out_variance != nullptr) w.out_variance[r] = 0;
     return;
   }
   // Loads come before barriers, so that none waits behind them.
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
     if (keep && t.lists_columns) atomicAdd(t.column_count + element.column, 1);
   }
   float variance = 0, square = 0;
-  if (w.shown_variance != nullptr) {
+  if (w.out_variance != nullptr) {
     variance = block_sum<kThreads>(moments.variance);
     square = block_sum<kThreads>(moments.square);
   }
@@ -212,9 +212,9 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
     if (t.lists_columns) atomicAdd(t.column_count + target, 1);
   }
   t.kept_count[r] = count;
-  if (w.shown_count != nullptr) w.shown_count[r] = count + static_cast<int32_t>(t.sizes.dense);
-  if (w.shown_variance == nullptr) return;
-  w.shown_variance[r] = variance;
+  if (w.out_count != nullptr) w.out_count[r] = count + static_cast<int32_t>(t.sizes.dense);
+  if (w.out_variance == nullptr) return;
+  w.out_variance[r] = variance;
   t.row_threshold[r] = square + (dense ? 0 : target_value * target_value);
 }
 
@@ -239,8 +239,8 @@ void launch_reweight(const Runner& run, const SparsifiedArena& t) {
   const Reweight w{.first_stream = static_cast<uint32_t>(run.problem.vocab_start),
                    .base_2 = run.traits().base_2,
                    .transform = run.transform,
-                   .shown_count = run.buffers.kept_count,
-                   .shown_variance = static_cast<float*>(run.buffers.draw_variance)};
+                   .out_count = run.buffers.kept_count,
+                   .out_variance = static_cast<float*>(run.buffers.draw_variance)};
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);

@@ -94,7 +94,7 @@ void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
   g.lse_estimate = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.lse_estimate;
-  g.lse_estimate_low = t.lists.lse_estimate_low;
+  g.lse_estimate_residual = t.lists.lse_estimate_residual;
   g.logit_offset = run.arena.logit_offset;
   g.row_threshold = t.row_threshold;
   g.count = t.lists.count;
@@ -119,7 +119,7 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
     args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
     args.draws.role = t.role;
     args.draws.threshold = t.row_threshold;
-    args.draws.lse_estimate_low = t.lists.lse_estimate_low;
+    args.draws.lse_estimate_residual = t.lists.lse_estimate_residual;
     args.draws.count = t.lists.count;
     args.draws.elements = t.lists.elements;
     args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);

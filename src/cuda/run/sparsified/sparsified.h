@@ -60,15 +60,15 @@ struct LseEstimate {
   const float* sample_others;    // [S] below 0: there is no such sample
   LogitTransform<float> transform;
   float threshold;
-  const int32_t* target;      // [N]
-  const float* target_logit;  // [N]
-  const int32_t* role;        // [V]
-  float* lse_estimate;        // [N]
-  float* lse_estimate_low;    // [N] becomes 0
-  float* logit_offset;        // [N] the same as lse_estimate
-  float* row_threshold;       // [N]
-  int32_t* count;             // [N] becomes 0
-  int32_t* redrawn_count;     // scalar, becomes 0; or null
+  const int32_t* target;         // [N]
+  const float* target_logit;     // [N]
+  const int32_t* role;           // [V]
+  float* lse_estimate;           // [N]
+  float* lse_estimate_residual;  // [N] becomes 0
+  float* logit_offset;           // [N] the same as lse_estimate
+  float* row_threshold;          // [N]
+  int32_t* count;                // [N] becomes 0
+  int32_t* redrawn_count;        // scalar, becomes 0; or null
 };
 void launch_estimate_lse(const LseEstimate& g, const Queue& queue);
 // Joins the lse estimates of a group's ranks, each over its own columns, to lse_estimate and logit_offset of

@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(kThreads)
   const TopEntry<Real> entry = arena.top.best[i];
   const int64_t at = int64_t{arena.row_map[first + r]} * rows.k + i % rows.k;
   if (out.top_ids != nullptr) out.top_ids[at] = entry.column;
-  put<Real>(out.top_log_probs, at, (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_residual[r]});
+  store_if<Real>(out.top_log_probs, at,
+                 (double{entry.z} - double{arena.lse[r]}) - double{arena.lse_residual[r]});
 }
 
 // A logit and its global id. -1 means none, which comes after all others.
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kThreads)
     last = best;
     if (lane != 0) continue;
     if (out.top_ids != nullptr) out.top_ids[at + i] = best.id;
-    put<float>(out.top_log_probs, at + i, lse.log_p(best.z));
+    store_if<float>(out.top_log_probs, at + i, lse.log_p(best.z));
   }
 }
 

@@ -37,9 +37,9 @@ __device__ __forceinline__ uint32_t mask_nan(float a) {
 
 // All bits if a is NaN or not below b, else none.
 __device__ __forceinline__ uint32_t mask_not_below(float a, float b) {
-  uint32_t found;
-  asm("set.geu.u32.f32 %0, %1, %2;" : "=r"(found) : "f"(a), "f"(b));
-  return found;
+  uint32_t not_below;
+  asm("set.geu.u32.f32 %0, %1, %2;" : "=r"(not_below) : "f"(a), "f"(b));
+  return not_below;
 }
 
 // Two numbers rounded to 16 bits each, `low` in the lower half.
