@@ -90,9 +90,9 @@ struct alignas(2 * sizeof(T)) TopEntry {  // one load or store
 // The outputs of kTop. An engine whose traits have no groups keeps the best logits of each row, over windows
 // in ascending order; the first window starts the lists.
 //
-// An engine with groups lists the logits at or above a threshold, which at least k logits of the row reach;
-// -inf is never listed. It also finds thresholds: with group_max it only computes the maxima of groups of
-// columns.
+// An engine with groups lists the logits that are not below a threshold, NaN included, except -inf. At least
+// k logits of the row are not below it. The engine also helps to find thresholds: with group_max it only
+// computes the maxima of groups of columns.
 template <class Real>
 struct TopLogitsOf {
   int64_t k = 0;
@@ -124,8 +124,8 @@ struct LogitsProductOf {
   // One flag for 128 rows; 0: these rows stay as they are. Null: all are active.
   const uint8_t* row_block_active = nullptr;
   LogitTransform<Real> transform;
-  // [rows] column of the shard, -1 if it is in another shard, or kIgnoredRow. Null with kStats, kDraw and
-  // kTop: no row has a target.
+  // [rows] column of the shard, -1 if it is in another shard, or kIgnoredRow. May be null with kStats,
+  // kDraw and kTop: then no row has a target.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
 };

@@ -19,7 +19,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   exact.has.draws = false;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, requested), budget);
   for (Plan& plan : plans) {
-    plan.reason += "; exact, as sparsification a flat softmax of these sizes may take longer";
+    plan.reason += "; exact, because sparsified gradients of a flat softmax of these sizes may take longer";
     if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // not 0, which would give a null pointer
   }
   return plans;

@@ -138,7 +138,7 @@ void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Sca
     using T = decltype(type);
     auto kernel = aligned ? store_d_hidden_kernel<T, true, void> : store_d_hidden_kernel<T, false, void>;
     if (s.terms.count > 0) {
-      if (!aligned) throw Error(Status::kInternal, "d_hidden: terms that are left need aligned rows");
+      if (!aligned) throw Error(Status::kInternal, "d_hidden: tail terms need aligned rows");
       if constexpr (!std::is_same_v<T, double>) {
         kernel = s.terms.dz.dtype == DType::kBF16 ? store_d_hidden_kernel<T, true, __nv_bfloat16>
                                                   : store_d_hidden_kernel<T, true, __half>;

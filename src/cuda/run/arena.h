@@ -35,8 +35,8 @@ struct JoinedTargets {
 };
 
 // Returns the dtype of both operands of the logits' product, of kept exp logits and of dz. It is
-// compute_dtype if that is set, else the operands' common dtype, else fp32. Other operands are converted to
-// it.
+// compute_dtype unless that is fp32, else the operands' common dtype, else fp32. Other operands are converted
+// to it.
 DType operand_dtype(const Problem& problem);
 // Returns the length of a copied row. It is `hidden` if that is whole pieces of 16 bytes or float64, else
 // `hidden` rounded up to lines of 128 bytes.

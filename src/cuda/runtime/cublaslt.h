@@ -53,9 +53,9 @@ struct CublasLt {
   size_t (*version)();
 };
 
-// Returns null with the reason in why_not if cuBLASLt cannot be opened. The search order is
-// LOGITLESS_CUBLASLT, the libraries already loaded in the process (PyTorch brings it), then the dynamic
-// linker's paths.
+// Returns null with the reason in why_not if cuBLASLt cannot be opened. LOGITLESS_CUBLASLT names its file. If
+// that is not set, it is a library that the process has already loaded (PyTorch brings it), or one in the
+// dynamic linker's paths.
 const CublasLt* cublaslt(std::string* why_not);
 
 }  // namespace logitless::cuda

@@ -54,7 +54,7 @@ void check_epilogue(const LogitsArgs& args, const StatsArgs& own) {
 void check_epilogue(const LogitsArgs& args, const ExpLogitsArgs& own) {
   require(own.stats.sum != nullptr, "partials must be given");
   check_partials(args, own.stats);
-  require(own.logit_offset != nullptr, "logit_offsets must be given");
+  require(own.logit_offset != nullptr, "logit offsets must be given");
   require(own.exp_logits.columns <= args.columns, "more columns are stored than there are");
 }
 
@@ -65,7 +65,7 @@ void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
 
 void check_epilogue(const LogitsArgs& args, const DrawArgs& own) {
   check_partials(args, own.stats);
-  require(own.logit_offset != nullptr, "logit_offsets must be given");
+  require(own.logit_offset != nullptr, "logit offsets must be given");
   require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),
           "lists, and partials of expected counts beside the sums', must be given");
 }

@@ -101,7 +101,7 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>
 
 [[noreturn]] void launch_epilogue(const LogitsProductOf<double>&, const RowSums&, const Tile<double>&,
                                   const Queue&) {
-  throw Error(Status::kInternal, "exp_logits and draws of float64");
+  throw Error(Status::kInternal, "exp logits and draws of float64");
 }
 
 }  // namespace

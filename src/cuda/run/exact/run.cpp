@@ -70,7 +70,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
       if constexpr (kMayKeep) {
         keep_exp_logits(run, chunk, hidden, active);
       } else {
-        throw Error(Status::kInternal, "exp_logits of float64 are kept");
+        throw Error(Status::kInternal, "exp logits of float64 are kept");
       }
     } else if (run.problem.top_k > 0) {
       sum_rows_and_find_top(run, chunk, hidden, active);
