@@ -2,8 +2,9 @@
 // Divergences of one column, as kernels compute them: for float in base 2 and without branches, for double by
 // core/divergence.h.
 //
-// Let L be the larger one of p and q, r L the smaller one, d = 1 - r, and l the part of the larger one in the
-// mixture m = M L with M = 1 - y and y = (1 - l) d. With psi(x) = x - 1 - log x, which is never negative,
+// Let L be the larger one of p and q, r L the smaller one, and d = 1 - r. The mixture is m = M L, and l is
+// the part of the larger one in it: M = 1 - y and y = (1 - l) d. Let psi(x) = x - 1 - log x, which is never
+// negative. Then
 //   the larger one's term is L psi(M), and the smaller one's L (l d^2 - r (psi(r) - psi(M))).
 // No terms of first order in d are left to cancel.
 #include "core/divergence.h"

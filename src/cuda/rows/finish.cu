@@ -5,9 +5,9 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 
-// Finds the factor of stored dz. A mean's 1 / N in every dz would be rounded the same way everywhere, an
-// error that no sum averages out, and fp16 would flush it to 0. So if all coefficients are alike, the stored
-// dz are p - [j = y], and products apply the factor.
+// Finds the factor of stored dz. A mean's 1 / N in every dz would be rounded the same way everywhere. No sum
+// averages out such an error, and fp16 would flush the values to 0. So if all coefficients are equal, the
+// stored dz are p - [j = y], and products apply the factor.
 __device__ void set_dz_scale(Scalars* scalars) {
   const float largest = __uint_as_float(__ldcg(&scalars->dz_max));
   if (!(largest > 1e-30f && largest < 1e30f)) return;

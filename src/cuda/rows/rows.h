@@ -125,8 +125,8 @@ struct SumRange {
 
 // ---- redo.cu: blocks of kept exp logits that are done again
 //
-// Returns whether sums of exp logits may leave their range if they are relative to one of the row's own
-// logits, so that they are not below 1, and no logit is more than most_above_offset above it.
+// Returns whether sums of exp logits may leave their range. They are relative to one of the row's own logits,
+// so they are not below 1. No logit is more than most_above_offset above it.
 bool may_leave_range(double most_above_offset, int64_t vocab, const PartialStats& partials);
 // Finds rows whose relative_to_offset sums left the range of exp logits: makes their logit offsets NaN, sets
 // `active` of their blocks and clears the blocks' partials. target: [rows]; needed because ignored rows have

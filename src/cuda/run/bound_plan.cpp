@@ -53,8 +53,8 @@ RunnerOf<Real> runner_of(const Problem& problem, const Buffers& buffers, const P
   };
 }
 
-// Returns whether d_bias is made from a sum in the workspace at the end of the run, because no chunk of an
-// exact plan writes it.
+// Returns whether d_bias is made at the end of the run, from a sum in the workspace. That is so if no chunk
+// of an exact plan writes it.
 template <class Real>
 bool ends_with_d_bias(const RunnerOf<Real>& run) {
   return run.problem.has.d_bias && (run.problem.tokens == 0 || run.detail.is_sparsified());

@@ -76,8 +76,8 @@ Form form_of(const Gemm& g, int device, size_t scratch_bytes) {
 }
 
 // Rounds the number of A's rows in memory up to the largest of its class. These rows are tokens, whose number
-// may be new at every call, and the search for an algorithm takes the host longer than a small product takes
-// the device. So one search serves a class. There are eight classes from a power of two to the next.
+// may be new at every call. The search for an algorithm takes the host longer than a small product takes the
+// device, so one search serves a class. There are eight classes from a power of two to the next.
 Form largest_of_class(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
   const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);

@@ -77,8 +77,9 @@ int best_count(const Cuts& cuts, int units) {
   return count;
 }
 
-// Returns the least multiple of main from which on every number of units can be cut with few partials, or a
-// tail below 24 units if there is none. It is not below kFewUnits, because main groups are for all clusters.
+// Returns the least multiple of main from which on every number of units can be cut with few partials. If
+// there is none, tails are below 24 units. The result is not below kFewUnits, because main groups are for all
+// clusters.
 int find_tail_units(const Cuts& cuts, int main) {
   const int most = std::max(2, (24 + main - 1) / main) * main;
   int with_few = 0;  // numbers of units in a row, up to here

@@ -101,7 +101,7 @@ void run_exact(const RunnerOf<Real>& run) {
   if (p.tokens > 0 && (run.buffers.kept_count != nullptr || run.buffers.draw_variance != nullptr)) {
     launch_exact_draw_stats(run.rows, p.vocab, run.buffers, run.queue);
   }
-  // The last chunk comes first. A computed row never comes from an earlier row of the caller, so rows of
+  // The last chunk comes first. A computed row never comes from an earlier row of the caller. So rows of
   // d_hidden are written only past the copies that later chunks make there (HiddenSource::kOutput).
   const int64_t chunk_rows = std::max<int64_t>(run.detail.token_chunk, 1);
   for (int64_t i = run.chunks - 1; i >= 0; --i) {
