@@ -14,7 +14,7 @@ namespace {
 constexpr double kEpilogueSeconds = 2.7e-6;
 
 // The share of a device's product rate that these kernels reach. Hopper: 0.68, measured on an H200, where the
-// losses of three heads are within 1% of it (docs/architecture_mma.md). The others are predictions. Devices
+// losses of three heads are within 1% of it. The others are predictions. Devices
 // without a faster instruction reach all of it; Blackwell for data centers, with twice Hopper's rate for each
 // processor, reaches half of Hopper's share.
 double share_of_products(const Device& device) {

@@ -62,7 +62,7 @@ struct Stages {
 
 // The pieces of a stage's second step after which copies are started. A copy reads its registers only when it
 // begins. Code that needs these registers must wait, and the compiler reuses them at once. Many copies at
-// once delay ldmatrix, whose operands the next products need. docs/architecture_mma.md has the measurements;
+// once delay ldmatrix, whose operands the next products need. docs/architecture.md has the gain;
 // a ring of kFewStages wants the copies early.
 inline constexpr int kWeightPiece = 3;
 constexpr int hidden_piece(Epilogue epilogue) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory& shared,
     __syncthreads();  // the last stage has been read, and warps exchange through its memory
     const uint32_t pass = shared.stage((next + params.depth_blocks) % params.stages);
     // Warps without rows take part. compute-sanitizer's racecheck reports races for barriers that some warps
-    // of a block pass and others do not (docs/architecture_mma.md).
+    // of a block pass and others do not (docs/architecture.md).
     exchange_halves(acc, pass);
     if (!is_active) continue;
     run_epilogue<kInstance>(acc, view, params, pass);
