@@ -1,5 +1,4 @@
-"""The names of other libraries' fused heads, by Logitless: the same signatures and returns, so that a program changes
-its import and nothing else.
+"""Other libraries' fused heads, computed by Logitless: the signatures and returns stay, a program changes its import.
 
     from logitless.compat.torch import linear_cross_entropy, LinearCrossEntropyLoss
     from logitless.compat.cut_cross_entropy import linear_cross_entropy, cce_patch
@@ -12,10 +11,10 @@ its import and nothing else.
     from logitless.compat.megatron import patch
     from logitless.compat.torchtitan import FusedHeadLoss
 
-None of these libraries is imported here, but torchtitan by the module of its name. docs/pytorch.md,
-docs/hugging_face.md and docs/distributed.md say what each argument does. In all of them losses and statistics are
-float32 (float64 of float64 inputs), gradients are summed in float32, and what only steers the other library's kernels
-(chunk sizes, filters of small gradients, implementations) is accepted and not used.
+None of these libraries is imported here, except torchtitan by the module of its name. docs/pytorch.md,
+docs/hugging_face.md and docs/distributed.md say what each argument does. Losses and statistics are float32 (float64
+for float64 inputs). Gradients are summed in float32. Arguments that only steer the other library's kernels (chunk
+sizes, filters of small gradients, implementations) are accepted and not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A vocabulary that is sharded over ranks, where callers sum the gradient of hidden states themselves."""
+"""Heads with a sharded vocabulary whose callers sum the gradient of hidden states over the ranks themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class _Part(torch.autograd.Function):
-    """Of a gradient that all ranks have, parts that add up to it."""
+    """Splits a gradient that all ranks have into equal parts, whose sum over the ranks is that gradient."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, ranks: int) -> Tensor:
@@ -23,7 +23,10 @@ class _Part(torch.autograd.Function):
 
 
 def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: Any) -> Any:
-    """:func:`logitless.distributed.linear_cross_entropy`; the gradients of ``input`` add up to it over the ranks."""
+    """Calls :func:`logitless.distributed.linear_cross_entropy`; each rank gets its part of the gradient of ``input``.
+
+    The caller sums these parts over the ranks.
+    """
     from ..distributed import linear_cross_entropy
 
     apply: Any = _Part.apply
@@ -31,11 +34,11 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
     return linear_cross_entropy(apply(input, ranks) if ranks > 1 else input, *rest, group=group, **options)
 
 
-def told_to_all(group: Any) -> contextlib.AbstractContextManager[None]:
-    """Tells the others of the group, which would wait, of an error within."""
+def raises_on_all_ranks(group: Any) -> contextlib.AbstractContextManager[None]:
+    """Makes an error inside the block an error on all ranks of the group, which would otherwise wait forever."""
     from ..distributed.group import checked_group, refused_for_all
 
-    if not torch.distributed.is_initialized():  # which is refused later
+    if not torch.distributed.is_initialized():  # the call inside raises the error
         return contextlib.nullcontext()
     group = checked_group(group)
     return refused_for_all(group) if torch.distributed.get_world_size(group) > 1 else contextlib.nullcontext()

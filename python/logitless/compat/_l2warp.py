@@ -1,4 +1,4 @@
-"""L2Warp, RWKV's penalty of large logits: it leaves the loss as it is, and pulls each row's largest logit to 0."""
+"""L2Warp, RWKV's penalty on large logits: it leaves the loss unchanged and pulls each row's largest logit to 0."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from torch import Tensor
 
 
 def l2warp(loss: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, argmax: Tensor, factor: float) -> Tensor:
-    """``loss``, whose backward pass adds ``factor / N`` times each row's largest logit to that logit's gradient.
+    """Returns ``loss``; its backward pass adds ``factor / N`` times each row's largest logit to that logit's gradient.
 
-    x [N, D], weight [V, D], bias [V]; argmax [N] is the place of the row's largest logit ``x @ weight.T + bias``. It
-    needs float32 copies of N x D, and of V x D the gradient in the weight's dtype only.
+    The backward pass makes float32 copies of N x D. Of size V x D it makes only the gradient, in the weight's dtype.
+
+    Args:
+        loss: The loss.
+        x: Hidden states ``[N, D]``.
+        weight: ``[V, D]``.
+        bias: ``[V]``, or None.
+        argmax: ``[N]``, the column of each row's largest logit ``x @ weight.T + bias``.
+        factor: The penalty's factor, before the division by N.
     """
     penalised: Tensor = _L2Warp.apply(  # type: ignore[no-untyped-call]
         loss, x, weight, bias, argmax, factor / max(1, x.shape[0])
@@ -50,10 +57,10 @@ class _L2Warp(torch.autograd.Function):
 
 
 def _added_rows(like: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Zeros in the shape and dtype of ``like`` with ``rows`` added at ``places``: each place is rounded once.
+    """Returns zeros in the shape and dtype of ``like``, with ``rows`` added at ``places``; each place is rounded once.
 
-    Rows of one place are added in float32 first, in a buffer of as many rows, so that no buffer is as large as ``like``
-    and nothing waits for a device.
+    Rows with the same place are first added in float32, in a buffer of the size of ``rows``. So no float32 buffer is as
+    large as ``like``, and the host does not wait for the device.
     """
     made = torch.zeros_like(like)
     if rows.shape[0] == 0:
@@ -63,5 +70,5 @@ def _added_rows(like: Tensor, places: Tensor, rows: Tensor) -> Tensor:
     begins[1:] = ordered[1:] != ordered[:-1]
     slot = begins.cumsum(0) - 1
     sums = torch.zeros_like(rows).index_add_(0, slot, rows[order])
-    # Slots that are not used add zeros to the first row.
+    # Unused slots add zeros to the first row.
     return made.index_add_(0, torch.zeros_like(places).scatter_(0, slot, ordered), sums.to(like.dtype))

@@ -1,4 +1,4 @@
-"""Modules whose options are those of a function, named once: as the fields of a dataclass."""
+"""Modules whose options are a function's; each option is written once, as a field of a dataclass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     def module_of_options(kind: type) -> type:
-        """The class of modules with these fields as arguments and attributes."""
+        """Returns the class as a module that has these fields as arguments and attributes."""
         made = dataclasses.dataclass(eq=False, repr=False)(kind)
         own = made.__init__
 
@@ -25,7 +25,7 @@ else:
         made.__init__ = __init__
         made._option_names = tuple(field.name for field in dataclasses.fields(made))
         for name in made._option_names:
-            if name in vars(made):  # a default, which would hide a parameter of this name
+            if name in vars(made):  # a default value, which would hide a module's parameter or buffer of this name
                 delattr(made, name)
         return made
 

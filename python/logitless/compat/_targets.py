@@ -1,4 +1,4 @@
-"""Targets in the shapes and dtypes that other libraries take, and the exceptions that they raise of others."""
+"""Checks of targets: the shapes and dtypes that other libraries accept, and the exceptions that they raise."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ def indices(
     of_scalar: type[Exception] | None = None,
     any_shape: bool = False,
 ) -> Tensor:
-    """One target for each of these rows, in their shape; small integers as int64.
+    """Checks that there is one target for each row, and returns the targets with 8- and 16-bit integers as int64.
 
-    error: of other shapes; of_scalar: of no dimension, where that is another one; any_shape: only their number counts.
+    Args:
+        name: The argument's name, for messages.
+        target: The targets.
+        rows: The shape of the rows, which the result has.
+        error: The exception for another shape.
+        of_scalar: The exception for a tensor without dimensions, where it is another one.
+        any_shape: Whether only the number of targets counts.
     """
     check_tensor(name, target)
     if any_shape and target.numel() == math.prod(rows):
@@ -40,13 +46,13 @@ def indices(
 
 
 def check_dtype(name: str, target: Tensor, dtypes: Sequence[torch.dtype], error: type[Exception]) -> None:
-    """For a library that takes these dtypes alone."""
+    """Raises ``error`` unless the target has one of these dtypes."""
     if target.dtype not in dtypes:
         raise error(f"{name}: expected {' or '.join(map(str, dtypes))}, got {target.dtype}")
 
 
 def check_as_cross_entropy(name: str, target: Tensor, rows: Sequence[int]) -> Tensor:
-    """Class indices that ``F.cross_entropy`` takes, one for each row, as int64; refused with its types."""
+    """Returns class indices as int64, one for each row; raises what ``F.cross_entropy`` raises for others."""
     count = len(rows)
     if tuple(target.shape) != tuple(rows):
         error = ValueError if tuple(target.shape[:count]) != tuple(rows) else RuntimeError

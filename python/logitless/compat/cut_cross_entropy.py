@@ -1,8 +1,9 @@
 """The names of Apple's Cut Cross Entropy: ``linear_cross_entropy``, ``LinearCrossEntropy`` and ``cce_patch``.
 
 Signatures are those of the public repository apple/ml-cross-entropy at version 25.6.4, which its instructions install.
-PyPI has 25.1.1 only, whose arguments are among these with the same meaning; there ``ignore_index`` stands where
-``bias`` does here, so positional arguments after ``targets`` are refused where their types tell. See docs/pytorch.md.
+PyPI only has 25.1.1, whose arguments are a subset of these with the same meaning. There ``ignore_index`` has the
+position that ``bias`` has here, so a positional argument after ``targets`` of another type raises an error. See
+docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy as _fused
 from ..transformers import patch
-from ._group import told_to_all, with_parts_of_gradient
+from ._group import raises_on_all_ranks, with_parts_of_gradient
 from ._module import module_of_options, options_of
 from ._targets import indices
 
@@ -35,7 +36,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class LinearCrossEntropyImpl(enum.IntEnum):
-    """Names of implementations; all of them compute the same here."""
+    """Names of implementations; here all of them compute the same."""
 
     CCE = enum.auto()
     TORCH_COMPILE = enum.auto()
@@ -54,9 +55,10 @@ class VocabParallelOptions:
     """This rank's range of a vocabulary that is sharded over a group.
 
     Args:
-        start, stop: the range; the ranks' ranges follow one another.
-        group: a ``torch.distributed`` process group, or None for the default one.
-        reduce_e_grad: whether the gradient of ``e`` is summed over the ranks; False: the ranks' add up to it.
+        start: The first row of the vocabulary. The ranks' ranges follow one another.
+        stop: The end of the range, exclusive.
+        group: A ``torch.distributed`` process group, or None for the default group.
+        reduce_e_grad: Whether the gradient of ``e`` is summed over the ranks. If False, each rank has a part of it.
     """
 
     start: int
@@ -66,7 +68,7 @@ class VocabParallelOptions:
 
     @classmethod
     def from_vocab(cls, vocab_size: int, group: Any = None, reduce_e_grad: bool = True) -> VocabParallelOptions:
-        """Ranges in the order of ranks; the first ones have one more where the ranks do not divide the vocabulary."""
+        """Returns this rank's range, in the order of ranks; where V / ranks is not whole, first ranks have one more."""
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         size, more = divmod(vocab_size, ranks)
         start = rank * size + min(rank, more)
@@ -91,40 +93,52 @@ def linear_cross_entropy(
     impl: str | LinearCrossEntropyImpl = LinearCrossEntropyImpl.CCE,
     vocab_parallel_options: VocabParallelOptions | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The loss of ``e`` ``[..., D]`` and ``c`` ``[V, D]`` at ``targets`` ``[...]``.
+    """Cross entropy of the logits ``e @ c.T + bias`` at ``targets``.
 
     Args:
-        bias: ``[V]``.
-        softcap: bound of the logits, a number > 0, or None.
-        reduction: ``"mean"`` over rows that are not ignored (NaN where there are none), ``"sum"``, or ``"none"``: of
-            the shape of ``targets``, 0 for ignored rows.
-        shift: position t predicts ``targets[..., t + shift]``; True is 1. With it the last dimension of what reduction
-            "none" returns, and of lse, is shorter by ``shift``.
-        return_lse: also return the log-sum-exp of each row, differentiable, 0 for ignored rows.
-        filter_eps, filter_e_grad, filter_c_grad: accepted and not used: gradients are not filtered.
-        accum_e_fp32, accum_c_fp32: accepted and not used: gradients are summed in float32.
-        impl: one of the names of :class:`LinearCrossEntropyImpl`; not used.
-        vocab_parallel_options: where ``c`` and ``bias`` are this rank's part of the vocabulary, with the same ``e`` and
-            ``targets`` on all ranks.
+        e: Hidden states ``[..., D]``.
+        c: Weight ``[V, D]``.
+        targets: Class indices ``[...]``.
+        bias: ``[V]``, or None.
+        ignore_index: The target of rows that are left out of the loss.
+        softcap: Bound of the logits, a number > 0, or None.
+        reduction: ``"mean"`` over rows that are not ignored (NaN where there are none), ``"sum"`` or ``"none"``. The
+            last one has the shape of ``targets``, and 0 for ignored rows.
+        shift: Position t predicts ``targets[..., t + shift]``; True is 1. With reduction "none" the last dimension of
+            the loss is shorter by ``shift``, and so is that of lse with any reduction.
+        return_lse: Whether the log-sum-exp of each row is returned as well. It is differentiable, and 0 for ignored
+            rows.
+        filter_eps: Accepted and not used; gradients are not filtered.
+        accum_e_fp32: Accepted and not used; gradients are summed in float32.
+        accum_c_fp32: As ``accum_e_fp32``.
+        filter_e_grad: As ``filter_eps``.
+        filter_c_grad: As ``filter_eps``.
+        impl: A name of :class:`LinearCrossEntropyImpl`; not used.
+        vocab_parallel_options: Says that ``c`` and ``bias`` are this rank's part of the vocabulary. All ranks have the
+            same ``e`` and ``targets``.
+
+    Returns:
+        The loss, or with ``return_lse`` the loss and lse; float32, or float64 for float64 inputs.
 
     Raises:
-        AssertionError: shapes of ``e`` and ``targets``; IndexError: ``targets`` without a dimension.
-        ValueError: shift, bias, softcap or reduction out of range; a DTensor.
-        RuntimeError: another ``filter_eps``.
-        NotImplementedError: an ``impl`` that is not known.
+        AssertionError: ``e`` or ``targets`` has a wrong shape.
+        IndexError: ``targets`` has no dimension.
+        ValueError: ``shift``, ``bias``, ``softcap`` or ``reduction`` is out of range, or a tensor is a DTensor.
+        RuntimeError: ``filter_eps`` is none of the known values.
+        NotImplementedError: ``impl`` is not known.
     """
     _check_impl(impl, NotImplementedError)
     _check_filter_eps(filter_eps)
-    of = vocab_parallel_options
-    with contextlib.nullcontext() if of is None else told_to_all(of.group):
+    shard = vocab_parallel_options
+    with contextlib.nullcontext() if shard is None else raises_on_all_ranks(shard.group):
         _check_kinds(e, c, targets, bias)
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap: expected a number > 0 or None, got {softcap}")
         length = targets.size(-1)
         if not 0 <= shift < length:
             raise ValueError(f"shift: expected an integer in [0, {length}), got {shift}")
-        if of is not None and c.shape[0] != of.stop - of.start:
-            raise ValueError(f"c: expected {of.stop - of.start} rows of vocab_parallel_options, got {c.shape[0]}")
+        if shard is not None and c.shape[0] != shard.stop - shard.start:
+            raise ValueError(f"c: expected {shard.stop - shard.start} rows of vocab_parallel_options, got {c.shape[0]}")
         _check_shapes(e, c, bias)
         targets = indices("targets", targets, e.shape[:-1], AssertionError)
     steps = int(shift)
@@ -136,20 +150,20 @@ def linear_cross_entropy(
         "shift": steps,
         "return_stats": ("lse",) if return_lse else (),
     }
-    found: Any
-    found = _fused(e, c, targets, **options) if of is None else _sharded(e, c, targets, of, options)
-    loss: Tensor = found.loss[..., : length - steps] if reduction == "none" else found.loss
-    if found.lse is None:
+    outputs: Any
+    outputs = _fused(e, c, targets, **options) if shard is None else _sharded(e, c, targets, shard, options)
+    loss: Tensor = outputs.loss[..., : length - steps] if reduction == "none" else outputs.loss
+    if outputs.lse is None:
         return loss
-    return loss, found.lse[..., : length - steps]
+    return loss, outputs.lse[..., : length - steps]
 
 
-def _sharded(e: Tensor, c: Tensor, targets: Tensor, of: VocabParallelOptions, options: dict[str, Any]) -> Any:
-    if of.reduce_e_grad:
+def _sharded(e: Tensor, c: Tensor, targets: Tensor, shard: VocabParallelOptions, options: dict[str, Any]) -> Any:
+    if shard.reduce_e_grad:
         from ..distributed import linear_cross_entropy
 
-        return linear_cross_entropy(e, c, targets, group=of.group, vocab_start=of.start, **options)
-    return with_parts_of_gradient(e, c, targets, group=of.group, vocab_start=of.start, **options)
+        return linear_cross_entropy(e, c, targets, group=shard.group, vocab_start=shard.start, **options)
+    return with_parts_of_gradient(e, c, targets, group=shard.group, vocab_start=shard.start, **options)
 
 
 def _name(impl: object) -> object:
@@ -162,7 +176,7 @@ def _check_impl(impl: object, error: type[Exception]) -> None:
 
 
 def _check_filter_eps(filter_eps: object) -> None:
-    """ "high" is the default of 25.1.1."""
+    """Raises unless the value is one of 25.6.4's, or "high", the default of 25.1.1."""
     if filter_eps is not None and not isinstance(filter_eps, float) and filter_eps not in ("auto", "high"):
         raise RuntimeError(f'filter_eps: expected "auto", a float or None, got {filter_eps!r}')
 
@@ -186,7 +200,7 @@ def _check_shapes(e: Tensor, c: Tensor, bias: Tensor | None) -> None:
 
 @module_of_options
 class LinearCrossEntropy(nn.Module):
-    """The module without parameters: options as of :func:`linear_cross_entropy`."""
+    """A module without parameters; its options are those of :func:`linear_cross_entropy`."""
 
     ignore_index: int = -100
     softcap: float | None = None
@@ -220,7 +234,18 @@ def compute_z_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """``lse ** 2`` over rows whose target is not ``ignore_index``, or over all without targets."""
+    """Returns ``lse ** 2``, reduced over rows whose target is not ``ignore_index``, or without targets over all rows.
+
+    Args:
+        lse: Log-sum-exp of each row.
+        targets: Class indices, or None.
+        shift: As in :func:`linear_cross_entropy`.
+        ignore_index: As in :func:`linear_cross_entropy`.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        ValueError: ``reduction`` is another one.
+    """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction: expected one of "mean", "sum", "none", got {reduction!r}')
     rows = lse.square()
@@ -244,15 +269,20 @@ def cce_patch(
     filter_c_grad: bool = True,
     train_only: bool = False,
 ) -> Model:
-    """:func:`logitless.transformers.patch` of a model, of any class that it knows; returns the model.
+    """Calls :func:`logitless.transformers.patch` with a model, and returns the model.
 
-    ``train_only=False`` leaves the logits out where no gradient is wanted, too. Arguments that
-    :func:`linear_cross_entropy` does not use are not used here.
+    Args:
+        model_type_or_model: A model. Its class may be any that :func:`logitless.transformers.patch` accepts.
+        impl: A name of :class:`LinearCrossEntropyImpl`; not used.
+        reduction: ``"mean"``, which the model's own loss has.
+        filter_eps: Accepted and not used, like ``accum_e_fp32``, ``accum_c_fp32``, ``filter_e_grad`` and
+            ``filter_c_grad``.
+        train_only: False also leaves the logits out where no gradient is wanted.
 
     Raises:
-        ValueError: an ``impl`` that is not known.
-        RuntimeError: a name or a configuration in the place of a model: classes are not patched, only models.
-        NotImplementedError: a reduction other than "mean", which is the model's own.
+        ValueError: ``impl`` is not known.
+        RuntimeError: The argument is a name or a configuration; only models are patched, no classes.
+        NotImplementedError: ``reduction`` is not "mean".
     """
     _check_impl(impl, ValueError)
     _check_filter_eps(filter_eps)

@@ -1,12 +1,12 @@
 """The names of flash-linear-attention 0.6.0 (PyPI, with fla-core 0.6.0): its fused linear cross entropy.
 
-``FusedLinearCrossEntropyLoss`` is that of ``fla.modules``, ``fused_linear_cross_entropy_loss`` that of
-``fla.modules.fused_linear_cross_entropy``. As the ``criterion`` of FLA's models it replaces theirs::
+``FusedLinearCrossEntropyLoss`` has the interface of ``fla.modules``, ``fused_linear_cross_entropy_loss`` that of
+``fla.modules.fused_linear_cross_entropy``. The module replaces the ``criterion`` of FLA's models::
 
     model.criterion = logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
-with ``fuse_linear_cross_entropy=True`` in the configuration of those that have it, as GLA and Gated DeltaNet do; KDA
-uses a fused criterion whenever it trains. See docs/pytorch.md.
+Set ``fuse_linear_cross_entropy=True`` in configurations that have it, such as GLA's and Gated DeltaNet's. KDA uses a
+fused criterion whenever it trains. See docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -39,25 +39,35 @@ def fused_linear_cross_entropy_loss(
     accumulate_grad_in_fp32: bool = True,
     process_group: object = None,
 ) -> Tensor:
-    """The loss of logits ``t(logit_scale * (x @ weight.T + bias))``, t the softcap: the scale comes after the bias.
+    """Cross entropy of the logits ``t(logit_scale * (x @ weight.T + bias))``, where t is the softcap.
+
+    The scale comes after the bias.
 
     Args:
-        x: ``[N, D]``.
-        target: ``[N]``.
+        x: Hidden states ``[N, D]``.
+        target: Class indices ``[N]``.
         weight: ``[V, D]``.
-        bias: ``[V]``.
-        reduction: ``"mean"`` over rows that are not ignored, 0 where there are none; or ``"sum"``.
-        use_l2warp: adds ``l2_penalty_factor / N`` times its largest logit, before scale and softcap, to the gradient of
-            that logit of every row, ignored ones as well. The loss does not show it.
-        num_chunks: accepted and not used.
-        accumulate_grad_in_fp32: accepted and not used: gradients are summed in float32.
+        bias: ``[V]``, or None.
+        ignore_index: The target of rows that are left out of the loss.
+        label_smoothing: In [0, 1].
+        logit_scale: Factor of the logits.
+        logit_softcapping: Bound of the logits, a number > 0, or None.
+        num_chunks: Accepted and not used.
+        reduction: ``"mean"`` over rows that are not ignored (0 where there are none), or ``"sum"``.
+        use_l2warp: Adds ``l2_penalty_factor / N`` times the largest logit of each row, before scale and softcap, to
+            that logit's gradient. This includes ignored rows. The value of the loss does not change.
+        l2_penalty_factor: The factor of ``use_l2warp``.
+        accumulate_grad_in_fp32: Accepted and not used; gradients are summed in float32.
         process_group: None, or a group of one rank.
 
+    Returns:
+        The loss, a float32 scalar (float64 for float64 inputs).
+
     Raises:
-        AssertionError: another reduction, as FLA's module does; the shape of ``target`` (IndexError without a
-            dimension).
-        ValueError: a softcap that is not above 0; other shapes.
-        NotImplementedError: a process group of more ranks.
+        AssertionError: ``reduction`` is another one, as in FLA's module, or ``target`` has a wrong shape.
+        IndexError: ``target`` has no dimension.
+        ValueError: ``logit_softcapping`` is not above 0, or another tensor has a wrong shape.
+        NotImplementedError: ``process_group`` has more than one rank.
     """
     _check(reduction, logit_softcapping, process_group)
     check_matrix("x", x, ValueError)
@@ -67,17 +77,19 @@ def fused_linear_cross_entropy_loss(
     token_weight = None
     places = target
     if use_l2warp:
-        if logit_scale > 0 and logit_softcapping is None:  # the same largest logit: it comes with the loss's own pass
+        if logit_scale > 0 and logit_softcapping is None:  # the loss's own pass finds the same largest logit
             token_weight, places = valid.float(), torch.where(valid, target, 0)
         else:
             argmax = _argmax(x, weight, bias)
-    found = _fused(
+    outputs = _fused(
         x,
         weight,
         places,
         bias=_scaled(bias, logit_scale),
         reduction=reduction,
-        ignore_index=ignore_index if token_weight is None or ignore_index < 0 else _NO_INDEX,  # not in places
+        ignore_index=ignore_index
+        if token_weight is None or ignore_index < 0
+        else _NO_INDEX,  # ignored rows have target 0
         label_smoothing=label_smoothing,
         scale=logit_scale,
         softcap=logit_softcapping,
@@ -87,13 +99,13 @@ def fused_linear_cross_entropy_loss(
         differentiable_stats=False,
     )
     if not use_l2warp:
-        return found.loss
-    argmax = found.argmax if argmax is None else argmax
+        return outputs.loss
+    argmax = outputs.argmax if argmax is None else argmax
     assert argmax is not None
-    return l2warp(found.loss, x, weight, bias, argmax, l2_penalty_factor)
+    return l2warp(outputs.loss, x, weight, bias, argmax, l2_penalty_factor)
 
 
-_NO_INDEX = -(1 << 31)  # of no row
+_NO_INDEX = -(1 << 31)  # no row has this target
 
 
 def _check(reduction: str, softcap: float | None, process_group: object) -> None:
@@ -110,7 +122,7 @@ def _check(reduction: str, softcap: float | None, process_group: object) -> None
 
 
 def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
-    """The bias that is added after the scale."""
+    """Returns the bias times the scale: the fused head adds its bias after the scale."""
     if bias is None or scale == 1:
         return bias
     return (bias if bias.dtype == torch.float64 else bias.float()) * scale
@@ -119,17 +131,17 @@ def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
 @torch.no_grad()
 def _argmax(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     none = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
-    found = _fused(x, weight, none, bias=bias, reduction="sum", return_stats=("argmax",)).argmax
-    assert found is not None
-    return found
+    argmax = _fused(x, weight, none, bias=bias, reduction="sum", return_stats=("argmax",)).argmax
+    assert argmax is not None
+    return argmax
 
 
 @module_of_options
 class FusedLinearCrossEntropyLoss(nn.Module):
-    """The module: options as of :func:`fused_linear_cross_entropy_loss`.
+    """A module whose options are those of :func:`fused_linear_cross_entropy_loss`.
 
-    Also called with ``(logits, labels)``, as models do that fuse in training only (KDA, in evaluation): the loss of
-    these logits, in float32, with the same scale, softcap, smoothing and reduction; L2Warp is then the model's own.
+    Models that fuse only in training (KDA) call it with ``(logits, labels)`` in evaluation. It then returns the loss of
+    these logits in float32, with the same scale, softcap, smoothing and reduction. L2Warp is left to the model.
     """
 
     ignore_index: int = -100

@@ -1,8 +1,8 @@
 """The names of Liger Kernel 0.8.5 (PyPI): its fused linear cross entropy as module, function and autograd function.
 
-``LigerFusedLinearCrossEntropyLoss`` and ``liger_fused_linear_cross_entropy`` are those of ``liger_kernel.transformers``
-and ``liger_kernel.transformers.functional``, ``LigerFusedLinearCrossEntropyFunction`` is that of ``liger_kernel.ops``.
-See docs/pytorch.md.
+``LigerFusedLinearCrossEntropyLoss`` is a name of ``liger_kernel.transformers``, ``liger_fused_linear_cross_entropy`` of
+``liger_kernel.transformers.functional``, ``LigerFusedLinearCrossEntropyFunction`` of ``liger_kernel.ops``. See
+docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass
 class CrossEntropyOutput:
-    """What was asked for; the others are None. Only the loss has a gradient."""
+    """The requested outputs; the others are None. Only the loss has a gradient."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -36,7 +36,7 @@ class CrossEntropyOutput:
 
 @dataclass(eq=False)
 class _Options:
-    """As all three names take them, in this order."""
+    """The options of all three names, in this order."""
 
     ce_weight: Tensor | None
     ignore_index: int = -100
@@ -72,35 +72,45 @@ def liger_fused_linear_cross_entropy(
     return_predicted_tokens: bool = False,
     chunk_mem_const: int = 1,
 ) -> Tensor | CrossEntropyOutput:
-    """The loss; with one of the ``return_`` arguments a :class:`CrossEntropyOutput`.
+    """Cross entropy of the logits ``input @ weight.T + bias`` at ``target``.
 
-    For row i with target y, class weights w (ones without) and the detached p_iy of its target with
-    ``use_token_scaling`` (else 1)::
+    For row i with target y, and class weights w (ones where there are none), the loss is::
 
         loss_i = p_iy * (((1 - label_smoothing) * w_y * nll_i + label_smoothing / V * sum_j w_j (lse_i - z_ij)) / W
                          + lse_square_scale * lse_i ** 2 / n)
 
-    With ``reduction="mean"`` n is the number of rows that are not ignored and W the sum of their w_y, else both are 1.
-    Where every row is ignored the mean is 0.
+    p_iy is the target's probability without gradient if ``use_token_scaling`` is set, else 1. With
+    ``reduction="mean"`` n is the number of rows that are not ignored and W the sum of their w_y, else both are 1. The
+    mean is 0 where every row is ignored.
 
     Args:
-        input: ``[N, D]``.
+        input: Hidden states ``[N, D]``.
         weight: ``[V, D]``.
-        target: ``[N]``.
-        bias: ``[V]``.
-        ce_weight: class weights ``[V]``, of a floating dtype.
-        return_z_loss: also return the loss's part that ``lse_square_scale`` makes.
-        accum_dtype: accepted and not used, for gradients are summed in float32; float64 is refused.
-        use_token_scaling: weigh each row with the probability of its target, as a constant.
-        return_token_accuracy: also return the mean of the rows whose largest logit is the target's (with
-            ``reduction="none"`` a float32 for each row, 0 for ignored ones); NaN where every row is ignored.
-        return_predicted_tokens: also return the place of each row's largest logit, -1 for ignored ones.
-        chunk_mem_const: accepted and not used.
+        target: Class indices ``[N]``.
+        bias: ``[V]``, or None.
+        ce_weight: Class weights ``[V]`` of a floating dtype, or None.
+        ignore_index: The target of rows that are left out of the loss.
+        lse_square_scale: Factor of the squared log-sum-exp.
+        label_smoothing: In [0, 1].
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        softcap: Bound of the logits, a number > 0, or None.
+        return_z_loss: Whether the part of the loss that ``lse_square_scale`` adds is returned as well.
+        accum_dtype: Accepted and not used; gradients are summed in float32. float64 with other inputs raises an error.
+        use_token_scaling: Whether each row is multiplied by the probability of its target, as a constant.
+        return_token_accuracy: Whether the share of rows whose largest logit is the target's is returned as well. With
+            ``reduction="none"`` it is a float32 for each row, 0 for ignored rows. It is NaN where every row is ignored.
+        return_predicted_tokens: Whether the column of each row's largest logit is returned as well, -1 for ignored
+            rows.
+        chunk_mem_const: Accepted and not used.
+
+    Returns:
+        The loss, or with one of the ``return_`` arguments a :class:`CrossEntropyOutput`.
 
     Raises:
-        AssertionError: options out of range, as Liger's module does.
-        ValueError: ``chunk_mem_const`` that is no positive integer; shapes. IndexError: ``target`` without a dimension.
-        NotImplementedError: ``accum_dtype=torch.float64`` of other inputs.
+        AssertionError: An option is out of range, as in Liger's module.
+        ValueError: ``chunk_mem_const`` is no positive integer, or a tensor has a wrong shape.
+        IndexError: ``target`` has no dimension.
+        NotImplementedError: ``accum_dtype`` is ``torch.float64`` and the inputs are not.
     """
     options = _Options(
         ce_weight,
@@ -121,7 +131,7 @@ def liger_fused_linear_cross_entropy(
 
 @module_of_options
 class LigerFusedLinearCrossEntropyLoss(nn.Module, _Options):
-    """The module: options as of :func:`liger_fused_linear_cross_entropy`, called with the weight first."""
+    """A module with the options of :func:`liger_fused_linear_cross_entropy`; it is called with the weight first."""
 
     ce_weight: Tensor | None = None
 
@@ -216,10 +226,10 @@ def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: 
     if ce_weight is not None and o.reduction == "mean":
         by_row = ce_weight.double()[target.clamp(0, weight.shape[0] - 1)]
         total = torch.where(valid, by_row, 0).sum()
-        # Weights and their sum below zero are the opposite ones over a sum above zero, which a divisor has to be.
+        # A divisor must be above zero: where the sum of weights is negative, the sign moves to the weights.
         ce_weight = torch.where(total < 0, -ce_weight, ce_weight)
         total = total.abs()
-        if o.lse_square_scale != 0:  # of the mean over n, in a loss that is divided by the sum of weights
+        if o.lse_square_scale != 0:  # the z-loss is a mean over n, in a loss that is divided by the sum of weights
             z_factor = o.lse_square_scale * total / items
         items = torch.where(count > 0, total, 1)
     stats = []
@@ -229,9 +239,9 @@ def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: 
         stats.append("nll")
     if o.return_token_accuracy or o.return_predicted_tokens:
         stats.append("argmax")
-    # Token scaling multiplies the rows of a loss by what that loss finds.
+    # Token scaling multiplies each row's loss by a statistic of the same pass.
     reduction = "none" if o.use_token_scaling else o.reduction
-    found = _fused(
+    outputs = _fused(
         input,
         weight,
         target,
@@ -246,23 +256,23 @@ def _run(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, o: 
         return_stats=stats,
         differentiable_stats=False,
     )
-    loss, scaling = found.loss, None
-    if found.nll is not None:
-        scaling = torch.exp(-found.nll)
+    loss, scaling = outputs.loss, None
+    if outputs.nll is not None:
+        scaling = torch.exp(-outputs.nll)
         loss = loss * scaling
         loss = loss if o.reduction == "none" else loss.sum()
         loss = loss / items if o.reduction == "mean" else loss
     z_loss = accuracy = predicted = None
-    if found.lse is not None:
-        rows = o.lse_square_scale * found.lse**2
+    if outputs.lse is not None:
+        rows = o.lse_square_scale * outputs.lse**2
         rows = rows if scaling is None else rows * scaling
         z_loss = rows if o.reduction == "none" else rows.sum()
         z_loss = z_loss / count.clamp_min(1) if o.reduction == "mean" else z_loss
-    if found.argmax is not None:
-        correct = (valid & (found.argmax == target)).float()
+    if outputs.argmax is not None:
+        correct = (valid & (outputs.argmax == target)).float()
         if o.return_token_accuracy:
             accuracy = correct if o.reduction == "none" else correct.sum() / count
-        predicted = found.argmax if o.return_predicted_tokens else None
+        predicted = outputs.argmax if o.return_predicted_tokens else None
     return loss, z_loss, accuracy, predicted
 
 

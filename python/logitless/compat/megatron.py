@@ -1,10 +1,10 @@
-"""Megatron core's language model loss by the fused head: no logits, in any split of the vocabulary.
+"""Megatron core's language model loss with the fused head: no logits, for any split of the vocabulary.
 
     import logitless.compat.megatron
-    logitless.compat.megatron.patch(gpt_model)       # one GPTModel, before or after Megatron's DDP; unpatch() goes back
+    logitless.compat.megatron.patch(gpt_model)       # one GPTModel, before or after Megatron's DDP; unpatch() undoes it
 
-Read against megatron-core 0.16.1, which is not imported here. Its own code runs up to the output layer, whose call then
-returns hidden states and weight in place of logits; ``compute_language_model_loss`` makes the loss of them.
+Written for megatron-core 0.16.1, which is not imported here. Its own code runs up to the output layer, which then
+returns hidden states and weight in place of logits. ``compute_language_model_loss`` computes the loss from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import options as _options
 from ..errors import UnsupportedError
-from ._group import told_to_all
+from ._group import raises_on_all_ranks
 from ._targets import check_dtype, indices
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _KEY = "_logitless_patch"
 
 
 class _Deferred(NamedTuple):
-    """What an output layer would make logits of; hidden [s, b, h], of a sequence-parallel rank [s / tp, b, h]."""
+    """Operands of the logits, which the output layer returns; hidden [s, b, h], or sequence parallel [s / tp, b, h]."""
 
     layer: Any
     hidden: Tensor
@@ -46,19 +46,28 @@ def patch(
     model: nn.Module,
     **options: Unpack[PatchOptions],
 ) -> nn.Module:
-    """Makes a ``GPTModel`` compute its loss, where it gets labels, without the logits; the model itself is returned.
+    """Makes a ``GPTModel`` compute its loss without the logits when it gets labels.
 
-    Losses ``[b, s]`` are those of ``vocab_parallel_cross_entropy``, in float32, but 0 with no gradient where a label is
-    -100. Without labels and in inference the model's own code runs. Hooks of the output layer stay, so that Megatron's
-    DDP gathers its parameters as before. With ``gradient_accumulation_fusion`` the gradient of the weight is added to
-    ``weight.main_grad`` (float32), ``grad_added_to_main_grad`` is set where the weight has it, and a dummy is returned.
+    Losses ``[b, s]`` are those of ``vocab_parallel_cross_entropy``, in float32, but rows with label -100 have loss 0
+    and no gradient. Without labels and in inference the model's own code runs. Hooks of the output layer stay, so
+    Megatron's DDP gathers its parameters as before.
+
+    With ``gradient_accumulation_fusion`` the gradient of the weight is added to ``weight.main_grad`` (float32).
+    ``grad_added_to_main_grad`` is set where the weight has it, and autograd gets a dummy.
 
     Args:
-        max_workspace_bytes, gradient, threshold: as in :func:`logitless.linear_cross_entropy`.
+        model: A ``GPTModel``.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
+        gradient: As there.
+        threshold: As there.
+
+    Returns:
+        The same model.
 
     Raises:
-        TypeError: no model with an ``output_layer``, ``_postprocess`` and ``compute_language_model_loss``.
-        UnsupportedError: what the output layer does besides, by name; some of it in the first step.
+        TypeError: The model has no ``output_layer``, ``_postprocess`` or ``compute_language_model_loss``.
+        UnsupportedError: The output layer does more than a product; the message names it. Some of these are only found
+            in the first step.
     """
     names = ("output_layer", "_postprocess", "compute_language_model_loss")
     missing = [name for name in names if not hasattr(model, name)]
@@ -89,7 +98,7 @@ def patch(
     @functools.wraps(postprocess)
     def in_training(*args: Any, **kwargs: Any) -> Any:
         nonlocal deferring
-        # Called by name, of what is without labels or in inference the logits are wanted.
+        # Megatron passes both by name. Without labels, and in inference, the logits themselves are wanted.
         deferring = kwargs.get("labels") is not None and kwargs.get("inference_context") is None
         try:
             return postprocess(*args, **kwargs)
@@ -104,7 +113,7 @@ def patch(
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Gives a model its own methods back; of one that is not patched nothing happens."""
+    """Gives a model its own methods back; does nothing to a model that is not patched."""
     layer = model.__dict__.pop(_KEY, None)
     if layer is not None:
         for owner, name in ((layer, "forward"), (model, "compute_language_model_loss"), (model, "_postprocess")):
@@ -113,7 +122,7 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 
 def _check(layer: Any, runtime_gather_output: bool | None) -> None:
-    """Of what ColumnParallelLinear does besides a product."""
+    """Raises for an output layer (ColumnParallelLinear) that does more than a product."""
     gathers = layer.gather_output if runtime_gather_output is None else runtime_gather_output
     refused = {
         "gather_output": gathers and layer.tp_group.size() > 1,
@@ -126,18 +135,18 @@ def _check(layer: Any, runtime_gather_output: bool | None) -> None:
             raise UnsupportedError(f"logitless.compat.megatron: an output layer with {name} is not known")
 
 
-def _loss(labels: Tensor, of: _Deferred, options: dict[str, Any]) -> Tensor:
-    """Losses [b, s] of labels [b, s]; IndexError for labels of another shape, or not int64 or int32."""
+def _loss(labels: Tensor, deferred: _Deferred, options: dict[str, Any]) -> Tensor:
+    """Returns losses [b, s] for labels [b, s]; raises IndexError unless labels are int64 or int32 of that shape."""
     from ..distributed import linear_cross_entropy
 
-    layer, hidden, weight = of
+    layer, hidden, weight = deferred
     main_grad = _main_grad(layer, weight)
     if main_grad is not None:
         apply: Any = _WithMainGrad.apply
         weight = apply(weight)
     ranks = layer.tp_group.size()
     is_sequence_parallel = bool(layer.sequence_parallel) and ranks > 1
-    with told_to_all(layer.tp_group):
+    with raises_on_all_ranks(layer.tp_group):
         rows = (hidden.shape[1], hidden.shape[0] * (ranks if is_sequence_parallel else 1))
         check_dtype("labels", labels, (torch.int64, torch.int32), IndexError)
         labels = indices("labels", labels, rows, IndexError)
@@ -168,7 +177,7 @@ def _main_grad(layer: Any, weight: Any) -> Tensor | None:
 
 
 class _WithMainGrad(torch.autograd.Function):
-    """A weight whose gradient has been added to its ``main_grad``, by Megatron's contract with its DDP."""
+    """Follows Megatron's contract with its DDP for a weight whose gradient has been added to ``main_grad``."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:

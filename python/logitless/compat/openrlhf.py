@@ -1,6 +1,6 @@
-"""OpenRLHF 0.11.2's ``log_probs_from_logits`` and ``compute_entropy``, of hidden states and the head's weight.
+"""OpenRLHF 0.11.2's ``log_probs_from_logits`` and ``compute_entropy``, computed from hidden states and weight.
 
-Its actor makes float32 logits of all tokens for them; these take what the logits would be made of.
+OpenRLHF's actor makes float32 logits of all tokens for them; these functions make no logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Options(Budget, total=False):
     softcap: float | None
 
 
-def _found(
+def _outputs(
     name: str, operands: Sequence[Tensor], temperature: Any, options: Any, stats: Sequence[str] = ()
 ) -> LinearCrossEntropyOutput:
     hidden, weight, labels = operands
@@ -35,41 +35,43 @@ def _found(
     check_dtype("labels", labels, (torch.int64, torch.int32), RuntimeError)
     labels = indices("labels", labels, hidden.shape[:-1], RuntimeError)
     given = {"bias" if name == "bias" else name: value for name, value in options.items()}
-    found: LinearCrossEntropyOutput = linear_cross_entropy(
+    outputs: LinearCrossEntropyOutput = linear_cross_entropy(
         hidden, weight, labels, reduction="none", temperature=temperature, return_stats=stats, **given
     )
-    return found
+    return outputs
 
 
 @takes(_Options, bias=None, softcap=None)
 def log_probs_from_hidden(
     hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> Tensor:
-    """``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)``, without the logits.
+    """Returns ``log_probs_from_logits(F.linear(hidden, weight, bias).float(), labels, temperature)`` without logits.
 
     Args:
-        hidden: ``[..., D]``.
+        hidden: Hidden states ``[..., D]``.
         weight: ``[V, D]``.
-        labels: of shape ``hidden.shape[:-1]``; the ids that were rolled by one.
-        temperature: what logits are divided by; a number, or a tensor of the labels' shape.
-        bias: ``[V]``.
-        softcap, max_workspace_bytes: as in :func:`logitless.linear_cross_entropy`.
+        labels: Class indices of shape ``hidden.shape[:-1]``: the token ids, rolled by one.
+        temperature: Divisor of the logits; a number, or a tensor of the labels' shape.
+        bias: ``[V]``, or None.
+        softcap: As in :func:`logitless.linear_cross_entropy`.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
 
     Returns:
         Log-probabilities of the labels' shape, float32, with gradients.
 
     Raises:
-        RuntimeError: the shape of ``labels``, and dtypes other than int64 and int32, as ``torch.gather`` does there.
+        RuntimeError: ``labels`` have another shape, or a dtype other than int64 and int32. (OpenRLHF's
+            ``torch.gather`` raises the same.)
     """
-    return -_found("log_probs_from_hidden", (hidden, weight, labels), temperature, options).loss
+    return -_outputs("log_probs_from_hidden", (hidden, weight, labels), temperature, options).loss
 
 
 @takes(_Options, bias=None, softcap=None)
 def log_probs_and_entropy_from_hidden(
     hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> tuple[Tensor, Tensor]:
-    """:func:`log_probs_from_hidden`, and ``compute_entropy`` of the same logits, with gradients of both."""
+    """Returns :func:`log_probs_from_hidden` and ``compute_entropy`` of the same logits, both with gradients."""
     name = "log_probs_and_entropy_from_hidden"
-    found = _found(name, (hidden, weight, labels), temperature, options, ("entropy",))
-    assert found.entropy is not None
-    return -found.loss, found.entropy
+    outputs = _outputs(name, (hidden, weight, labels), temperature, options, ("entropy",))
+    assert outputs.entropy is not None
+    return -outputs.loss, outputs.entropy

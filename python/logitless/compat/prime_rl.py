@@ -1,6 +1,6 @@
-"""The heads of prime-rl that have log-probabilities and entropies in place of logits.
+"""The heads of prime-rl that return log-probabilities and entropies instead of logits.
 
-Written from prime-rl 0.8.0's source (August 2026), whose ``inject_prime_lm_head`` finds its heads under these names:
+Written for prime-rl 0.8.0 (August 2026). Its ``inject_prime_lm_head`` looks the heads up under these names:
 
     from prime_rl.trainer.models.layers import lm_head, lm_head_gemma
 
@@ -27,7 +27,7 @@ __all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
 
 
 class PrimeLmOutput(TypedDict, total=False):
-    """What a head of prime-rl returns; these have log-probabilities and entropies only."""
+    """The output of a head of prime-rl; the heads here return only log-probabilities and entropies."""
 
     logits: Tensor | None
     logprobs: Tensor | None
@@ -41,13 +41,15 @@ class _Options(Budget, total=False):
 
 
 class FusedOutputLinear(nn.Linear):
-    """A head without bias; its state dict is a Linear's.
+    """A head without bias, with the state dict of a Linear.
 
     Args:
         in_features: D.
         out_features: V.
-        chunk_size: accepted, without meaning here.
-        max_workspace_bytes: as in :func:`logitless.linear_cross_entropy`.
+        chunk_size: Accepted and not used.
+        device: As in ``torch.nn.Linear``.
+        dtype: As in ``torch.nn.Linear``, or its name.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
     """
 
     softcap: float | None = None
@@ -69,17 +71,22 @@ class FusedOutputLinear(nn.Linear):
         temperature: Tensor | float | None = None,
         sampling_mask: Tensor | None = None,
     ) -> PrimeLmOutput:
-        """``{"logprobs", "entropy"}``, each ``[B, S]`` float32, of ``hidden_states @ weight.T / temperature``.
+        """Returns log-probabilities and entropies of the logits ``hidden_states @ weight.T / temperature``.
 
         Args:
             hidden_states: ``[B, S, D]``.
-            labels: ``[B, S]`` or as many in another shape, already shifted. Those of -100 have 0 for both.
-            temperature: ``[B, S]``, one for each token; or one for all.
-            sampling_mask: must be None.
+            labels: Class indices ``[B, S]``, or as many in another shape, already shifted. Rows with label -100 have 0
+                for both results.
+            temperature: One for each token, ``[B, S]``, or one for all.
+            sampling_mask: Must be None.
+
+        Returns:
+            ``{"logprobs", "entropy"}``, each ``[B, S]`` float32.
 
         Raises:
-            AssertionError: without labels or temperature, or with a sampling mask; as prime-rl does.
-            ValueError: hidden states of other dimensions; RuntimeError: another number of labels. Both as prime-rl.
+            AssertionError: Labels or temperature are missing, or there is a sampling mask; as in prime-rl.
+            ValueError: ``hidden_states`` have another number of dimensions; as in prime-rl.
+            RuntimeError: The number of labels differs from that of tokens; as in prime-rl.
         """
         name = type(self).__name__
         if labels is None:
@@ -90,7 +97,7 @@ class FusedOutputLinear(nn.Linear):
             raise AssertionError(f"sampling_mask: {name} expected None, got a tensor of {list(sampling_mask.shape)}")
         if hidden_states.dim() != 3:
             raise ValueError(f"hidden_states: expected shape [B, S, D], got {shape_text(hidden_states.shape)}")
-        found = linear_cross_entropy(
+        outputs = linear_cross_entropy(
             hidden_states,
             self.weight,
             indices("labels", labels, hidden_states.shape[:-1], RuntimeError, any_shape=True),
@@ -100,15 +107,18 @@ class FusedOutputLinear(nn.Linear):
             return_stats=("entropy",),
             max_workspace_bytes=self.max_workspace_bytes,
         )
-        return PrimeLmOutput(logprobs=-found.loss, entropy=found.entropy)
+        return PrimeLmOutput(logprobs=-outputs.loss, entropy=outputs.entropy)
 
 
 class GemmaFusedOutputLinear(FusedOutputLinear):
-    """The same of ``softcap * tanh(hidden_states @ weight.T / softcap) / temperature``.
+    """A :class:`FusedOutputLinear` of the logits ``softcap * tanh(hidden_states @ weight.T / softcap) / temperature``.
 
     Args:
-        in_features, out_features, chunk_size, max_workspace_bytes: as in :class:`FusedOutputLinear`.
-        softcap: above 0.
+        in_features: D.
+        out_features: V.
+        chunk_size: Accepted and not used.
+        softcap: Bound of the logits, above 0.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
     """
 
     @takes(_Options, device=None, dtype=None)

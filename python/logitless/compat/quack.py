@@ -1,4 +1,4 @@
-"""The names of QuACK 0.6.5 (PyPI: quack-kernels), of its module ``quack.linear_cross_entropy``. See docs/pytorch.md."""
+"""The names of ``quack.linear_cross_entropy`` of QuACK 0.6.5 (PyPI: quack-kernels). See docs/pytorch.md."""
 
 from __future__ import annotations
 
@@ -26,12 +26,19 @@ def linear_cross_entropy_func(
     reduction: str = "mean",
     inplace_backward: bool = False,
 ) -> Tensor:
-    """The loss of ``x`` ``[..., D]`` at ``target`` ``[...]``; ``inplace_backward`` is accepted and not used.
+    """Cross entropy of the logits ``x @ weight.T + bias`` at ``target``.
 
-    The mean is over rows that are not ignored, and NaN where there are none.
+    Args:
+        x: Hidden states ``[..., D]``.
+        weight: ``[V, D]``.
+        bias: ``[V]``, or None.
+        target: Class indices ``[...]``, int64 or int32.
+        ignore_index: The target of rows that are left out of the loss.
+        reduction: ``"mean"`` over rows that are not ignored (NaN where there are none), ``"sum"`` or ``"none"``.
+        inplace_backward: Accepted and not used.
 
     Raises:
-        AssertionError: the shape of ``target``, and dtypes other than int64 and int32.
+        AssertionError: ``target`` has another shape or dtype.
     """
     target = _checked(target, x.shape[:-1])
     return _fused(x, weight, target, bias=bias, ignore_index=ignore_index, reduction=reduction)
@@ -52,13 +59,21 @@ def chunked_linear_cross_entropy(
     tuned: bool = True,
     use_scaled_exp: bool | None = None,
 ) -> Tensor:
-    """The loss over all of ``target``'s elements, with reduction "mean" or "sum".
+    """Cross entropy of the logits ``x @ weight.T`` at ``target``, reduced to a scalar.
 
-    ``chunk_size``, ``tuned`` and ``use_scaled_exp`` are accepted and not used, and sizes need not be multiples of 8.
+    Sizes need not be multiples of 8.
+
+    Args:
+        x: Hidden states ``[..., D]``.
+        weight: ``[V, D]``.
+        target: As many class indices as rows, in any shape, int64 or int32.
+        chunk_size: Accepted and not used, like ``tuned`` and ``use_scaled_exp``.
+        ignore_index: The target of rows that are left out of the loss.
+        reduction: ``"mean"`` or ``"sum"``.
 
     Raises:
-        AssertionError: as many targets as rows are wanted, in any shape, of int64 or int32.
-        ValueError: another reduction.
+        AssertionError: The number of targets, or their dtype, is another one.
+        ValueError: ``reduction`` is another one.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction: expected "mean" or "sum", got {reduction!r}')
@@ -76,15 +91,16 @@ def scaled_exp_linear_cross_entropy(
     reduction: str = "mean",
     tile_n1: int | None = None,
 ) -> Tensor:
-    """As :func:`chunked_linear_cross_entropy`; ``tile_n1`` is accepted and not used."""
+    """Calls :func:`chunked_linear_cross_entropy`; ``tile_n1`` is accepted and not used."""
     return chunked_linear_cross_entropy(x, weight, target, chunk_size, ignore_index, reduction)
 
 
 class LinearCrossEntropy(nn.Linear):
-    """A linear head, called with hidden states ``[..., D]`` and targets ``[...]``; with a ``chunk_size``, no bias and
-    reduction "mean" or "sum" as :func:`chunked_linear_cross_entropy`, which takes as many targets in any shape.
+    """A linear head, called with hidden states ``[..., D]`` and targets ``[...]``.
 
-    ``chunk_size``, ``inplace_backward``, ``tuned`` and ``use_scaled_exp`` are accepted and not used.
+    With a ``chunk_size``, no bias and reduction "mean" or "sum" it calls :func:`chunked_linear_cross_entropy`, which
+    takes as many targets in any shape. ``chunk_size`` has no other effect. ``inplace_backward``, ``tuned`` and
+    ``use_scaled_exp`` are accepted and not used.
     """
 
     def __init__(
@@ -112,7 +128,9 @@ class LinearCrossEntropy(nn.Linear):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         if not torch.compiler.is_compiling():
             refuse_adapter(self)
-        if self.chunk_size is not None and self.bias is None and self.reduction in ("mean", "sum"):  # which flattens
+        if (
+            self.chunk_size is not None and self.bias is None and self.reduction in ("mean", "sum")
+        ):  # QuACK flattens here
             return chunked_linear_cross_entropy(
                 input, self.weight, target, self.chunk_size, self.ignore_index, self.reduction
             )

@@ -1,6 +1,6 @@
 """The names of PyTorch 2.13.0: ``torch.nn.functional.linear_cross_entropy`` and ``torch.nn.LinearCrossEntropyLoss``.
 
-For PyTorch from 2.6 on, which need not have them. See docs/pytorch.md.
+They work with PyTorch 2.6 and later, which need not have them. See docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: object = None,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the logits.
+    """Returns ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the logits.
 
     Args:
-        input: ``[D]`` or ``[N, D]``.
+        input: Hidden states ``[D]`` or ``[N, D]``.
         linear_weight: ``[C, D]``, or ``[C, d_1, ..., d_K, D]``: a head of C classes for each of the places d.
-        target: class indices ``[]``, ``[N]`` or ``[N, d_1, ..., d_K]``, int64 or (without places d) uint8; or class
-            probabilities of the logits' shape ``[N, C, d_1, ..., d_K]``, with which the logits are made.
-        linear_bias: ``[C, d_1, ..., d_K]``.
-        weight: class weights ``[C]``.
+        target: Class indices ``[]``, ``[N]`` or ``[N, d_1, ..., d_K]``, int64 or (without places d) uint8. Or class
+            probabilities of the logits' shape ``[N, C, d_1, ..., d_K]``; with these the logits are made.
+        linear_bias: ``[C, d_1, ..., d_K]``, or None.
+        weight: Class weights ``[C]``, or None.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: None means -100. With probabilities only None is permitted.
-        label_smoothing: in [0, 1].
+        ignore_index: None means -100. With class probabilities only None is permitted.
+        label_smoothing: In [0, 1].
         options: PyTorch's choice of chunks; accepted and not used.
 
     Raises:
-        RuntimeError: shapes, dtypes of targets, label_smoothing and an ignore_index with probabilities, as PyTorch.
-        ValueError: another number of targets; another reduction.
-        IndexError: a target outside ``[0, C)`` on the CPU (on CUDA its loss is NaN).
-        NotImplementedError: double backward, forward-mode differentiation and transforms of torch.func.
+        RuntimeError: A shape, a dtype of targets or label_smoothing is wrong, or there is an ignore_index with class
+            probabilities; as in PyTorch.
+        ValueError: The number of targets or the reduction is another one.
+        IndexError: A target is outside ``[0, C)`` on the CPU (on CUDA its loss is NaN).
+        NotImplementedError: Double backward, forward-mode differentiation, and transforms of torch.func.
     """
     places = tuple(linear_weight.shape[1:-1])
     _check_shapes(input, linear_weight, linear_bias, weight)
@@ -85,7 +86,7 @@ def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | No
 
 
 def _indices(input: Tensor, linear_weight: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
-    """Class indices as int64, of one shape; refused with PyTorch's types, in its order."""
+    """Returns class indices as int64 in the rows' shape; raises PyTorch's exceptions, checked in its order."""
     classes, *places = linear_weight.shape[:-1]
     rows, got = input.shape[:-1], target.shape
     shape = (*rows, *places)
@@ -110,7 +111,7 @@ def _indices(input: Tensor, linear_weight: Tensor, target: Tensor, label_smoothi
 def _of_probabilities(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """With the logits, which are as large as the probabilities."""
+    """Computes the loss from the logits, which are no larger than the probabilities that the caller has."""
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     dtype = torch.promote_types(input.dtype, torch.float32)  # logits are not rounded to 16 bits
     bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
@@ -130,7 +131,7 @@ def _fused_of(
 def _of_places(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """K-dimensional: the places d_1, ..., d_K one after the other, each a head of its own over all rows."""
+    """Computes a K-dimensional loss: each place (d_1, ..., d_K) is a head of its own over all rows."""
     shape = (input.shape[0], *linear_weight.shape[1:-1])
     reduction: str = options["reduction"]
     weight: Tensor | None = options["weight"]
@@ -162,8 +163,8 @@ def _of_places(
 class LinearCrossEntropyLoss(nn.Module):
     """A linear head and its cross entropy, with the state dict of ``torch.nn.LinearCrossEntropyLoss``.
 
-    ``out_features`` are the places d_1, ..., d_K of :func:`linear_cross_entropy`. The weight is stored flat, as
-    ``linear.weight`` of shape ``[C * d_1 * ... * d_K, D]``.
+    ``out_features`` are the places d_1, ..., d_K of :func:`linear_cross_entropy`. The weight is stored flat:
+    ``linear.weight`` has the shape ``[C * d_1 * ... * d_K, D]``.
     """
 
     weight: Tensor | None

@@ -1,10 +1,10 @@
-"""torchtitan's ``ChunkedLossWrapper`` by the fused head: no logits, and no chunks.
+"""torchtitan's ``ChunkedLossWrapper`` with the fused head: no logits and no chunks.
 
     from logitless.compat.torchtitan import FusedHeadLoss
     config.loss = FusedHeadLoss.Config()            # was ChunkedLossWrapper.Config(...)
 
-Read against torchtitan 0.3.0, which is imported here, and needed. The trainer calls ``set_lm_head``, leaves the head
-out of the model's forward, and calls the loss with hidden states. See docs/distributed.md.
+Written for torchtitan 0.3.0, which is imported here and must be installed. The trainer calls ``set_lm_head``, leaves
+the head out of the model's forward, and calls the loss with hidden states. See docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ __all__ = ["FusedHeadLoss"]
 
 
 class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
-    """The sum of cross entropies over this rank's tokens by ``global_valid_tokens``, of hidden states and ``lm_head``.
+    """The sum of cross entropies over this rank's tokens, divided by ``global_valid_tokens``.
 
-    Of a head that FSDP2 has sharded, alone or in a group with the norm, the unit is gathered once; FSDP reduces the
-    gradients and frees it after the backward pass. A head that is sharded over a tensor-parallel mesh (a DTensor,
-    backend "partial_dtensor") is computed a part of the vocabulary a rank.
+    It is computed from hidden states and ``lm_head``. A head that FSDP2 has sharded, alone or in a group with the norm,
+    is gathered once as a unit. FSDP reduces the gradients and frees the unit after the backward pass. A head that is
+    sharded over a tensor-parallel mesh (a DTensor, backend "partial_dtensor") is computed with a part of the vocabulary
+    on each rank.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(ChunkedLossWrapper.Config):  # type: ignore[misc]
-        """``num_chunks`` is not used, and ``loss_fn`` is the cross entropy of torchtitan.
+        """Options. ``num_chunks`` is not used, and ``loss_fn`` must be torchtitan's cross entropy.
 
-        max_workspace_bytes, gradient, threshold: as in :func:`logitless.linear_cross_entropy`.
+        Attributes:
+            max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
+            gradient: As there.
+            threshold: As there.
         """
 
         max_workspace_bytes: int | str | None = None
@@ -61,7 +65,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
         }
 
     def set_lm_head(self, lm_head: nn.Module) -> None:
-        """Raises UnsupportedError of a head that is no linear layer, whose logits are then not known."""
+        """Sets the head; raises UnsupportedError unless it is a linear layer."""
         if not isinstance(lm_head, nn.Linear) or type(lm_head).forward is not nn.Linear.forward:
             raise UnsupportedError(
                 f"logitless.compat.torchtitan: lm_head: expected a linear layer, got a {type(lm_head).__qualname__}"
@@ -71,12 +75,17 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of hidden states ``[..., D]``, which is differentiable, and no metrics.
+        """Returns the differentiable loss, and no metrics.
 
         Args:
-            labels: ``[...]``, int64 or uint8; rows of -100 cost nothing. ValueError for another number of rows and
-                RuntimeError for other labels, as F.cross_entropy raises.
-            global_valid_tokens: divisor; None for none.
+            pred: Hidden states ``[..., D]``.
+            labels: Class indices ``[...]``, int64 or uint8; rows with -100 cost nothing.
+            global_valid_tokens: The divisor, or None for none.
+
+        Raises:
+            ValueError: The number of labels differs from that of rows, as in F.cross_entropy.
+            RuntimeError: Labels have another dtype or too many dimensions, as in F.cross_entropy.
+            UnsupportedError: There are other inputs of a loss, or the parallelism is not supported.
         """
         head: Any = self.lm_head
         assert head is not None, "lm_head: expected set_lm_head() before the first call"
@@ -107,7 +116,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
 
 
 def _as_weight(pred: Tensor, weight: Any) -> Tensor:
-    """Hidden states as a DTensor where the weight is one: torchtitan's are the same on all tensor-parallel ranks."""
+    """Returns hidden states as a DTensor where the weight is one; all tensor-parallel ranks have the same ones."""
     if not isinstance(weight, DTensor):
         if isinstance(pred, DTensor):
             raise UnsupportedError("logitless.compat.torchtitan: pred: expected a plain tensor, as lm_head's weight is")

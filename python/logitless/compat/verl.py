@@ -1,4 +1,4 @@
-"""``verl.utils.kernel.linear_cross_entropy`` of verl 0.9.1, vendored by others, too: change the import.
+"""``verl.utils.kernel.linear_cross_entropy`` of verl 0.9.1, which other libraries vendor; change the import.
 
 from logitless.compat.verl import linear_cross_entropy
 """
@@ -34,29 +34,31 @@ def linear_cross_entropy(
     dist_process_group: Any = None,
     **budget: Unpack[Budget],
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the labels and entropies, with gradients of both, of ``hidden @ weight.T / temperature``.
+    """Log-probabilities of the labels and entropies of ``hidden @ weight.T / temperature``, with gradients of both.
 
-    As verl's, which also fixes the shapes: tokens are flattened. Beyond verl's: any sizes, any dtypes, the CPU, a
-    temperature for each token, and labels of -100, whose rows cost nothing and hold 0.
+    Signature and shapes are verl's: tokens are flattened. Beyond verl's it takes any sizes and dtypes, runs on the CPU,
+    and takes a temperature for each token. Rows with label -100 cost nothing, and their log-probability and entropy are
+    0.
 
     Args:
-        hidden: ``[..., D]``.
+        hidden: Hidden states ``[..., D]``.
         weight: ``[V, D]``.
-        labels: class indices, as many as tokens, in any shape.
-        temperature: what logits are divided by; a number, or a tensor of as many elements as labels.
-        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over all tokens), in any case; of the log-probabilities only.
-        dist_process_group: of tensor parallelism: ``weight`` is then this rank's shard ``[V / ranks, D]``, in the order
-            of ranks (here of any size), with the same hidden states and labels on all. As verl's, the gradient of
-            ``hidden`` is then a part, which the caller sums over the group (Megatron's gather of a sequence-parallel
-            region does).
-        max_workspace_bytes: as in :func:`logitless.linear_cross_entropy`.
+        labels: Class indices, as many as tokens, in any shape.
+        temperature: Divisor of the logits; a number, or a tensor of as many elements as labels.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over all tokens), in upper or lower case. It applies to the
+            log-probabilities only.
+        dist_process_group: The group of tensor parallelism, or None. With a group ``weight`` is this rank's shard
+            ``[V / ranks, D]``, in the order of ranks; shards may have different sizes. All ranks have the same hidden
+            states and labels. As with verl, each rank gets a part of the gradient of ``hidden``, which the caller sums
+            over the group (Megatron's gather of a sequence-parallel region does).
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
 
     Returns:
-        Log-probabilities ``[N]``, or a scalar; entropies ``[N]``. Both float32.
+        Log-probabilities ``[N]`` or a scalar, and entropies ``[N]``; both float32.
 
     Raises:
-        AssertionError: reduction or temperature of another type, another number of labels, as verl.
-        ValueError: another reduction, as verl; and what :func:`logitless.linear_cross_entropy` raises.
+        AssertionError: ``reduction`` or ``temperature`` has another type, or the number of labels is wrong; as in verl.
+        ValueError: ``reduction`` is another one, as in verl; or :func:`logitless.linear_cross_entropy` raises it.
     """
     assert isinstance(temperature, (float, int, Tensor)), f"temperature must be a float, but got {type(temperature)}"
     assert isinstance(reduction, str), f"reduction must be a str, but got {type(reduction)}"
@@ -64,7 +66,7 @@ def linear_cross_entropy(
         raise ValueError(f"Invalid reduction: {reduction.lower()}")
     tokens = hidden.reshape(-1, hidden.shape[-1])
     alone = dist_process_group is None or torch.distributed.get_world_size(dist_process_group) == 1
-    with contextlib.nullcontext() if alone else _group.told_to_all(dist_process_group):
+    with contextlib.nullcontext() if alone else _group.raises_on_all_ranks(dist_process_group):
         labels = indices("labels", labels, tokens.shape[:1], AssertionError, any_shape=True)
     options: dict[str, Any] = {
         "reduction": "none",
@@ -73,11 +75,11 @@ def linear_cross_entropy(
         **budget,
     }
     if alone:
-        found = functional.linear_cross_entropy(tokens, weight, labels, **options)
+        outputs = functional.linear_cross_entropy(tokens, weight, labels, **options)
     else:
-        found = _group.with_parts_of_gradient(tokens, weight, labels, group=dist_process_group, **options)
-    assert found.entropy is not None
-    logprobs = -found.loss
+        outputs = _group.with_parts_of_gradient(tokens, weight, labels, group=dist_process_group, **options)
+    assert outputs.entropy is not None
+    logprobs = -outputs.loss
     if reduction.lower() != "none":
         logprobs = logprobs.sum() if reduction.lower() == "sum" else logprobs.mean()
-    return logprobs, found.entropy
+    return logprobs, outputs.entropy

@@ -1,10 +1,10 @@
-"""One line for models of Hugging Face transformers: their training loss without the logits.
+"""Models of Hugging Face transformers compute their training loss without the logits, by one line.
 
     import logitless.transformers
     model = logitless.transformers.patch(model)
 
-See :func:`patch` and docs/hugging_face.md. This package needs PyTorch; transformers itself is never imported here, the
-model that is handed over decides.
+See :func:`patch` and docs/hugging_face.md. This package needs PyTorch. It never imports transformers: it only looks at
+the model that it is given.
 """
 
 from __future__ import annotations

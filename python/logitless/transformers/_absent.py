@@ -1,4 +1,4 @@
-"""Outputs of a model without the logits that were never made, with all else in its place."""
+"""Removes logits that were never made from a model's outputs, and leaves all else in its place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _PASSED = frozenset("to float double half bfloat16 type type_as cpu cuda contigu
 
 
 class NoLogits(Tensor):
-    """Stands in the place of logits in evaluation: it may be passed on, and any use of its values is refused.
+    """Takes the place of logits in evaluation: it may be passed on, and any use of its values raises an error.
 
-    A Trainer takes what follows the loss for logits. With None, or nothing, that would be another tensor of the model.
+    A Trainer takes the output after the loss for logits. With None or nothing here, that would be another tensor of the
+    model.
     """
 
     owner: str
@@ -67,9 +68,9 @@ def _refused(name: str, arguments: tuple[Any, ...]) -> UnsupportedError:
 
 
 def without_logits(outputs: Any) -> Any:
-    """The outputs with None in place of logits that were never made, and in evaluation a :class:`NoLogits`.
+    """Returns the outputs with None in place of logits that were never made; in evaluation with a :class:`NoLogits`.
 
-    A ModelOutput leaves out what is None, and all after it would move to another place. It keeps the key here, and the
+    A ModelOutput leaves out entries that are None, so all entries after one would move. Here the key stays, and the
     attribute is None.
     """
     if isinstance(outputs, DeferredLogits):
@@ -86,10 +87,10 @@ def without_logits(outputs: Any) -> Any:
 
 
 class _Outputs(OrderedDict[str, Any]):
-    """The first base of a ModelOutput without logits.
+    """First base class of a ModelOutput without logits.
 
-    Others make outputs anew of their class and entries, as accelerate's mixed precision and DistributedDataParallel do.
-    A ModelOutput drops an entry of None then. This class keeps the place, whoever makes it.
+    accelerate's mixed precision, DistributedDataParallel and others make new outputs from an output's class and
+    entries. A ModelOutput then drops entries that are None. This class keeps their places, whoever makes it.
     """
 
     _logitless_class: type
@@ -98,14 +99,14 @@ class _Outputs(OrderedDict[str, Any]):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        for name in names if self else ():  # an empty one is being copied, entry for entry
+        for name in names if self else ():  # an empty one is a copy that gets its entries one by one
             if name in self._logitless_absent:
                 self[name] = self.get(name)
             if name in self:
                 self.move_to_end(name)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)  # that of ModelOutput sets the attribute, too
+        super().__setitem__(key, value)  # ModelOutput's also sets the attribute
         if isinstance(value, NoLogits):
             self.__dict__[key] = None
 
@@ -116,7 +117,7 @@ class _Outputs(OrderedDict[str, Any]):
 
 @functools.cache
 def _keeping(kind: type, absent: tuple[str, ...]) -> Any:
-    """The class of outputs that keeps the places of these fields, with the name of the class that it derives from."""
+    """Returns a class derived from ``kind``, with its name, that keeps the places of these absent fields."""
     names = {"__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__module__": __name__}
     names |= {"_logitless_class": kind, "_logitless_absent": absent}  # type: ignore[dict-item]
     return types.new_class(kind.__name__, (_Outputs, kind), exec_body=lambda namespace: namespace.update(names))

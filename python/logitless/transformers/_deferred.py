@@ -1,7 +1,7 @@
 """The tensor that a head returns in place of its logits: it has their shape, dtype and device, and no values.
 
-The model's own code goes on with it. What that does is recorded where it is known to be exact, and refused by name
-where it is not, so that a transform nobody has thought of stops the training instead of being left out of it.
+The model's own code goes on with it. An operation that the fused head computes exactly is recorded. Any other one
+raises an error with its name, so an unknown transform stops the training instead of being left out silently.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ METADATA = frozenset(
 
 
 class DeferredLogits(Tensor):
+    """Logits without values; :attr:`logits` records how they would be computed."""
+
     logits: Logits
 
     @staticmethod
@@ -37,7 +39,7 @@ class DeferredLogits(Tensor):
     def __init__(self, logits: Logits) -> None:
         pass
 
-    # What tensor-parallel modules ask of a DTensor that their head returns: these logits are the same on all ranks.
+    # Tensor-parallel modules call these of the DTensor that their head returns. All ranks have the same logits here.
 
     @property
     def placements(self) -> tuple[Any, ...]:
@@ -95,7 +97,7 @@ def name_of(func: Any) -> str:
 
 
 def _first(args: Any, kwargs: dict[str, Any]) -> Logits | None:
-    """Those of an argument, or within a list or a tuple, as that of torch.stack."""
+    """Returns the first logits among the arguments, also inside a list or tuple such as torch.stack's."""
     for value in (*args, *kwargs.values()):
         for part in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(part, DeferredLogits):
@@ -170,7 +172,7 @@ def _tanh(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
 
 
 def _cast(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Another dtype is recorded only: products are accumulated in float32 (float64 for float64) in any case."""
+    """Only records the dtype: products are always accumulated in float32 (float64 for float64)."""
     name, dtype, device = name_of(func), logits.dtype, logits.terms[0].hidden.device
     dtype = _CASTS.get(name, dtype)
     if not isinstance(args[0], DeferredLogits) or (name == "type" and len(args) == 1):
@@ -200,7 +202,7 @@ def _same(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
 
 
 def _reshape(logits: Logits, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Row-major, so with the last size as it is the rows keep their order."""
+    """Reshapes the rows; they keep their order as long as the last size stays, as memory is row-major."""
     if not isinstance(args[0], DeferredLogits):
         raise logits.refuse(f"{name_of(func)}() of another tensor")
     try:

@@ -1,4 +1,4 @@
-"""The linear layers of a model's head, and what they do while a loss is computed."""
+"""Finds the linear layers of a model's head, and replaces their forward while a loss is computed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ._deferred import DeferredLogits
 from ._logits import Logits, Session, Term, is_dtensor
 from ._probe import logits_of, some_rows
 
-_PLAIN = (nn.Linear.forward, FusedHead.forward)  # called with hidden states alone, the latter is the former
+_PLAIN = (nn.Linear.forward, FusedHead.forward)  # FusedHead's is Linear's where it is called without targets
 
 
 def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
-    """The layers of ``head`` that make logits: itself, or those within what PEFT has put around it.
+    """Returns the layers of ``head`` that make logits: the head itself, or layers inside a wrapper of PEFT.
 
     Raises:
-        UnsupportedError: a head that is no plain linear layer, such as a quantised one, or has an adapter of PEFT other
+        UnsupportedError: The head is no plain linear layer, such as a quantised one, or it has an adapter of PEFT other
             than LoRA.
     """
     for module in head.modules():
@@ -36,24 +36,28 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UnsupportedError(
-            f"logitless.transformers: the output embeddings of {owner} are a {type(head).__name__}, not a linear layer"
+            f"logitless.transformers: the output embeddings of {owner}: expected a linear layer, "
+            f"got {type(head).__name__}"
         )
     sizes = [_sizes(module) for module in linear]
     inputs = {size for size, _ in sizes}
-    vocab = next((size for _, size in sizes if size not in inputs), sizes[-1][1])  # layers before the last feed one
-    found = [module for module, (_, size) in zip(linear, sizes, strict=True) if size == vocab]
-    for module in found:
+    vocab = next((size for _, size in sizes if size not in inputs), sizes[-1][1])  # other layers feed a next one
+    makers = [module for module, (_, size) in zip(linear, sizes, strict=True) if size == vocab]
+    for module in makers:
         kind = type(module)
         if kind.forward not in _PLAIN:
             raise UnsupportedError(
                 f"logitless.transformers: the head of {owner} is a {kind.__module__}.{kind.__name__} (quantised?); "
                 "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"
             )
-    return found
+    return makers
 
 
 def _sizes(layer: nn.Linear) -> tuple[int, int]:
-    """Sizes of input and output. PEFT's copy of a tied embedding names itself nn.Linear(V, D); its weight is [V, D]."""
+    """Returns the sizes of input and output.
+
+    PEFT's copy of a tied embedding says that it is a nn.Linear(V, D), but its weight is [V, D].
+    """
     weight = layer._parameters.get("weight")
     if weight is not None and tuple(weight.shape) == (layer.in_features, layer.out_features):
         return layer.out_features, layer.in_features
@@ -61,7 +65,7 @@ def _sizes(layer: nn.Linear) -> tuple[int, int]:
 
 
 def _unknown_adapter(module: nn.Module) -> str | None:
-    """Of PEFT, by the names that its settings have."""
+    """Returns the name of an unsupported adapter of PEFT, recognized by its settings, or None."""
     dora = getattr(module, "use_dora", None)
     if isinstance(dora, dict) and any(dora.values()):
         return "DoRA (use_dora=True)"
@@ -69,9 +73,9 @@ def _unknown_adapter(module: nn.Module) -> str | None:
 
 
 def check_backward_hooks(model: nn.Module, layers: list[nn.Linear], owner: str) -> None:
-    """Refuses hooks that would see, and may change, the gradient of logits: none is made, so that none would be called.
+    """Raises for hooks that would see, and may change, the gradient of logits: it is not made, so none would be called.
 
-    Those of the model itself get the gradient of its loss.
+    Hooks of the model itself are fine: they get the gradient of its loss.
     """
     if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:
         raise UnsupportedError(
@@ -90,7 +94,7 @@ def check_backward_hooks(model: nn.Module, layers: list[nn.Linear], owner: str) 
 
 @contextlib.contextmanager
 def deferring(layers: list[nn.Linear], session: Session) -> Iterator[None]:
-    """While it is open these layers return logits that are never made. Hooks around their forward stay in place."""
+    """Makes these layers return deferred logits inside the block. Hooks around their forward stay in place."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
             stack.enter_context(_replaced(layer, session))
@@ -103,10 +107,10 @@ _MARK = "_logitless_deferring"
 
 @contextlib.contextmanager
 def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
-    # accelerate's hooks (devices, offloading) are around what they keep as _old_forward.
+    # accelerate's hooks (devices, offloading) call the forward that they keep as _old_forward.
     name = "_old_forward" if hasattr(layer, "_hf_hook") else "forward"
     with _replacing:
-        if layer.__dict__.get(_MARK):  # what is put back at the end would be this other loss's
+        if layer.__dict__.get(_MARK):  # this block would put back the other loss's forward at its end
             raise UnsupportedError(
                 f"logitless.transformers: the head of {session.owner} is computing another loss; expected one forward "
                 "pass at a time of a patched model, or of models that share a head: give each thread a copy"
@@ -146,7 +150,7 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    # Once and with gradients: a parametrization may change its state at each use, and one that is cached keeps these.
+    # Read once and with gradients: a parametrization may change its state at each read, and a cache keeps the result.
     weight: Tensor = layer.weight
     bias: Tensor | None = layer.bias
     probed = probe = None
@@ -157,5 +161,5 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
     term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
     if bias is not None and hasattr(layer, "unshard"):
-        bias = bias.clone()  # FSDP2 frees it when this call ends
+        bias = bias.clone()  # FSDP2 frees the bias when this call ends
     return DeferredLogits(Logits(session, (term,), dtype, bias, probe=probe, as_dtensor=is_dtensor(hidden)))

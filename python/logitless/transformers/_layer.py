@@ -1,8 +1,8 @@
-"""The layer around the forward of one model, which stays whatever others store as ``model.forward``, before or after.
+"""A layer around the forward of one model; it stays there whatever others store as ``model.forward``.
 
-A model with such a layer has a class of its own, derived from its class and named as that. In it ``forward`` is a data
-descriptor: others store under the name what they like, and what they read there is a layer around what is stored. So
-no order of wrapping and unwrapping loses the layer, and where layers lie within each other the innermost one decides.
+A model with a layer has a class of its own, derived from its class and with the same name. In that class ``forward`` is
+a data descriptor: others store any function under the name, and reading it returns a layer around the stored function.
+So no order of wrapping and unwrapping loses the layer. Where layers are nested, the innermost one decides.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _INNER = "_logitless_inner"
 
 
 class State(Protocol):
-    """A model with a layer keeps this under ``KEY``. Without it the layers do nothing.
+    """The state that a model with a layer keeps under ``KEY``. Without it the layers do nothing.
 
     Attributes:
-        layers: by name what is stored there (None where the class's is used), whether it is a method, and its layer.
+        layers: For each name the stored function (None where the class's is used), whether it is a method, and its
+            layer.
     """
 
     layers: dict[str, Any]
@@ -33,12 +34,12 @@ class State(Protocol):
     def run(
         self, model: nn.Module, inner: Callable[..., Any], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """The call of a layer around ``inner``, whose parameters have these names."""
+        """Runs a call of a layer around ``inner``, whose parameters have these names."""
         ...
 
 
 class _Slot:
-    """A method that others replace by an attribute of the model; all of them get a layer to call."""
+    """A method that others may replace by an attribute of the model; reading it always returns a layer."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -50,7 +51,7 @@ class _Slot:
         if state is None:
             return types.MethodType(self._own(model), model) if stored is None else stored
         if stored is None:
-            self._own(model)  # raises where there is none
+            self._own(model)  # raises AttributeError where the class has none
         bound = stored is None or _is_bound(stored, model)
         function = None if stored is None else stored.__func__ if bound else stored
         known = state.layers.get(self.name)
@@ -67,7 +68,7 @@ class _Slot:
             model.__dict__.pop(self.name, None)
         else:
             model.__dict__[self.name] = value
-        self.__get__(model)  # as in wear()
+        self.__get__(model)  # makes the layer now, as in wear()
 
     def __delete__(self, model: nn.Module) -> None:
         if self.name not in model.__dict__:
@@ -75,13 +76,13 @@ class _Slot:
         del model.__dict__[self.name]
 
     def _own(self, model: nn.Module) -> Any:
-        """The function of the model's class, also of a model that has its class back."""
+        """Returns the function of the model's class, also after the model has got its class back."""
         kind = type(model)
         return getattr(getattr(kind, "_logitless_class", kind), self.name)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _made(self, model: nn.Module, function: Any, bound: bool) -> Any:
-        """A layer of the kind that it is around: a method where that is one, as accelerate asks for."""
+        """Makes a layer of its function's kind: around a method it is a method, which accelerate requires."""
         if not bound:
             return _Callable(model, function)
         if function is not None:
@@ -90,14 +91,14 @@ class _Slot:
 
 
 class Layered:
-    """The first base of such a class. accelerate's hooks keep what they are around as ``_old_forward``."""
+    """First base of a class with a layer. accelerate's hooks keep the forward that they wrap as ``_old_forward``."""
 
-    _logitless_class: type  # the model's own
+    _logitless_class: type  # the model's own class
     forward = _Slot()
     _old_forward = _Slot()
 
     def __init_subclass__(cls) -> None:
-        """Not that of the model's class, which would register another model."""
+        """Does nothing; the method of the model's class would register another model."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
@@ -114,23 +115,23 @@ class Layered:
 
 
 def wear(model: nn.Module) -> None:
-    """Gives the model its class with a layer, which is around all that others have put there before."""
+    """Gives the model a class with a layer, around everything that others have put there before."""
     if not isinstance(model, Layered):
         model.__class__ = _above(model, _layered(_below(model)))
     for name in ("forward", "_old_forward"):
         if name in model.__dict__:
-            setattr(model, name, model.__dict__[name])  # without a layer of former times
-    _ = model.forward  # so that compiled code finds the layer made
+            setattr(model, name, model.__dict__[name])  # removes an earlier layer
+    _ = model.forward  # makes the layer now, so that compiled code finds it
 
 
 def shed(model: nn.Module) -> None:
-    """Gives it its class back, unless others have derived theirs, as FSDP2 does, in which a layer then does nothing."""
+    """Gives the model its class back, unless others such as FSDP2 have derived from it; the layer then does nothing."""
     if isinstance(model, Layered) and Layered in _below(model).__bases__:
         model.__class__ = _above(model, model._logitless_class)
 
 
 def _is_parametrized(model: nn.Module) -> bool:
-    """Whether its class is the one of torch.nn.utils.parametrize, with a property for each parametrized tensor."""
+    """Whether torch.nn.utils.parametrize made its class, which has a property for each parametrized tensor."""
     kind = type(model)
     if not parametrize.is_parametrized(model) or len(kind.__bases__) != 1:
         return False
@@ -138,15 +139,15 @@ def _is_parametrized(model: nn.Module) -> bool:
 
 
 def _below(model: nn.Module) -> type:
-    """Its class without parametrizations of its own tensors."""
+    """Returns the model's class without parametrizations of its own tensors."""
     return type(model).__bases__[0] if _is_parametrized(model) else type(model)
 
 
 def _above(model: nn.Module, kind: type) -> type:
-    """The model's class with another one below its parametrizations.
+    """Returns the model's class with ``kind`` below its parametrizations.
 
-    PyTorch removes properties from the very class of a model, and in the end gives it the first base back. So the layer
-    has to be below them.
+    PyTorch removes the properties from the model's class itself, and in the end gives the model that class's first
+    base. So the layer must be below the parametrizations.
     """
     if not _is_parametrized(model):
         return kind
@@ -155,7 +156,7 @@ def _above(model: nn.Module, kind: type) -> type:
 
 
 def parameter_names(inner: Callable[..., Any], model: nn.Module) -> tuple[str, ...]:
-    """The callable's, or the class's where those tell nothing of labels, as those of ``(*args, **kwargs)``."""
+    """Returns the callable's parameters, or the class's where these name no labels, as in ``(*args, **kwargs)``."""
     try:
         names = tuple(inspect.signature(inner).parameters)
     except (TypeError, ValueError):
@@ -174,7 +175,7 @@ def _layered(kind: type) -> type:
 
 
 def _renewed(make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
-    """A model that is copied or loaded, before it has its state."""
+    """Makes a model that is being copied or loaded, before it gets its state."""
     model = make(*arguments)
     model.__class__ = _layered(type(model))
     return model
@@ -185,7 +186,10 @@ def _is_bound(value: Any, model: nn.Module) -> bool:
 
 
 def _inner(layer: Any) -> Any:
-    """The function that a layer is around, else None. Decorators copy attributes: a copy names another function."""
+    """Returns the function inside a layer, or None for anything else.
+
+    Decorators copy attributes, so an attribute only counts if it names this very function.
+    """
     if isinstance(layer, _Callable):
         return layer.inner
     of, function = getattr(layer, _INNER, (None, None))
@@ -193,7 +197,7 @@ def _inner(layer: Any) -> Any:
 
 
 def _within(model: nn.Module, value: Any) -> Any:
-    """A value without its layer, where it is a layer of this model."""
+    """Returns the function inside a layer of this model, and any other value as it is."""
     if _is_bound(value, model):
         function = _inner(value.__func__)
         return value if function is None else types.MethodType(function, model)
@@ -201,10 +205,12 @@ def _within(model: nn.Module, value: Any) -> Any:
 
 
 def _method(model: nn.Module, function: Any, current: Callable[[nn.Module], Any]) -> Any:
-    """A layer around a method. It holds no model, so that the copy of a bound one calls the copied model's.
+    """Makes a layer around a method. It holds no model, so a copied model calls its own.
 
     Args:
-        current: the function at a call, as that of a class may have been replaced by then.
+        model: The model.
+        function: The function of the method.
+        current: Returns the function at the time of a call, as a class's function may have been replaced by then.
     """
     names = parameter_names(types.MethodType(function, model), model)
 
@@ -220,7 +226,7 @@ def _method(model: nn.Module, function: Any, current: Callable[[nn.Module], Any]
 
 
 class _Callable:
-    """A layer around what is no method of the model, such as the partial function of accelerate's hooks."""
+    """A layer around a callable that is no method of the model, such as a partial function of accelerate's hooks."""
 
     def __init__(self, model: nn.Module, inner: Callable[..., Any]) -> None:
         functools.update_wrapper(self, inner)

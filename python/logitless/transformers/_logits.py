@@ -1,4 +1,4 @@
-"""What a head and the model's own code have made of the logits, without the logits: a formula over operands."""
+"""Logits as a formula over operands: it records what a head and the model's own code do, without making logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 
-ROWS = 8  # of logits that are compared
+ROWS = 8  # rows of logits that the self-check compares
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -21,7 +21,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def on_all_ranks(tensor: Tensor, mesh: Any) -> Tensor:
-    """A DTensor of what all ranks of the mesh have."""
+    """Returns a DTensor of a tensor that is the same on all ranks of the mesh."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -29,28 +29,28 @@ def on_all_ranks(tensor: Tensor, mesh: Any) -> Tensor:
 
 @dataclass
 class Session:
-    """One forward pass of a patched model: the options of its loss, and what happened."""
+    """One forward pass of a patched model: the options of its loss, and a record of what happened."""
 
     owner: str  # class of the model, for messages
     options: dict[str, Any]
     tp_mesh: Any  # the DeviceMesh over which the head's weight is sharded, where its hidden states are plain tensors
-    probing: int  # rows of logits that are yet to be compared with those of the model's own operations, 0 for none
+    probing: int  # rows of logits still to be compared with those of the model's own operations, 0 for none
     gradients: bool = field(default_factory=torch.is_grad_enabled)  # whether it began with gradients
     losses: int = 0
-    compared: int = ROWS  # rows that each loss was compared at; ROWS also where it has fewer
+    compared: int = ROWS  # rows at which each loss was compared; also ROWS if the batch has fewer
     unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
 
 
 @dataclass(frozen=True)
 class Term:
-    """``factor * hidden @ weight.T``; hidden [..., D], weight [V, D], and the hidden states of the probed rows."""
+    """``factor * hidden @ weight.T`` with hidden [..., D] and weight [V, D]; ``probed`` has rows of hidden."""
 
     hidden: Tensor
     weight: Tensor
     factor: float = 1.0
     probed: Tensor | None = None
     versions: tuple[tuple[Tensor, int], ...] = ()  # of hidden and weight when the head was called
-    layer: nn.Module | None = None  # whose weight it is
+    layer: nn.Module | None = None  # the owner of the weight
 
     def in_memory(self) -> bool:
         return self.weight.untyped_storage().nbytes() >= self.weight.numel() * self.weight.element_size()
@@ -61,9 +61,9 @@ class Term:
 
 @dataclass(frozen=True)
 class Logits:
-    """``z = sum(terms) + bias``, and with a cap ``cap * tanh(z)``; all of shape [..., V].
+    """``z = sum(terms) + bias``, or with a cap ``cap * tanh(z)``; the shape is [..., V].
 
-    The probe is some rows of the same logits [k, V], which every operation of the model is run on as it is.
+    The probe holds some rows of the same logits, [k, V]. Every operation of the model runs on it unchanged.
     """
 
     session: Session = field(repr=False)
@@ -72,7 +72,7 @@ class Logits:
     bias: Tensor | None = None
     cap: float | None = None
     probe: Tensor | None = None
-    as_dtensor: bool = False  # whether the loss is one, as of hidden states that are
+    as_dtensor: bool = False  # whether the loss is a DTensor, as the hidden states are
 
     @property
     def vocab(self) -> int:
@@ -90,7 +90,7 @@ class Logits:
 
     @property
     def unit(self) -> float:
-        """The factor of all terms together, beside which each may have another of its own."""
+        """The factor that all terms share; each term may have another one besides."""
         return next((term.factor for term in self.terms if term.factor), 1.0)
 
     def scaled(self, factor: float) -> Logits:
@@ -125,17 +125,20 @@ class Logits:
         return replace(self, cap=1.0)
 
     def over_rows(self, change: Callable[[Tensor], Tensor]) -> Logits:
-        """The logits of other rows, or of the same in another shape: what is done to [..., V] is done to [..., D]."""
+        """Returns logits of other rows, or of the same rows in another shape, by the same change to hidden [..., D]."""
         return replace(self, terms=tuple(replace(term, hidden=change(term.hidden)) for term in self.terms))
 
     def first_entries(self, count: int) -> Logits:
-        """The logits of the first entries of the vocabulary."""
+        """Returns the logits of the first ``count`` entries of the vocabulary."""
         terms = tuple(replace(term, weight=term.weight[:count]) for term in self.terms)
         return replace(self, terms=terms, bias=None if self.bias is None else self.bias[:count])
 
 
 def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
-    """Hidden states [N, D], and the head: the formula as ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``."""
+    """Returns hidden states [N, D] and the head's options.
+
+    Their logits are ``cap * tanh((scale * hidden @ weight.T + bias) / cap)``.
+    """
     factor, bias = logits.unit, logits.bias
     hidden, weight = joined(logits, [term.hidden for term in logits.terms])
     cap = logits.cap
@@ -145,7 +148,10 @@ def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
 
 
 def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Several products as one: [h, f A h] against [W, B]. Costs a copy of the weights, and as much for its gradient."""
+    """Joins several products into one, [h, f A h] times [W, B].
+
+    This copies the weights, and the gradient of the copy is as large.
+    """
     terms, unit = logits.terms, logits.unit
     if len(terms) == 1 and terms[0].factor == unit:
         return hiddens[0], terms[0].weight

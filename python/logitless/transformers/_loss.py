@@ -1,4 +1,4 @@
-"""``torch.nn.functional.cross_entropy`` of logits that were never made."""
+"""``torch.nn.functional.cross_entropy`` for logits that were never made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The loss of ``logits`` [N, V] at ``target`` [N], with the arguments of PyTorch's function."""
+    """Computes the loss of ``logits`` [N, V] at ``target`` [N]; the arguments are those of PyTorch's function."""
     if size_average is not None or reduce is not None:
         raise logits.refuse("cross_entropy() with size_average or reduce")
     if target.dim() == 1:
@@ -56,7 +56,7 @@ def cross_entropy(
 
 
 def _present(term: Term, session: Session) -> Term:
-    """The term with its weight in memory: what FSDP2 has freed is gathered again."""
+    """Returns the term with its weight in memory; a weight that FSDP2 has freed is gathered again."""
     weight = term.weight
     if term.changed():
         raise UnsupportedError(
@@ -71,17 +71,17 @@ def _present(term: Term, session: Session) -> Term:
         whole = _gathered(weight)
         return term if whole is None else replace(term, weight=whole, versions=())
     if weight.device.type == "meta" or hasattr(type(weight), "__tensor_flatten__"):
-        return term  # refused with what to do by logitless.linear_cross_entropy itself
+        return term  # logitless.linear_cross_entropy raises the error, with its remedy
     if not term.in_memory():
         _unshard(term, session)
     return term
 
 
 def _unshard(term: Term, session: Session) -> None:
-    """Gathers a unit of FSDP2 again, which was freed when the head's call ended.
+    """Gathers a unit of FSDP2 again that was freed when the head's call ended.
 
-    All of it: its other parameters, such as a norm's, are needed in the backward pass, which FSDP does not see begin,
-    as no gradient of logits is made. It then frees the unit, and reduces its gradients.
+    The whole unit is needed: the backward pass uses its other parameters, such as a norm's, and FSDP does not see that
+    pass begin, as no gradient of logits is made. Afterwards FSDP frees the unit and reduces its gradients.
     """
     if not hasattr(term.layer, "unshard"):
         raise UnsupportedError(
@@ -96,7 +96,7 @@ def _unshard(term: Term, session: Session) -> None:
 
 
 def _gathered(weight: Any) -> Tensor | None:
-    """All of a weight that FSDP2 has sharded; None of others."""
+    """Returns the whole of a weight that FSDP2 has sharded, or None for other weights."""
     if not is_dtensor(weight):
         return None
     from ..distributed import _fsdp
@@ -106,7 +106,7 @@ def _gathered(weight: Any) -> Tensor | None:
 
 
 def _over_ranks(logits: Logits, hidden: Tensor, weight: Tensor) -> Tensor:
-    """Hidden states as a DTensor that is the same on all ranks, where the weight is sharded over the vocabulary."""
+    """Returns hidden states as a DTensor, the same on all ranks, where the weight is sharded over the vocabulary."""
     mesh = logits.session.tp_mesh
     if not is_dtensor(weight) or is_dtensor(hidden):
         return hidden

@@ -1,4 +1,4 @@
-"""The handshake: some rows of the logits as the model itself makes them, beside the fused head's."""
+"""The self-check: it compares some rows of the logits, as the model itself makes them, with the fused head's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 1 << 22  # elements of the weight that are widened at a time
 
 
 def some_rows(hidden: Tensor) -> Tensor:
-    """At most ROWS rows of hidden [..., D], spread over all; of a DTensor, one that all ranks have."""
+    """Returns at most ROWS rows of hidden [..., D], spread over all; for a DTensor one that all ranks have."""
     if is_dtensor(hidden):
         return on_all_ranks(some_rows(_whole(hidden.detach())), hidden.device_mesh)  # type: ignore[attr-defined]
     rows = hidden.detach().reshape(-1, hidden.shape[-1])
@@ -29,10 +29,11 @@ def some_rows(hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | None, rows: Tensor, owner: str) -> Tensor:
-    """The head's logits of these rows, in float32 where it makes 16 bits: those would hide a wrong factor of 1.01.
+    """Returns the head's logits of these rows, in float32 where the head makes 16 bits.
 
-    It makes them by its ``own`` forward, or with the weight that was read as torch.nn.Linear does. In 16 bits its
-    result must be the float32 product, rounded, where neither overflows.
+    16 bits would hide a wrong factor of 1.01. The head makes the logits by its ``own`` forward, or where that is None
+    as torch.nn.Linear does, with the weight that was read. A result in 16 bits must be the rounded float32 product,
+    where neither overflows.
     """
     made: Tensor = nn.functional.linear(rows, weight, bias) if own is None else own(rows)
     if made.dtype not in (torch.bfloat16, torch.float16) or type(weight) not in (Tensor, nn.Parameter):
@@ -54,7 +55,7 @@ def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | Non
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The float32 product of operands in ``dtype``, and the norm of the weight without what is no number."""
+    """Returns the float32 product of operands in ``dtype``, and the norm of the weight's finite elements."""
     with torch.autocast(rows.device.type, enabled=False):
         left, parts, norms = rows.to(dtype).float(), [], []
         for part in _blocks(weight):
@@ -77,13 +78,14 @@ def _numbers(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def compare(logits: Logits) -> None:
-    """Raises where the losses of the probed rows differ by more than rounding explains.
+    """Raises UnsupportedError where losses of the probed rows differ by more than rounding explains.
 
-    Each is compared at the entry of largest logit and at one elsewhere. Rows that have a value or a loss that is not
-    finite are left out, as are entries of the vocabulary that have none: neither says anything of the formula.
+    Each row is compared at the entry of its largest logit and at another one. Rows with a value or loss that is not
+    finite are left out, and so are entries of the vocabulary that are not finite: neither says anything about the
+    formula.
     """
     if logits.probe is None or any(term.probed is None for term in logits.terms):
-        raise UnsupportedError(f"logitless.transformers: the handshake with {logits.session.owner} found no logits")
+        raise UnsupportedError(f"logitless.transformers: the self-check of {logits.session.owner} found no logits")
     session, (logits, values) = logits.session, _comparable(logits)
     targets = _targets(logits, values)
     losses = [nn.functional.cross_entropy(values, target, reduction="none") for target in targets]
@@ -111,9 +113,10 @@ def compare(logits: Logits) -> None:
 
 
 def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
-    """The probed rows as a formula and as values, without the entries whose weights or bias are not finite.
+    """Returns the probed rows as a formula and as values, without entries whose weights or bias are not finite.
 
-    A bias of minus infinity stays, as of entries that pad the vocabulary: their losses are what others have of them.
+    A bias of minus infinity stays: entries that pad the vocabulary have it, and they add nothing to other targets'
+    losses.
     """
     terms = tuple(replace(t, hidden=_whole(t.probed), weight=_whole(t.weight).detach()) for t in logits.terms)
     values, bias = _whole(logits.probe), _whole(logits.bias)
@@ -130,7 +133,7 @@ def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
 
 
 def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
-    """For each row: the entry of largest logit, and one elsewhere that has a finite bias."""
+    """Returns two targets for each row: the entry of its largest logit, and another one with a finite bias."""
     entries = torch.arange(logits.vocab, device=values.device)
     if logits.bias is not None:
         entries = entries[logits.bias.isfinite()]
@@ -140,15 +143,15 @@ def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
 
 
 def _whole(tensor: Any) -> Any:
-    """All of a DTensor: the formula is compared with it, once."""
+    """Returns the whole of a DTensor; the self-check does this once."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def _rounding(logits: Logits) -> float:
-    """Bound of the rounding: of dot products of D terms, of their results, and of four operations on these and a tanh.
+    """Returns a bound of the rounding: of dot products with D terms, their results, and four operations and a tanh.
 
-    The probe has no coarser precision than float32. In 16 bits may be a bias, which factors are applied to, and hidden
-    states that :func:`joined` multiplies by the factor between two products: these are rounded once more.
+    The probe's precision is at least float32. Two tensors may have 16 bits, and are rounded once more: a bias that is
+    multiplied by factors, and hidden states that :func:`joined` multiplies by the factor between two products.
     """
     sums = rounded = largest = 0.0
     dtype, cap = logits.terms[0].weight.dtype, abs(logits.cap or 1.0)
@@ -159,23 +162,23 @@ def _rounding(logits: Logits) -> float:
         dtype = torch.promote_types(dtype, torch.promote_types(term.hidden.dtype, term.weight.dtype))
         largest += norm
     products, results, cast = _units(logits)
-    found = 8 * products * sums + 5 * results * (largest + 1.0 + cap)
-    found += max(cast, torch.finfo(dtype).eps) * rounded
+    bound = 8 * products * sums + 5 * results * (largest + 1.0 + cap)
+    bound += max(cast, torch.finfo(dtype).eps) * rounded
     if logits.bias is not None:
         unit = max(cast, results, torch.finfo(logits.bias.dtype).eps)
-        found += 5 * unit * cap * float(_numbers(logits.bias).abs().max())
-    return found
+        bound += 5 * unit * cap * float(_numbers(logits.bias).abs().max())
+    return bound
 
 
 def _longest(matrix: Tensor) -> float:
-    """The largest norm of a row, which 16 bits may not hold."""
+    """Returns the largest norm of a row, in at least float32, as 16 bits may not hold it."""
     wide = torch.promote_types(matrix.dtype, torch.float32)
     norms = [torch.linalg.vector_norm(part, dim=-1, dtype=wide).max() for part in _blocks(matrix)]
     return float(torch.stack(norms).max())
 
 
 def _units(logits: Logits) -> tuple[float, float, float]:
-    """Units of rounding: that in which products are made, that of their results, and that of autocast (0 without)."""
+    """Returns the rounding units of products, of their results, and of autocast (0 without autocast)."""
     dtypes = {d for term in logits.terms for d in (term.weight.dtype, term.hidden.dtype)}
     device = logits.terms[0].hidden.device.type
     results = products = torch.finfo(torch.float64 if dtypes == {torch.float64} else torch.float32).eps

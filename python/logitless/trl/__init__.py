@@ -1,9 +1,9 @@
-"""One line for TRL's trainers: per-token log-probabilities and entropies without the logits.
+"""TRL's trainers compute log-probabilities, entropies and divergences of tokens without the logits, by one line.
 
     import logitless.trl
     logitless.trl.patch()
 
-See :func:`patch` and docs/hugging_face.md. This package needs PyTorch; TRL is imported by :func:`patch` only.
+See :func:`patch` and docs/hugging_face.md. This package needs PyTorch; only :func:`patch` imports TRL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands in the place of TRL's chunked divergence: called as it is, with its returns."""
+"""The stand-in for TRL's chunked divergence, with its signature and returns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Divergences(StandIn):
         teacher_logit_scale: float = 1.0,
         teacher_final_logit_softcapping: float | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Divergences of tokens, with a gradient of the student's tensors, and entropies of the student, without.
+        """Returns divergences of tokens, and entropies of the student's distributions.
 
-        TRL's logits are ``t(scale * (h . w + b)) / temperature``; the fused heads add the bias after the factor. The
-        teacher's tensors may require grad, and get none, as TRL's.
+        The divergences have gradients for the student's tensors, the entropies have none. As in TRL, the teacher's
+        tensors may require grad and get no gradient. TRL's logits are ``t(scale * (h . w + b)) / temperature``; the
+        fused heads add the bias after the factor.
         """
         check_present(student_hidden, student_weight, student_bias)
-        found = linear_divergence(
+        outputs = linear_divergence(
             student_hidden,
             student_weight,
             teacher_hidden.detach(),
@@ -47,7 +48,7 @@ class Divergences(StandIn):
             return_stats=True,
             max_workspace_bytes=self.options["max_workspace_bytes"],
         )
-        return found.loss, found.entropy
+        return outputs.loss, outputs.entropy
 
 
 def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:

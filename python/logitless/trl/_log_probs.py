@@ -1,4 +1,4 @@
-"""What stands in the place of TRL's chunked log-probabilities: called as they are, with their returns."""
+"""The stand-in for TRL's chunked log-probabilities, with its signature and returns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-STATS = {"mean_logits": "mean_logit"}  # those with another name here
+STATS = {"mean_logits": "mean_logit"}  # outputs that have another name here
 
 Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The head's tensors will be there in the backward pass."""
+    """Raises UnsupportedError where the head's tensors would be gone in the backward pass."""
     trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     if trained and hasattr(weight, "ds_id"):
         raise UnsupportedError(
@@ -30,8 +30,8 @@ class StandIn:
     """Fused heads behind ``apply``, the one method of an autograd function that TRL calls."""
 
     def __init__(self, original: Any, options: dict[str, Any]) -> None:
-        self.original = original  # TRL's function, in whose place this stands
-        self.options = options  # those of ``patch``
+        self.original = original  # TRL's function, which this object replaces
+        self.options = options  # the options of ``patch``
 
 
 class LogProbs(StandIn):
@@ -47,14 +47,14 @@ class LogProbs(StandIn):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = OUTPUTS,
     ) -> Returned:
-        """Log-probabilities, and of ``OUTPUTS`` those asked for, else None.
+        """Returns log-probabilities and then each of ``OUTPUTS``, or None for those not requested.
 
         Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
-        the fused head adds the bias after the factor. ``chunk_size`` has no meaning here.
+        the fused head adds the bias after the factor. ``chunk_size`` is not used.
         """
         check_present(hidden, weight, bias)
         stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
-        found = linear_cross_entropy(
+        results = linear_cross_entropy(
             hidden,
             weight,
             targets,
@@ -66,5 +66,5 @@ class LogProbs(StandIn):
             return_stats=tuple(stats.values()),
             **self.options,
         )
-        entropy, *further = (getattr(found, stats[name]) if name in stats else None for name in OUTPUTS)
-        return -found.loss, entropy, *(value if value is None else value.detach() for value in further)
+        entropy, *further = (getattr(results, stats[name]) if name in stats else None for name in OUTPUTS)
+        return -results.loss, entropy, *(value if value is None else value.detach() for value in further)

@@ -1,4 +1,4 @@
-"""``patch`` and ``unpatch``: other functions under names of TRL's, for all trainers that call them."""
+"""``patch`` and ``unpatch``: they replace functions of TRL, for all trainers that call them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KNOWN = ("1.16.0",)
 
 
 class _Replaced(NamedTuple):
-    """A function of TRL's. defaults: of parameters whose values the stand-in knows, by name."""
+    """A function of TRL that is replaced."""
 
-    home: str
+    home: str  # its module
     name: str
     stand_in: type[LogProbs] | type[Divergences]
-    defaults: dict[str, Any]
-    required: bool  # else a TRL without it is patched, too
+    defaults: dict[str, Any]  # values of parameters, by name, for which the stand-in is right
+    required: bool  # if False, a TRL without the function is patched as well
 
-    def found(self) -> Any:
-        """What is there now; None for nothing."""
+    def current(self) -> Any:
+        """Returns the object that has the name now, or None."""
         return getattr(sys.modules.get(self.home), self.name, None)
 
     def parameters(self) -> tuple[str, ...]:
@@ -56,50 +56,52 @@ _ALL = (_LOG_PROBS, _DIVERGENCE)
 def patch(**options: Unpack[MethodOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 
-    SFT, DPO, KTO, GRPO and RLOO call one function for the first two, Distillation another for divergences, and both are
-    replaced wherever a module of TRL has them. A trainer that exists already uses the new ones, too. Calling it again
-    replaces the options.
+    SFT, DPO, KTO, GRPO and RLOO call one function for log-probabilities and entropies, Distillation another one for
+    divergences. Both are replaced in every module of TRL that has them, so existing trainers use the new ones. Calling
+    it again replaces the options.
 
     Args:
-        max_workspace_bytes: as in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
-        gradient, threshold, batch_invariant: as in the former. Divergences have exact gradients whatever these are.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
+        gradient: As in :func:`logitless.linear_cross_entropy`. Divergences always have exact gradients.
+        threshold: As in :func:`logitless.linear_cross_entropy`.
+        batch_invariant: As in :func:`logitless.linear_cross_entropy`.
 
     Raises:
         ImportError: TRL is not installed.
-        UnsupportedError: a version of TRL whose functions are not the known ones.
+        UnsupportedError: The functions of this version of TRL are not the known ones.
     """
     check_names("patch", options, names_of(MethodOptions))
     method = checked_method(options)
     known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
     for replaced, original in known:
         if original is not None:
-            _replace(replaced.found(), replaced.stand_in(original, method))
+            _replace(replaced.current(), replaced.stand_in(original, method))
 
 
 def unpatch() -> None:
-    """Gives TRL its own functions back; where it is not patched nothing happens."""
+    """Gives TRL its own functions back; does nothing if TRL is not patched."""
     for replaced in _ALL:
-        found = replaced.found()
-        if isinstance(found, replaced.stand_in):
-            _replace(found, found.original)
+        current = replaced.current()
+        if isinstance(current, replaced.stand_in):
+            _replace(current, current.original)
 
 
 def current_options() -> dict[str, Any] | None:
-    """Those of ``patch``, or None where TRL's trainers have their own head."""
-    found = _LOG_PROBS.found()
-    return found.options if isinstance(found, LogProbs) else None
+    """Returns the options of ``patch``, or None where TRL's trainers have their own head."""
+    current = _LOG_PROBS.current()
+    return current.options if isinstance(current, LogProbs) else None
 
 
 def _known(replaced: _Replaced) -> Any:
-    """TRL's own function, checked; None where this TRL has none and need not."""
+    """Returns TRL's own function after checking it, or None where this TRL has none and need not have it."""
     try:
         importlib.import_module(replaced.home)
     except ModuleNotFoundError:
         if replaced.required:
             raise
         return None
-    found = replaced.found()
-    original = found.original if isinstance(found, replaced.stand_in) else found
+    current = replaced.current()
+    original = current.original if isinstance(current, replaced.stand_in) else current
     forward, expected = getattr(original, "forward", None), replaced.parameters()
     parameters = {} if forward is None else dict(inspect.signature(forward).parameters)
     names = tuple(parameters)[1:]  # without ctx
@@ -115,7 +117,7 @@ def _known(replaced: _Replaced) -> Any:
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Under every name that a module of TRL has for it, so that what imports it later gets the new one."""
+    """Replaces an object under every name that a module of TRL has for it, so later imports get the new one."""
     for name, module in list(sys.modules.items()):
         if module is not None and (name == "trl" or name.startswith("trl.")):
             for key, value in list(vars(module).items()):

@@ -68,7 +68,7 @@ def test_the_line_of_the_user_who_calls_the_model_is_named(trainer):
     made = trainer("SFT", logitless.transformers.patch)
     made.__class__ = Own
     for call in (made.train, lambda: made.model(**next(iter(made.get_train_dataloader())), fused_lm_head=True)):
-        made.model.__dict__["_logitless_patch"].told = False
+        made.model.__dict__["_logitless_patch"].warned = False
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
