@@ -1,8 +1,8 @@
-"""``logitless.linear_divergence``: divergences of a student's and a teacher's head, neither's logits ever held whole.
+"""``logitless.linear_divergence``: divergences of a student's and a teacher's head, without holding their logits whole.
 
-passes.py   values, gradients, or both, tile by tile, as passes of the operator of autograd.py
-problem.py  both heads, their products and the library's kernel over these, and the bytes that passes take
-sizes.py    which tiles, from a budget in bytes
+passes.py   computes values, gradients, or both, tile by tile, as passes of the operator of autograd.py
+problem.py  has both heads, their products, the library's kernel over these, and the bytes that passes take
+sizes.py    chooses tiles within a budget in bytes
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LinearDivergenceOutput(NamedTuple):
     """The result of ``logitless.linear_divergence(..., return_stats=True)``. Only the loss has a gradient."""
 
     loss: Tensor
-    divergence: Tensor  # of each row, 0 where mask is 0
-    entropy: Tensor  # of the student's distribution, in nats; 0 where mask is 0
+    divergence: Tensor  # each row's divergence, 0 where mask is 0
+    entropy: Tensor  # entropy of the student's distribution, in nats; 0 where mask is 0
 
 
 def _check_heads(student: dict[str, Any], teacher: dict[str, Any]) -> None:
@@ -116,53 +116,56 @@ def linear_divergence(
     return_stats: bool = False,
     **options: Unpack[DivergenceOptions],
 ) -> Tensor | LinearDivergenceOutput:
-    """Divergence of a student's and a teacher's distribution over one vocabulary, without ever holding their logits.
+    """Divergence of a student's and a teacher's distribution over one vocabulary, without holding their logits whole.
 
-    For each row, with p the softmax of the student's logits and q that of the teacher's, both of z / temperature with
-    ``z = t(scale * (hidden . weight) + bias)``, t the softcap of that head, and ``m = (1 - beta) p + beta q``::
+    p is the softmax of the student's z / temperature, q that of the teacher's. Each head has
+    ``z = t(scale * (hidden . weight) + bias)``, where t is its softcap. With ``m = (1 - beta) p + beta q`` a row has::
 
         beta = 0:       KL(q || p) = sum q log(q / p)            the forward divergence
-        beta = 1:       KL(p || q) = sum p log(p / q)            the reverse one
-        between:        beta KL(q || m) + (1 - beta) KL(p || m)  generalised Jensen-Shannon
+        beta = 1:       KL(p || q) = sum p log(p / q)            the reverse divergence
+        between:        beta KL(q || m) + (1 - beta) KL(p || m)  the generalised Jensen-Shannon divergence
 
-    The student's hidden, weight and bias have a gradient; the teacher has none. docs/rl_and_distillation.md has
-    formulas, work and memory.
+    The student's hidden states, weight and bias have a gradient; the teacher's have none. Options that are numbers may
+    also be tensors of one element without a gradient, whose values the host waits for.
+
+    A call takes one matrix product of each head for the values. With gradients it takes three of the student's and one
+    of the teacher's where the loss is a mean or a sum and the budget holds some rows of logits (and for a 16-bit weight
+    its gradient in float32), else four and two. docs/rl_and_distillation.md has formulas, work and memory.
 
     Args:
-        student_hidden: hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then everything is).
+        student_hidden: Hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then all tensors are).
         student_weight: ``[V, D]``, of any of these dtypes.
-        teacher_hidden: hidden states of the same tokens, ``[..., E]`` with a width of their own.
+        teacher_hidden: Hidden states of the same tokens, ``[..., E]`` with their own width.
         teacher_weight: ``[V, E]``.
-        return_stats: True also returns the divergence of each row and the entropy of p, without gradient.
-        student_bias, teacher_bias: ``[V]``.
+        return_stats: Whether each row's divergence and the entropy of p are returned as well, without gradient.
+        student_bias: ``[V]``, or None.
+        teacher_bias: ``[V]``, or None.
         beta: 0, or a number in [2^-100, 1].
-        temperature: what both heads' logits are divided by, after the softcap.
-        student_scale, teacher_scale: factors of the logits before bias and softcap.
-        student_softcap, teacher_softcap: bounds of the logits; None or 0 for none.
-        mask: of the rows' shape; those where it is 0 are not multiplied, and have the value 0 and no gradient. On CUDA
-            its number of rows is waited for.
-        token_weight: factors of rows, of the rows' shape; a constant.
+        temperature: Divisor of both heads' logits, after the softcap.
+        student_scale: Factor of the student's logits, before bias and softcap.
+        teacher_scale: Factor of the teacher's logits, before bias and softcap.
+        student_softcap: Bound of the student's logits; None or 0 for none.
+        teacher_softcap: Bound of the teacher's logits; None or 0 for none.
+        mask: A tensor of the rows' shape, or None. Rows where it is 0 are left out of the products; they have the value
+            0 and no gradient. On CUDA the host waits for the number of the others.
+        token_weight: Constant factors of rows, in the rows' shape, or None.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. The mean divides by ``num_items``, or without it by the sum of
-            ``token_weight`` over rows that the mask leaves: NaN without any.
-        num_items: divisor of the mean, a number or a tensor of one element, which is read where it is.
-        max_workspace_bytes: hard bound of memory beyond inputs, outputs and gradients, for each pass: bytes, or a size
-            such as ``"256MiB"``. It must be enough for a backward pass that comes later, too. None or ``"fastest"``: as
-            much as is useful.
-
-    Options that are numbers may be tensors of one element without a gradient, too, which are read (and waited for).
+            ``token_weight`` over rows that the mask leaves (NaN where it leaves none).
+        num_items: Divisor of the mean: a number, or a tensor of one element, which stays on its device.
+        max_workspace_bytes: Hard bound of memory beyond inputs, outputs and gradients, for each pass: bytes, or a size
+            such as ``"256MiB"``. It must also be enough for a later backward pass. None or ``"fastest"`` allows as much
+            as is useful.
 
     Returns:
-        The loss: a scalar, or of the rows' shape with reduction "none"; float32 (float64 for float64 inputs), also
-        under autocast. With ``return_stats`` a :class:`LinearDivergenceOutput`.
+        The loss: a scalar, or with reduction "none" a tensor of the rows' shape; float32 (float64 for float64 inputs),
+        also under autocast. With ``return_stats`` a :class:`LinearDivergenceOutput`.
 
     Raises:
-        TypeError: wrong type, dtype or layout of an argument.
-        ValueError: wrong shape, device or range; a teacher's tensor that requires grad, outside of ``torch.no_grad()``;
-            ``BudgetTooSmallError`` (with ``required_bytes``) when no tile fits ``max_workspace_bytes``.
-        NotImplementedError: double backward, forward-mode differentiation, transforms of torch.func.
-
-    Work, in products of student and teacher: values alone 1 and 1; with gradients 3 and 1 where the loss is a mean or a
-    sum and the budget holds some rows of logits (and, of a 16-bit weight, its gradient in float32), else 4 and 2.
+        TypeError: An argument has a wrong type, dtype or layout.
+        ValueError: An argument has a wrong shape, device or range, or a teacher's tensor requires grad outside of
+            ``torch.no_grad()``.
+        BudgetTooSmallError: No tile fits ``max_workspace_bytes``; ``required_bytes`` says what would. A ValueError.
+        NotImplementedError: Double backward, forward-mode differentiation, and transforms of torch.func.
     """
     o: Any = _options.filled("linear_divergence", _NAMES, options, _MORE)
     reduction, mask, shape = o["reduction"], o["mask"], getattr(student_hidden, "shape", ())[:-1]
@@ -195,8 +198,8 @@ def linear_divergence(
         direct=call.are_off() and call.are_plain((*heads, weight)),
     )
     tensors = (*heads, weight if given.together else None)
-    found = _Function.apply(given, *tensors) if any(wants) else given.first(tensors)[1]  # type: ignore[no-untyped-call]
-    *sums, divergence, entropy = found
+    outputs = _Function.apply(given, *tensors) if any(wants) else given.first(tensors)[1]  # type: ignore[no-untyped-call]
+    *sums, divergence, entropy = outputs
     if sums:
         loss: Tensor = sums[0]
     elif reduction == "none":
@@ -211,56 +214,57 @@ def linear_divergence(
 
 
 class _Call(NamedTuple):
-    """The way a call goes. together: gradients are made with the loss; direct: nothing of PyTorch watches."""
+    """A prepared call."""
 
-    together: bool
+    together: bool  # whether gradients are made with the loss
     flags: Flags
     options: dict[str, Any]
-    direct: bool
+    direct: bool  # whether nothing of PyTorch observes the call, such as a dispatch mode
 
     def first(self, tensors: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """The first pass over tensors of _TENSORS: what it finds, and what of it is told."""
+        """Runs the first pass over the tensors named in _TENSORS; returns its results, and the outputs among them."""
         asked = Pass(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
-        found = by_operator(asked, dict(zip(_TENSORS, tensors)), self.options)
+        results = by_operator(asked, dict(zip(_TENSORS, tensors)), self.options)
         names = ("loss", "divergence", "entropy") if self.together else ("divergence", "entropy")
-        return found, tuple([found[name] for name in names])
+        return results, tuple([results[name] for name in names])
 
 
 _TENSORS = (*Heads._fields, "row_weight")
 
 
 class _Function(torch.autograd.Function):
-    """As Head of autograd.py, of two heads."""
+    """The autograd function of two heads; Head of autograd.py is that of one."""
 
     @staticmethod
     def forward(ctx: Any, given: _Call, *tensors: Tensor | None) -> Any:
-        found, told = given.first(tensors)
+        results, outputs = given.first(tensors)
         ctx.given = given
-        ctx.save_for_backward(*(map(found.get, GRADIENTS) if given.together else (*tensors, *map(found.get, SAVED))))
-        ctx.mark_non_differentiable(*told[1:])
+        saved = map(results.get, GRADIENTS) if given.together else (*tensors, *map(results.get, SAVED))
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
-        return told
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
         refuse_double_backward("linear_divergence")
         given: _Call = ctx.given
         if grad is None:
-            found = NOTHING
+            gradients = NOTHING
         elif given.together:
-            found = scaled_saved(ctx.saved_tensors, grad, given.direct)
+            gradients = scaled_saved(ctx.saved_tensors, grad, given.direct)
         else:
             asked = Pass(BACKWARD, given.flags, "linear_divergence")
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
             made = for_each(lambda upstream: by_operator(asked, read | upstream, given.options), {"grad": grad})
-            found = [made.get(name) for name in GRADIENTS]
-        return None, *found[:3], *[None] * (len(_TENSORS) - 3)
+            gradients = [made.get(name) for name in GRADIENTS]
+        return None, *gradients[:3], *[None] * (len(_TENSORS) - 3)
 
 
 def _row_weight(
     hidden: Tensor, mask: Tensor | None, token_weight: Tensor | None, num_items: call.Number | None, reduction: str
 ) -> Tensor:
-    """Weights of rows in the loss, ``[N]``: 0 where the mask is 0."""
+    """Returns the weights of rows in the loss, ``[N]``; they are 0 where the mask is 0."""
     dtype = stats_dtype(hidden)
     shape: Sequence[int] = hidden.shape[:-1]
     if num_items is not None and reduction != "mean":

@@ -1,7 +1,7 @@
-"""Values, gradients, or both at once, of rows of two heads, tile by tile; and these as passes of the operator.
+"""Computes values, gradients, or both at once, for rows of two heads, tile by tile; has these as the operator's passes.
 
-A forward pass tells the divergence of each row and what gradients need. Flags say which gradients come later, for which
-the budget must be enough, too. A pass of both tells the sum of the rows' divergences times given weights.
+A forward pass returns each row's divergence and the numbers that gradients need. Its flags say which gradients come
+later, as the budget must be enough for these as well. A pass of both returns the weighted sum of the rows' divergences.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Range = tuple[int, int]
 
 
 def unit_of(dtype: torch.dtype, grad: Tensor) -> Tensor | None:
-    """The power of two that upstream gradients are multiplied by before dz is rounded to float16, so that the largest
-    is in [16, 32). None of other dtypes.
+    """Returns the power of two by which upstream gradients are multiplied before dz is rounded to float16, else None.
 
-    Probabilities down to 2^-18 are normal numbers then, and dz is finite up to 2,000 times the upstream gradient.
+    It brings the largest gradient into [16, 32). Probabilities down to 2^-18 are then normal numbers, and dz is finite
+    up to 2,000 times the upstream gradient.
     """
     if dtype != torch.float16 or grad.numel() == 0:
         return None
@@ -37,14 +37,14 @@ def unit_of(dtype: torch.dtype, grad: Tensor) -> Tensor | None:
 
 
 class _RowSums:
-    """A gradient that is added up a range of its rows after the other, in a buffer unless it is of the sums' dtype.
+    """A gradient that is added up one range of rows after another, in a buffer unless it has the dtype of the sums.
 
     Args:
-        gradient: what is to be written, ``[R, D]``.
-        buffer: of the sums of a range, ``[rows, D]``, each of which begins at a multiple of so many rows; None where
-            they are the gradient's own rows.
-        index: which row of the gradient each sum is, None for the same.
-        unit: of the sums, if they have one.
+        gradient: The gradient to write, ``[R, D]``.
+        buffer: Sums of one range, ``[rows, D]``; each range begins at a multiple of this number of rows. None where the
+            gradient's own rows hold the sums.
+        index: The row of the gradient for each sum, or None where they are the same.
+        unit: The factor of the sums, or None.
     """
 
     def __init__(self, gradient: Tensor, buffer: Tensor | None, index: Tensor | None, unit: Tensor | None) -> None:
@@ -57,7 +57,7 @@ class _RowSums:
         return self._buffer[first : first + end - start]
 
     def store(self, start: int, end: int) -> None:
-        """Stores the rows of the range, which are complete."""
+        """Stores the rows of a range whose sums are complete."""
         sums = self.rows(start, end)
         if self._unit is not None:
             sums /= self._unit
@@ -70,13 +70,17 @@ class _RowSums:
 
 
 class GradientSums:
-    """The gradients that are wanted, of tiles in any order of rows within a range of columns, or the other way round.
+    """The wanted gradients; tiles may come row by row within a range of columns, or the other way round.
 
     Args:
-        grad: upstream of the rows' divergences, ``[rows]``.
-        products: of both heads, in whose student's the gradients of logits are made where these have its dtype.
-        rows, columns: of the ranges that are added up at once.
-        tile_rows: the most of a tile; with all of them, each range of columns is one product.
+        p: The problem.
+        wants: The gradients that are wanted.
+        grad: Upstream gradients of the rows' divergences, ``[rows]``.
+        products: Buffers of both heads' products. The gradients of logits are made in the student's where they have the
+            same dtype.
+        rows: Rows of the ranges that are added up at once.
+        columns: Columns of these ranges.
+        tile_rows: The most rows of a tile. If these are all rows, each range of columns is one product.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class GradientSums:
             self._bias = p.new(p.vocab)
             self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
 
-    def of_logits(self, products: list[Tensor], numbers: RowNumbers, rows: Range, first_column: int) -> Tensor:
+    def logits_gradient(self, products: list[Tensor], numbers: RowNumbers, rows: Range, first_column: int) -> Tensor:
         """Returns the gradient of a tile's logits before the softcap, ``[rows, columns]``."""
         count, columns = products[0].shape
         dz = self._dz[:count, :columns]
@@ -110,7 +114,7 @@ class GradientSums:
         return dz
 
     def add(self, dz: Tensor, hidden: Tensor, weight: Tensor, rows: Range, columns: Range) -> None:
-        """dz: ``[rows, columns]`` of_logits; hidden ``[rows, D]``, weight ``[columns, D]``."""
+        """Adds a tile: dz is its logits_gradient ``[rows, columns]``, hidden ``[rows, D]``, weight ``[columns, D]``."""
         factor = self._p.options.student_scale
         if self.hidden is not None:
             multiply(dz, weight, self.hidden.rows(*rows), factor=factor, add=columns[0] > 0)
@@ -119,17 +123,18 @@ class GradientSums:
         if self._bias is not None:
             multiply(self._ones[:, : dz.shape[0]], dz, self._bias[None, slice(*columns)], add=rows[0] > 0)
 
-    def found(self, bias_dtype: torch.dtype | None) -> Found:
+    def gradients(self, bias_dtype: torch.dtype | None) -> Found:
+        """Returns the complete gradients by name."""
         weight, bias = None if self.weight is None else self.weight.gradient, self._bias
         if bias is not None and self._unit is not None:
             bias /= self._unit
-        found = {
+        every = {
             "d_hidden": None if self.hidden is None else self.hidden.gradient,
             "d_weight": weight,
             "d_bias": None if bias is None else bias.to(bias_dtype),
         }
-        made = {name: gradient for name, gradient in found.items() if gradient is not None}
-        if self._p.rows == 0:  # of which no product was made
+        made = {name: gradient for name, gradient in every.items() if gradient is not None}
+        if self._p.rows == 0:  # no product has written them
             for gradient in made.values():
                 gradient.zero_()
         return made
@@ -144,12 +149,12 @@ def _parts(count: int, size: int) -> Iterator[Range]:
 
 
 def _costs_of_windows(p: Problem, wants: Wants) -> tuple[sizes.Costs, sizes.Costs]:
-    """The least for gradients in tiles of some rows, and of all."""
+    """Returns the costs of gradients in tiles of some rows, and in tiles of all rows."""
     return p.costs(wants, whole=False), p.costs(wants, whole=False, all_rows=True)
 
 
 def _windows(p: Problem, wants: Wants) -> sizes.Tile:
-    """Those of the gradients."""
+    """Returns the tiles of the gradients."""
     rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
     if p.budget == 0 or p.budget >= sizes.least_of_windows(of_some, rows, p.vocab):
         tile = sizes.windows(of_some, rows, p.vocab, p.budget, p.device.type)
@@ -163,8 +168,13 @@ def _least_of_kept_logits(p: Problem, wants: Wants) -> int:
 
 
 def check_budget(p: Problem, wants: Wants, together: bool) -> None:
-    """That it is enough, before anything is computed: for values, and for the gradients that are wanted with them or
-    (together False) later."""
+    """Raises BudgetTooSmallError, before anything is computed, unless the budget is enough for values and gradients.
+
+    Args:
+        p: The problem.
+        wants: The gradients that are wanted.
+        together: Whether they are made with the values. If not, they come later.
+    """
     least = sizes.least_of_whole_rows(p.costs(None, whole=True), p.vocab)
     if any(wants):
         rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
@@ -175,8 +185,11 @@ def check_budget(p: Problem, wants: Wants, together: bool) -> None:
 
 
 def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tuple[RowNumbers, GradientSums | None]:
-    """Divergences and what gradients need, of rows that count: one product of each head. With upstream gradients
-    ``[rows]`` also the gradients that are wanted, of rows whose logits stay until these are made: two more products."""
+    """Returns divergences, and the numbers that gradients need, of the rows that count: one product of each head.
+
+    With upstream gradients ``[rows]`` it also makes the wanted gradients, by two more products. A tile's logits stay
+    until its gradients are made.
+    """
     out = RowNumbers.empty(p.rows, p.new(0))
     costs = p.costs(None if grad is None else wants, whole=True)
     tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
@@ -185,14 +198,14 @@ def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tu
     sums = None if grad is None else GradientSums(p, wants, grad, both, tile.rows, p.vocab, tile.rows)
     for rows in _parts(p.rows, tile.rows):
         operands = [hidden.rows(*rows) for hidden in hiddens]
-        products = [of_head[: rows[1] - rows[0]] for of_head in both]
-        for hidden, weight, of_head in zip(operands, weights, products):
+        products = [buffer[: rows[1] - rows[0]] for buffer in both]
+        for hidden, weight, product in zip(operands, weights, products):
             for columns in _parts(p.vocab, tile.window):
-                multiply(hidden, weight.rows(*columns).T, of_head[:, slice(*columns)])
+                multiply(hidden, weight.rows(*columns).T, product[:, slice(*columns)])
         p.write_values(products, out.rows(*rows))
         if sums is None:
             continue
-        dz = sums.of_logits(products, out, rows, 0)
+        dz = sums.logits_gradient(products, out, rows, 0)
         for columns in _parts(p.vocab, tile.window):
             sums.add(dz[:, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
         if sums.hidden is not None:
@@ -204,8 +217,11 @@ def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tu
 
 
 def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> GradientSums:
-    """From the values of rows that count and upstream gradients ``[rows]``: the logits are made again, a window of the
-    vocabulary at a time. One product of each head, and one of the student's for hidden states and for the weight."""
+    """Makes the gradients from the values of the rows that count and upstream gradients ``[rows]``.
+
+    The logits are made again, one window of the vocabulary at a time: one product of each head, and one of the student
+    each for hidden states and weight.
+    """
     tile = _windows(p, wants)
     hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
     both = p.new_products(tile.rows, tile.window)
@@ -214,10 +230,10 @@ def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> Gr
         window = [weight.rows(*columns) for weight in weights]
         for rows in _parts(p.rows, tile.rows):
             operands = [hidden.rows(*rows) for hidden in hiddens]
-            products = [of_head[: rows[1] - rows[0], : columns[1] - columns[0]] for of_head in both]
-            for hidden, weight, of_head in zip(operands, window, products):
-                multiply(hidden, weight.T, of_head)
-            dz = sums.of_logits(products, numbers, rows, columns[0])
+            products = [buffer[: rows[1] - rows[0], : columns[1] - columns[0]] for buffer in both]
+            for hidden, weight, product in zip(operands, window, products):
+                multiply(hidden, weight.T, product)
+            dz = sums.logits_gradient(products, numbers, rows, columns[0])
             sums.add(dz, operands[0], window[0], rows, columns)
         if sums.weight is not None:
             sums.weight.store(*columns)
@@ -227,11 +243,11 @@ def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> Gr
     return sums
 
 
-# ---- as passes of the operator
+# ---- passes of the operator
 
 
 def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
-    """In float64, where a weight of 0 leaves out what a row holds."""
+    """Returns the sum of weighted divergences, added in float64; a weight of 0 leaves out even a NaN."""
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
@@ -242,29 +258,29 @@ def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, opt
     wants, bias_dtype = asked.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
     if asked.kind == FORWARD:
         check_budget(p, wants, together=False)
-        return {name: p.of_all_rows(numbers).clone() for name, numbers in values(p)[0]._asdict().items()}
+        return {name: p.to_all_rows(numbers).clone() for name, numbers in values(p)[0]._asdict().items()}
     if asked.kind == BACKWARD:
-        grad, *saved = (p.of_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
-        numbers = RowNumbers(grad, grad, *saved)  # of which no gradient reads the values
-        return gradients(p, wants, numbers, grad).found(bias_dtype)
+        grad, *saved = (p.to_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
+        numbers = RowNumbers(grad, grad, *saved)  # gradients do not read divergence and entropy
+        return gradients(p, wants, numbers, grad).gradients(bias_dtype)
     check_budget(p, wants, together=True)
-    grad = p.of_counted_rows(given["row_weight"])
-    if 0 < p.budget < _least_of_kept_logits(p, wants):  # one after the other
+    grad = p.to_counted_rows(given["row_weight"])
+    if 0 < p.budget < _least_of_kept_logits(p, wants):  # values first, then gradients
         numbers = values(p)[0]
         sums: Any = gradients(p, wants, numbers, grad)
     else:
         numbers, sums = values(p, wants, grad)
-    told = {name: p.of_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
-    return {"loss": weighted_sum(told["divergence"], given["row_weight"]), **told, **sums.found(bias_dtype)}
+    by_row = {name: p.to_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
+    return {"loss": weighted_sum(by_row["divergence"], given["row_weight"]), **by_row, **sums.gradients(bias_dtype)}
 
 
 def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     row = Result(given["student"].shape[:1], stats_of(given["student"]))
     if asked.kind == FORWARD:
         return dict.fromkeys(RowNumbers._fields, row)
-    found = {} if asked.kind == BACKWARD else {"loss": row._replace(shape=()), "divergence": row, "entropy": row}
+    outputs = {} if asked.kind == BACKWARD else {"loss": row._replace(shape=()), "divergence": row, "entropy": row}
     trained = [given.get(name) for name in Heads._fields[:3]]
-    return found | {
+    return outputs | {
         name: Result(tuple(tensor.shape), name_of(tensor.dtype))
         for name, tensor, on in zip(GRADIENTS, trained, asked.flags.wants())
         if on and tensor is not None
@@ -272,8 +288,11 @@ def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def _flops(asked: Pass, shapes: Mapping[str, Any]) -> int:
-    """Rows that do not count, which only the data tells apart, are counted though they are not multiplied; and where a
-    budget makes logits twice they are counted once."""
+    """Returns the FLOP of a pass, from the shapes alone.
+
+    Masked rows are included although they are not multiplied, as only the data shows them. Logits that a small budget
+    makes twice count once.
+    """
     rows, width = shapes["student"]
     wants = asked.flags.wants()
     of_student = 1 if asked.kind == FORWARD else 1 + int(wants.hidden) + int(wants.weight)

@@ -1,7 +1,7 @@
-"""Two heads as passes see them: operands of products, the library's kernel over rows of these, and the bytes of passes.
+"""Two heads for the passes: operands of products, the library's kernel over rows of these, and the bytes of passes.
 
-PyTorch multiplies 16-bit operands into float32 on CUDA (from 2.8 on), and not on the CPU: there, and where the dtypes
-of hidden states and weight differ, a part of the rows at a time is made float32. No logit is ever rounded to 16 bits.
+PyTorch 2.8 and later multiplies 16-bit operands into float32 on CUDA, but not on the CPU. There, and where the dtypes
+of hidden states and weight differ, some rows at a time are converted to float32. No logit is ever rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..run import rows as rows_of
 from . import sizes
 
 HALVES = (torch.bfloat16, torch.float16)
-SAVED = ("student_lse", "teacher_lse", "student_kl")  # what gradients need of the values
+SAVED = ("student_lse", "teacher_lse", "student_kl")  # the values that gradients need
 
 
 def _has_wide_results() -> bool:
@@ -27,7 +27,7 @@ def _has_wide_results() -> bool:
 
 
 def operand_dtype(hidden: Tensor, weight: Tensor, rounded: torch.dtype | None) -> torch.dtype:
-    """That of a head's operands. rounded: autocast's dtype, to which both are rounded, or None."""
+    """Returns the dtype of a head's operands. rounded: autocast's dtype, to which both are rounded, or None."""
     if hidden.dtype == torch.float64:
         return torch.float64
     dtypes = {rounded or hidden.dtype, rounded or weight.dtype}
@@ -37,14 +37,14 @@ def operand_dtype(hidden: Tensor, weight: Tensor, rounded: torch.dtype | None) -
 
 
 class Operand:
-    """A matrix of which rows are read, all or those of an index.
+    """A matrix whose rows are operands of products: all of them, or those of an index.
 
     Args:
         matrix: ``[R, D]``.
-        dtype: of what products read.
-        rounded: a dtype to which numbers are rounded on the way, or None.
-        index: int64, the rows that there are, or None for all.
-        most_rows: of one call of :meth:`rows`.
+        dtype: The dtype that products read.
+        rounded: A dtype to which numbers are rounded first, or None.
+        index: The rows that count, int64, or None for all.
+        most_rows: The most rows of one call of :meth:`rows`.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Operand:
             self._copy = torch.empty((most_rows, matrix.shape[1]), dtype=dtype, device=matrix.device)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Until the next call, where rows are copied."""
+        """Returns some rows. Where rows are copied, they are valid until the next call."""
         if self._copy is None:
             return self._matrix[start:end]
         copy = self._copy[: end - start]
-        found = self._matrix[start:end] if self._index is None else self._matrix[self._index[start:end]]
-        return copy.copy_(found if self._rounded is None else found.to(self._rounded))
+        rows = self._matrix[start:end] if self._index is None else self._matrix[self._index[start:end]]
+        return copy.copy_(rows if self._rounded is None else rows.to(self._rounded))
 
 
 def copied_bytes(matrix: Tensor, dtype: torch.dtype, rounded: torch.dtype | None, indexed: bool) -> int:
-    """Bytes for each row that an Operand copies, with what is there on the way; 0 where rows are read in place."""
+    """Returns the bytes for each row that an Operand copies, intermediate copies included; 0 where it copies none."""
     if matrix.dtype == dtype and not indexed and rounded in (None, dtype):
         return 0
     size = dtype.itemsize + (matrix.dtype.itemsize if indexed else 0)
@@ -74,7 +74,7 @@ def copied_bytes(matrix: Tensor, dtype: torch.dtype, rounded: torch.dtype | None
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: bool = False) -> None:
-    """``out = factor * a @ b``, added to out where that is asked for. out: float32, or float64 with such operands."""
+    """Computes ``out = factor * a @ b``, or with ``add`` adds to out. out is float32, or float64 like its operands."""
     beta = 1 if add else 0
     if a.dtype == out.dtype:
         torch.addmm(out, a, b, beta=beta, alpha=factor, out=out)
@@ -83,7 +83,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: boo
 
 
 class Numbers(NamedTuple):
-    """The numbers of the formula; a softcap of 0 is none."""
+    """Numbers of the formula; a softcap of 0 is none."""
 
     beta: float
     temperature: float
@@ -94,7 +94,7 @@ class Numbers(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """Values of rows and numbers that their gradients need, each ``[rows]``, in the products' dtype."""
+    """Values of rows, and numbers that their gradients need; each is ``[rows]`` in the products' dtype."""
 
     divergence: Tensor
     entropy: Tensor
@@ -111,7 +111,7 @@ class RowNumbers(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Hidden states ``[N, D]``, weights ``[V, D]`` and biases ``[V]``; mask: bool ``[N]``, the rows that count."""
+    """Hidden states ``[N, D]``, weights ``[V, D]`` and biases ``[V]``; mask is bool ``[N]``: the rows that count."""
 
     student: Tensor
     student_weight: Tensor
@@ -126,9 +126,10 @@ class Problem:
     """Two heads and the library's kernel over their products (include/logitless/divergence.h), for all passes.
 
     Args:
-        heads, options: the formula's.
-        budget: bytes beside inputs and outputs, 0 for as much as is useful.
-        rounded: autocast's dtype, to which operands are rounded, or None.
+        heads: Tensors of the formula.
+        options: Numbers of the formula.
+        budget: Bytes beyond inputs and outputs; 0 allows as much as is useful.
+        rounded: Autocast's dtype, to which operands are rounded, or None.
     """
 
     def __init__(self, heads: Heads, options: Numbers, budget: int, rounded: torch.dtype | None) -> None:
@@ -147,12 +148,12 @@ class Problem:
 
     @property
     def gradient_in_place(self) -> bool:
-        """Whether the gradient of the logits takes the place of the student's products."""
+        """Whether the gradient of the logits overwrites the student's products."""
         return self.dtypes[0] == self.stats
 
     @property
     def writes_hidden(self) -> bool:
-        """Whether the gradient of the hidden states is a sum of products itself, and not made of one."""
+        """Whether products are added up in the gradient of the hidden states itself, without a buffer."""
         return self.index is None and self.hiddens[0].dtype == self.stats
 
     @property
@@ -161,14 +162,20 @@ class Problem:
 
     @property
     def rounds_weight_once(self) -> bool:
-        """Whether one product over all rows makes the gradient of weights as it is stored."""
+        """Whether one product over all rows makes the gradient of the weight in its own dtype."""
         return self.weights[0].dtype == self.dtypes[0] == torch.bfloat16
 
     def costs(self, wants: Wants | None, whole: bool, all_rows: bool = False) -> sizes.Costs:
-        """wants: None for values alone. whole: in tiles of whole rows; all_rows: of all rows."""
+        """Returns the bytes of a pass.
+
+        Args:
+            wants: The gradients that are wanted, or None for values alone.
+            whole: Whether tiles have whole rows.
+            all_rows: Whether tiles have all rows.
+        """
         size, indexed = self.stats.itemsize, self.index is not None
         fixed = size * self.vocab * self._copied_biases
-        if indexed:  # the index, and numbers of the rows that count before they are told of all
+        if indexed:  # the index, and numbers of the rows that count before they are spread over all rows
             fixed += (8 + size * (len(RowNumbers._fields) + 1)) * self.rows
         row = sum(copied_bytes(m, dtype, self.rounded, indexed) for m, dtype in zip(self.hiddens, self.dtypes))
         column = sum(copied_bytes(m, dtype, self.rounded, False) for m, dtype in zip(self.weights, self.dtypes))
@@ -177,7 +184,7 @@ class Problem:
             return sizes.Costs(fixed, row, column, element)
         if not self.gradient_in_place:
             element += self.dtypes[0].itemsize
-        if self.dtypes[0] == torch.float16:  # upstream gradients in their unit, and what finds it
+        if self.dtypes[0] == torch.float16:  # upstream gradients times their unit, and temporaries of unit_of
             fixed += 2 * size * self.rows
         if wants.bias:
             fixed += size * self.vocab
@@ -192,7 +199,7 @@ class Problem:
         return sizes.Costs(fixed, row, column, element)
 
     def hidden_operands(self, most_rows: int) -> list[Operand]:
-        """The student's and the teacher's, of rows that count."""
+        """Returns the student's and the teacher's hidden states, of the rows that count."""
         return [Operand(m, dtype, self.rounded, self.index, most_rows) for m, dtype in zip(self.hiddens, self.dtypes)]
 
     def weight_operands(self, most_rows: int) -> list[Operand]:
@@ -205,21 +212,25 @@ class Problem:
         return torch.empty((rows, sizes.padded(columns)), dtype=dtype, device=self.device)[:, :columns]
 
     def new_products(self, rows: int, columns: int) -> list[Tensor]:
-        """For products of hidden states and weights, ``[rows, columns]`` of each head."""
+        """Returns buffers for products of hidden states and weights, ``[rows, columns]`` for each head."""
         return [self.new_tile(rows, columns, self.stats) for _ in range(2)]
 
     def write_values(self, products: list[Tensor], out: RowNumbers) -> None:
-        """From the products ``[rows, V]`` of both heads to numbers of the rows."""
+        """Writes the numbers of rows from both heads' products ``[rows, V]``."""
         numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
         self._run_kernel(native.DIVERGENCE_VALUES, products, 0, **numbers)
 
     def write_gradient(
         self, products: list[Tensor], first_column: int, numbers: RowNumbers, grad: Tensor, out: Tensor
     ) -> None:
-        """From the products ``[rows, columns]`` of any columns to the gradient of the student's logits before the
-        softcap.
+        """Writes the gradient of the student's logits, before the softcap, from products ``[rows, columns]``.
 
-        grad: upstream of the divergence, ``[rows]``; out: ``[rows, columns]``, which may be the student's products.
+        Args:
+            products: Both heads' products, for any columns.
+            first_column: The first of these columns.
+            numbers: The numbers of these rows.
+            grad: Upstream gradients of the divergence, ``[rows]``.
+            out: ``[rows, columns]``; it may be the student's products.
         """
         self._run_kernel(
             native.DIVERGENCE_GRADIENT,
@@ -246,12 +257,12 @@ class Problem:
         else:
             native.run_divergence(given, 1, self.device.index, stream_of(self.device.index))
 
-    def of_counted_rows(self, numbers: Tensor) -> Tensor:
-        """``[N]`` to ``[rows]``"""
+    def to_counted_rows(self, numbers: Tensor) -> Tensor:
+        """Returns the numbers ``[rows]`` of the rows that count, out of ``[N]``."""
         return numbers.contiguous() if self.index is None else numbers[self.index]
 
-    def of_all_rows(self, numbers: Tensor) -> Tensor:
-        """``[rows]`` to ``[N]``, 0 in rows that do not count."""
+    def to_all_rows(self, numbers: Tensor) -> Tensor:
+        """Returns numbers ``[N]`` from the ``[rows]`` of rows that count; the other rows have 0."""
         if self.index is None:
             return numbers
         return numbers.new_zeros(self.all_rows).index_copy_(0, self.index, numbers)

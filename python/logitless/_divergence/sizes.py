@@ -1,4 +1,4 @@
-"""Tiles of logits within a budget of bytes."""
+"""Chooses tiles of logits within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from ..errors import BudgetTooSmallError
 
-# Of a tile that is as large as is useful: products of more rows read the operands less often, which no product of these
-# sizes waits for.
+# Bytes of the largest useful tile. With more rows, products would read the operands less often, but products of these
+# sizes do not wait for their operands.
 MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
-# In a chunk of rows whose gradients are made at once. For each chunk the sum of the weight's gradient is read and
-# written, which takes longer than the product itself where the chunk has few rows.
+# Rows of a chunk whose gradients are made with its values. Each chunk reads and writes the sum of the weight's
+# gradient, which takes longer than the product itself where the chunk has few rows.
 LEAST_ROWS = {"cpu": 64, "cuda": 1024}
 
 
-# Rows of tiles begin at multiples of so many columns, lines of 128 bytes in 16 bits: products take longer over others,
-# several times as long where rows are no whole 16 bytes.
+# A tile's rows begin at multiples of this number of columns, which is a line of 128 bytes in 16 bits. Products with
+# other strides take longer, several times as long where rows are not a multiple of 16 bytes.
 ALIGNED = 64
 
 
@@ -25,15 +25,15 @@ def padded(columns: int) -> int:
 
 
 class Costs(NamedTuple):
-    """Bytes of one pass beside its outputs, in tiles of some rows and of whole rows or windows of columns."""
+    """Bytes of one pass beyond its outputs; its tiles have some rows, and all columns or a window of them."""
 
     fixed: int
-    row: int  # of a row in a tile: copies of hidden states, sums
-    column: int  # of a column in a window: copies of weights, sums
-    element: int  # of a tile: products of both heads, gradients
+    row: int  # for each row of a tile: copies of hidden states, sums
+    column: int  # for each column of a window: copies of weights, sums
+    element: int  # for each element of a tile: products of both heads, gradients
 
     def bytes(self, rows: int, window: int, columns: int) -> int:
-        """Of tiles of so many columns, of whose weights a window is copied at once."""
+        """Returns the bytes for tiles of rows x columns; a window of these columns' weights is copied at once."""
         return self.fixed + self.row * rows + self.column * window + self.element * rows * padded(columns)
 
 
@@ -42,11 +42,11 @@ class Tile(NamedTuple):
     window: int
 
 
-LEAST_TILE = Tile(16, 64)  # smaller ones would take more calls than products
+LEAST_TILE = Tile(16, 64)  # calls of smaller ones would take longer than their products
 
 
 def _text(size: int) -> str:
-    """As the library writes bytes: "27050240 bytes (25.8 MiB)", rounded up, so that so many MiB are enough."""
+    """Returns bytes as the library writes them, such as "27050240 bytes (25.8 MiB)", with the MiB rounded up."""
     text = f"{size} byte{'' if size == 1 else 's'}"
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
@@ -55,14 +55,14 @@ def _text(size: int) -> str:
 
 
 def check(budget: int, least: int) -> None:
-    """Refuses a budget below the least that works."""
+    """Raises BudgetTooSmallError for a budget below the least that works."""
     if 0 < budget < least:
         message = f"max_workspace_bytes: expected at least {_text(least)} for this problem, got {_text(budget)}"
         raise BudgetTooSmallError(message, required_bytes=least)
 
 
 def _limit(budget: int, device: str, costs: Costs, least: int) -> int:
-    """Bytes that a pass may have."""
+    """Returns the bytes that a pass may take."""
     check(budget, least)
     return budget or max(least, costs.fixed + MOST_BYTES[device])
 
@@ -72,21 +72,21 @@ def least_of_whole_rows(costs: Costs, columns: int) -> int:
 
 
 def least_of_windows(costs: Costs, rows: int, columns: int, all_rows: bool = False) -> int:
-    """all_rows: of tiles of all of them."""
+    """Returns the least bytes for tiles of windows. all_rows: whether tiles have all rows."""
     window = min(columns, LEAST_TILE.window)
     return costs.bytes(rows if all_rows else min(rows, LEAST_TILE.rows), window, window)
 
 
 def least_of_kept_logits(costs: Costs, rows: int, columns: int, device: str) -> int:
-    """The least for gradients made with the values, from whole rows of kept logits."""
+    """Returns the least bytes for gradients that are made with the values, from whole rows of kept logits."""
     return costs.bytes(min(rows, LEAST_ROWS[device]), 1, columns)
 
 
 def whole_rows(costs: Costs, rows: int, columns: int, budget: int, device: str) -> Tile:
-    """Tiles of whole rows, as many as fit. budget: 0 for as much as is useful."""
+    """Returns tiles of as many whole rows as fit. budget: 0 allows as much as is useful."""
     limit = _limit(budget, device, costs, least_of_whole_rows(costs, columns))
     window = columns
-    if costs.column > 0:  # a quarter for copies of weights: the rows have the rest
+    if costs.column > 0:  # a quarter is for copies of weights, the rest for rows
         left = limit - costs.bytes(1, 0, columns)
         window = max(1, min(columns, left // costs.column, (limit - costs.fixed) // (4 * costs.column)))
     fitting = (limit - costs.fixed - costs.column * window) // (costs.row + costs.element * padded(columns))
@@ -94,27 +94,27 @@ def whole_rows(costs: Costs, rows: int, columns: int, budget: int, device: str) 
 
 
 def _half(size: int, unit: int) -> int:
-    """In whole units."""
+    """Returns half of a size, rounded up to whole units."""
     return -(-size // (2 * unit)) * unit
 
 
 def windows(costs: Costs, rows: int, columns: int, budget: int, device: str, all_rows: bool = False) -> Tile:
-    """Tiles of windows of columns, with about as many rows or all of them. all_rows: with all in any case.
+    """Returns tiles of windows of columns, with about as many rows as columns. all_rows: whether tiles have all rows.
 
-    On CUDA as few windows as fit, all alike, since each of them reads and writes the sums of the hidden states'
-    gradient once; on the CPU that gains nothing.
+    On CUDA there are as few windows as fit, of equal size: each window reads and writes the sums of the hidden states'
+    gradient once. On the CPU that gains nothing.
     """
     limit = _limit(budget, device, costs, least_of_windows(costs, rows, columns, all_rows))
     least_rows = rows if all_rows else LEAST_TILE.rows
-    found = Tile(rows, columns)
-    while costs.bytes(found.rows, found.window, found.window) > limit:
-        if found.rows > least_rows and (found.rows > found.window or found.window <= LEAST_TILE.window):
-            found = Tile(_half(found.rows, LEAST_TILE.rows), found.window)
+    tile = Tile(rows, columns)
+    while costs.bytes(tile.rows, tile.window, tile.window) > limit:
+        if tile.rows > least_rows and (tile.rows > tile.window or tile.window <= LEAST_TILE.window):
+            tile = Tile(_half(tile.rows, LEAST_TILE.rows), tile.window)
         else:
-            found = Tile(found.rows, _half(found.window, LEAST_TILE.window))
-    if device == "cpu" or found.window == columns:
-        return found
+            tile = Tile(tile.rows, _half(tile.window, LEAST_TILE.window))
+    if device == "cpu" or tile.window == columns:
+        return tile
     unit = LEAST_TILE.window
-    most = (limit - costs.fixed - costs.row * found.rows) // (costs.column + costs.element * found.rows) // unit * unit
+    most = (limit - costs.fixed - costs.row * tile.rows) // (costs.column + costs.element * tile.rows) // unit * unit
     count = -(-columns // most)
-    return Tile(found.rows, min(columns, -(-columns // (count * unit)) * unit))
+    return Tile(tile.rows, min(columns, -(-columns // (count * unit)) * unit))
