@@ -1,7 +1,7 @@
-"""A model of cost: what one training step computes, holds and takes, and how much of it the head is.
+"""A model of cost: it predicts FLOP, memory and time of one training step, and the head's share of them.
 
-Everything here is a prediction from a model's sizes. It needs the native library, whose planner predicts Logitless's
-own heads, and neither PyTorch nor a GPU. ``python -m logitless.cost_model`` is the command line of it.
+All predictions come from a model's sizes. They need the native library, whose planner predicts Logitless's own heads,
+but neither PyTorch nor a GPU. The command line is ``python -m logitless.cost_model``.
 """
 
 from __future__ import annotations

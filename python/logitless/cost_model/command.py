@@ -24,17 +24,17 @@ from .work import Batch
 
 _GIB = 1 << 30
 _HEADS = "upcast,whole,in-place,logitless,logitless:256MiB,sparsified"
-_STEPS = {"tokens": 1, "vocab": 32768}  # a sweep's values where none are given: 1 to 8 of these
-_KINDS = "\n".join(f"  {name:<10}{text}" for name, text in KINDS.items())
+_STEPS = {"tokens": 1, "vocab": 32768}  # a sweep's default values are 1 to 8 times these
+_KINDS = "\n".join(f"  {name:<12}{text}" for name, text in KINDS.items())
 _MODELS = "\n  ".join(textwrap.wrap(", ".join(names()), 100))
-_DESCRIPTION = """Predicts one training step of a bf16 language model on one GPU: parameters, FLOP, memory and time,
+_DESCRIPTION = """Predicts parameters, FLOP, memory and time of one training step of a bf16 language model on one GPU,
 and the head's share of them. Nothing is measured."""
 _EPILOG = f"""models:
   {_MODELS}
-  or a folder with a config.json of Hugging Face, or such a file
+  or a config.json of Hugging Face, or a folder with one
 heads:
 {_KINDS}
-A budget stands behind Logitless's own: logitless:256MiB, or logitless:fastest.
+A budget may follow a head of Logitless: logitless:256MiB, or logitless:fastest.
 
 examples:
   logitless model --model llama-3.2-1b --sequences 4 --length 4096 --memory 80GiB
@@ -45,18 +45,18 @@ examples:
 
 
 def parse_bytes(text: str) -> int:
-    """256MiB, 1.5GB or a number of bytes."""
-    found = _options.size(text)
-    if found is None:
+    """Parses 256MiB, 1.5GB or a number of bytes."""
+    size = _options.size(text)
+    if size is None:
         raise argparse.ArgumentTypeError(f"expected a size such as 256MiB or 80GB, got {text!r}")
-    return found
+    return size
 
 
 def parse_threshold(text: str) -> float:
-    """A number, or a power of two as 2^-9."""
-    found = re.fullmatch(r"2\^(-[0-9]{1,3})", text)
+    """Parses a number, or a power of two such as 2^-9."""
+    power = re.fullmatch(r"2\^(-[0-9]{1,3})", text)
     try:
-        return 2.0 ** int(found[1]) if found else float(text)
+        return 2.0 ** int(power[1]) if power else float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected a number such as 0.002 or 2^-9, got {text!r}") from error
 
@@ -83,7 +83,7 @@ def parse_heads(text: str, threshold: float) -> list[Head]:
 
 
 def parse_fields(text: str) -> dict[str, Any]:
-    """Fields of a :class:`Model`, as NAME=VALUE, separated by commas."""
+    """Parses fields of a :class:`Model`, written NAME=VALUE and separated by commas."""
     types = {field.name: str(field.type) for field in dataclasses.fields(Model)}
     values: dict[str, Any] = {}
     for word in text.split(","):
@@ -105,7 +105,7 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 def make_model(model: str | None, fields: str | None) -> Model:
-    """The model of a name or a configuration, with some fields replaced, or of fields alone."""
+    """Returns the model of a name or a configuration, with these fields replaced, or the model of fields alone."""
     values = parse_fields(fields) if fields else {}
     if model is not None:
         return dataclasses.replace(find_model(model), **values)
@@ -117,40 +117,44 @@ def make_model(model: str | None, fields: str | None) -> Model:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    command = argparse.ArgumentParser(
         prog="logitless model",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--model", "--config", metavar="MODEL", help="a name, a config.json or a folder with one")
-    found.add_argument("--fields", metavar="NAME=VALUE,...", help=f"of the model; mixer is one of {', '.join(MIXERS)}")
-    found.add_argument("--sequences", type=int, default=1, help="of the batch (default: %(default)s)")
-    found.add_argument("--length", type=int, default=4096, help="tokens of each (default: %(default)s)")
-    found.add_argument("--heads", default=_HEADS, help="(default: %(default)s)")
-    found.add_argument(
+    command.add_argument("--model", "--config", metavar="MODEL", help="a name, a config.json, or a folder with one")
+    command.add_argument(
+        "--fields", metavar="NAME=VALUE,...", help=f"fields of the model; mixer is one of {', '.join(MIXERS)}"
+    )
+    command.add_argument("--sequences", type=int, default=1, help="sequences of the batch (default: %(default)s)")
+    command.add_argument("--length", type=int, default=4096, help="tokens of each sequence (default: %(default)s)")
+    command.add_argument("--heads", default=_HEADS, help="heads to compare (default: %(default)s)")
+    command.add_argument(
         "--threshold",
         type=parse_threshold,
         default=_options.DEFAULT_THRESHOLD,
-        help="of sparsified gradients (default: 2^-9)",
+        help="threshold of sparsified gradients (default: 2^-9)",
     )
-    found.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw", help="(default: %(default)s)")
-    found.add_argument(
+    command.add_argument(
+        "--optimizer", choices=list(OPTIMIZERS), default="adamw", help="the optimizer (default: %(default)s)"
+    )
+    command.add_argument(
         "--checkpoint",
         type=int,
         default=0,
         metavar="LAYERS",
-        help="layers of a checkpointed segment; 0: none (default)",
+        help="layers of a checkpointed segment; 0, the default, is no checkpointing",
     )
-    found.add_argument("--device", choices=list(DEVICES), default="h200", help="(default: %(default)s)")
-    found.add_argument(
-        "--memory", type=parse_bytes, metavar="SIZE", help="that the largest batch is to fit (default: the device's)"
+    command.add_argument("--device", choices=list(DEVICES), default="h200", help="the GPU (default: %(default)s)")
+    command.add_argument(
+        "--memory", type=parse_bytes, metavar="SIZE", help="memory for the largest batch (default: the device's)"
     )
-    found.add_argument("--sweep", choices=OVER, help="predict over tokens or vocabularies")
-    found.add_argument("--values", type=parse_numbers, metavar="N,...", help="of the sweep")
-    found.add_argument("--svg", metavar="FILE", help="draw the sweep; needs matplotlib")
-    found.add_argument("--json", action="store_true", help="print one JSON document")
-    return found
+    command.add_argument("--sweep", choices=OVER, help="predict over tokens or vocabularies")
+    command.add_argument("--values", type=parse_numbers, metavar="N,...", help="values of the sweep")
+    command.add_argument("--svg", metavar="FILE", help="draw the sweep as an SVG file; needs matplotlib")
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    return command
 
 
 def _facts(head: Head, step: Step | BudgetTooSmallError) -> dict[str, Any]:
@@ -175,7 +179,7 @@ def _cells(step: Step) -> dict[str, str]:
 
 
 def _print_table(rows: list[dict[str, str]]) -> None:
-    """A row that lacks columns ends with a text of any width."""
+    """Prints rows as aligned columns. A row with fewer columns ends with a text of any width."""
     full = max(rows, key=len)
     widths = [max([len(name), *(len(row[name]) for row in rows if len(row) == len(full))]) for name in full]
     for cells in (list(full), *(list(row.values()) for row in rows)):
@@ -185,7 +189,7 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 def _predicted(model: Model, batch: Batch, head: Head, options: dict[str, Any]) -> Step | BudgetTooSmallError:
     try:
         return predict(model, batch, head, **options)
-    except BudgetTooSmallError as error:  # the other heads have theirs
+    except BudgetTooSmallError as error:  # the other heads still have predictions
         return error
 
 
@@ -206,8 +210,8 @@ def _show_heads(args: argparse.Namespace, model: Model, batch: Batch, heads: lis
     steps = {head: _predicted(model, batch, head, options) for head in heads}
     if args.json:
         document = {"predicted": True, "model": dataclasses.asdict(model), "batch": dataclasses.asdict(batch)}
-        found = [_facts(head, step) | {"largest_batch_sequences": most[head]} for head, step in steps.items()]
-        print(json.dumps(document | options | {"memory_bytes": memory, "steps": found}, indent=1))
+        facts = [_facts(head, step) | {"largest_batch_sequences": most[head]} for head, step in steps.items()]
+        print(json.dumps(document | options | {"memory_bytes": memory, "steps": facts}, indent=1))
         return
     print(f"predicted for {args.device}: {batch.sequences} x {batch.length} tokens, {parameters(model):,} parameters")
     for known in [step for step in steps.values() if isinstance(step, Step)][:1]:
@@ -240,9 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run(parser().parse_args(arguments))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; Python is to find nothing to write at its end
+    except BrokenPipeError:  # the reader has gone, so Python's last flush must go nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell says of a program that the signal ended
+        return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, LogitlessError, ImportError, OSError) as error:
         print(f"logitless model: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) and not isinstance(error, LogitlessError) else 1

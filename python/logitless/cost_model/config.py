@@ -1,4 +1,4 @@
-"""What a model is, as far as a step's cost depends on it: from fields, or from a config.json of Hugging Face."""
+"""The sizes of a model on which a step's cost depends, from fields or from a config.json of Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MIXERS = ("attention", "gla", "gated_deltanet", "kda")
-MOST = 1 << 40  # of any size: far beyond all models, and products of several are float64's still
+MOST = 1 << 40  # of any size: far beyond all models, and products of several sizes still fit a float64
 
 
 def check_number(name: str, value: int, least: int) -> None:
@@ -25,23 +25,23 @@ class Model:
 
     Attributes:
         mixer: ``attention``, ``gla``, ``gated_deltanet`` or ``kda``.
-        vocab: V, rows of the head.
+        vocab: V, rows of the head's weight.
         hidden: D.
-        layers: their number.
-        intermediate: width of the MLP.
-        heads: of queries and keys.
-        head_dim: columns of a head's queries and keys; 0: hidden / heads.
-        kv_heads: heads of keys and values of attention; 0: as ``heads``.
-        value_heads: heads of values of a linear RNN; 0: as ``heads``.
-        value_dim: columns of a head's values of a linear RNN; 0: as ``head_dim``.
-        conv_size: taps of a linear RNN's short convolutions; 0: none.
-        qkv_bias: attention's queries, keys and values have biases.
-        qk_norm: attention's queries and keys are normalized.
-        gemma_norms: norms are Gemma 3's: in float32, and after attention and MLP, too.
-        sliding_layers: layers of attention whose window is ``window`` tokens, given as a mask.
-        window: tokens; 0: none.
-        softcap: the logits are capped.
-        tied: the head's weight is the embedding's.
+        layers: Number of layers.
+        intermediate: Width of the MLP.
+        heads: Heads of queries and keys.
+        head_dim: Columns of a head's queries and keys; 0 is hidden / heads.
+        kv_heads: Heads of attention's keys and values; 0 is ``heads``.
+        value_heads: Heads of a linear RNN's values; 0 is ``heads``.
+        value_dim: Columns of a head's values in a linear RNN; 0 is ``head_dim``.
+        conv_size: Taps of a linear RNN's short convolutions; 0 is none.
+        qkv_bias: Whether attention's queries, keys and values have biases.
+        qk_norm: Whether attention's queries and keys are normalized.
+        gemma_norms: Whether norms are Gemma 3's, which are in float32 and also come after attention and MLP.
+        sliding_layers: Layers of attention whose window is ``window`` tokens, given as a mask.
+        window: Tokens of that window; 0 is none.
+        softcap: Whether the logits are capped.
+        tied: Whether the head's weight is the embedding's.
     """
 
     mixer: str
@@ -83,7 +83,7 @@ class Model:
             object.__setattr__(self, name, value)
 
 
-# Defaults of entries that a file lacks: those of transformers 5.17's classes and flash-linear-attention 0.6.0's.
+# Defaults of entries that a file lacks, from the classes of transformers 5.17 and flash-linear-attention 0.6.0.
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 _ATTENTION = (*_SIZES, "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _MISSING: dict[str, dict[str, int]] = {
@@ -99,7 +99,7 @@ _MISSING: dict[str, dict[str, int]] = {
 
 
 class _Entries:
-    """Of a configuration; an error names the entry and what was expected."""
+    """Entries of a configuration; an error names the entry and the expected value."""
 
     def __init__(self, entries: Mapping[str, Any], model_type: str) -> None:
         self.entries, self.model_type = entries, model_type
@@ -121,7 +121,7 @@ class _Entries:
         return float(value)
 
     def expect(self, **expected: Any) -> None:
-        """Refuses what the model of cost does not know; each name with the values that it knows, the default first."""
+        """Raises for entries with unknown values. ``expected`` has known values by name, with the default first."""
         for name, values in expected.items():
             got = self.get(name, values[0])
             if got not in values:
@@ -129,7 +129,10 @@ class _Entries:
                 raise ValueError(f"config: {name}: expected {known}, got {got!r} (model type {self.model_type!r})")
 
     def size(self, name: str) -> int:
-        """A missing one is the configuration class's, as files hold what differs from it; null is none."""
+        """Returns a size; null raises.
+
+        Files only hold entries that differ from the configuration class's, so a missing entry has that class's default.
+        """
         return self.whole(name) if name in self.entries else _MISSING[self.model_type][name]
 
     def sizes(self) -> dict[str, Any]:
@@ -189,13 +192,13 @@ def _attention(entries: _Entries) -> Model:
 
 
 def _linear_rnn(entries: _Entries) -> Model:
-    """Entries that are missing are flash-linear-attention 0.6.0's defaults."""
+    """Returns a linear RNN; missing entries have the defaults of flash-linear-attention 0.6.0."""
     kind, sizes = entries.model_type, entries.sizes()
     hidden = sizes["hidden"]
     entries.expect(attn=(None,), attnres_block_size=(None,), fuse_norm=(True,), fuse_swiglu=(True,))
     entries.expect(hidden_act=("swish",), attn_mode=("chunk",))
     width = entries.whole("intermediate_size", 0)
-    if width == 0:  # GatedMLP of modules/mlp.py: 2/3 of hidden_ratio D, rounded up to a multiple of 256
+    if width == 0:  # as in GatedMLP of modules/mlp.py: 2/3 of hidden_ratio D, rounded up to a multiple of 256
         width = -(-int(hidden * entries.number("hidden_ratio", 4) * 2 / 3) // 256) * 256
     heads = entries.whole("num_heads", {"gla": 4, "gated_deltanet": 6, "kda": 16}[kind])
     if kind == "gla":
@@ -225,12 +228,13 @@ _READERS |= dict.fromkeys(("gla", "gated_deltanet", "kda"), _linear_rnn)
 
 
 def from_config(config: Mapping[str, Any]) -> Model:
-    """The model of a configuration's entries.
+    """Returns the model of a configuration's entries.
 
     Raises:
-        ValueError: a model type, or an entry of one, whose layers are not known here; it is named.
+        ValueError: The model type or an entry is not known here; the message names it.
     """
-    while isinstance(config.get("text_config"), Mapping) or config.get("model_type") == "gemma3":  # it sees images, too
+    # Models of text and images have an inner configuration of the language model.
+    while isinstance(config.get("text_config"), Mapping) or config.get("model_type") == "gemma3":
         outer = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
         inner = {"model_type": "gemma3_text"} if config.get("model_type") == "gemma3" else {}
         config = outer | inner | dict(config.get("text_config") or {})
@@ -243,7 +247,7 @@ def from_config(config: Mapping[str, Any]) -> Model:
 
 
 def read_config(path: str | os.PathLike[str]) -> Model:
-    """The model of a ``config.json``, or of a folder with one."""
+    """Returns the model of a ``config.json``, or of a folder with one."""
     path = os.fspath(path)
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
     try:

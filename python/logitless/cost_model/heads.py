@@ -1,4 +1,4 @@
-"""Heads: what each implementation holds and how long it takes."""
+"""Heads: the memory that each implementation holds, and the time that it takes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from .devices import BANDWIDTH_SHARE, Device
 from .work import BF16, Batch
 
 KINDS = {
-    "upcast": "whole logits in bf16 and their cross entropy in float32, as transformers computes it",
-    "whole": "whole logits and their cross entropy in bf16, by PyTorch",
-    "in-place": "whole logits in bf16, whose gradient takes their place, as flash-linear-attention has it",
-    "logitless": "Logitless, exact",
+    "upcast": "materialized logits in bf16, cross entropy in float32, as in transformers",
+    "whole": "materialized logits and cross entropy in bf16, as in PyTorch",
+    "in-place": "materialized logits in bf16, overwritten by their gradient, as in flash-linear-attention",
+    "logitless": "Logitless, exact gradients",
     "sparsified": "Logitless, sparsified gradients",
 }
-# Bytes a logit: held at most, and moved beside the products. PyTorch's softmax reads a row that is longer than a
-# multiprocessor's memory three times and writes it once; its backward reads gradients twice and the result once.
-# upcast: forward bf16 + fp32 + softmax 4, backward softmax 4 + gradients 4 + 4; to float32 6, softmax 16, zeros 4,
-# backward 16, to bf16 6. whole: the same in bf16 without conversions. in-place: one reading, one reading and writing.
+# Bytes for each logit: the most that is held, and what moves beside the products.
+# PyTorch's softmax reads a row three times if it is longer than a multiprocessor's memory, and writes it once. Its
+# backward pass reads gradients twice and the result once.
+# upcast holds in the forward pass 2 (bf16) + 4 (float32) + 4 (softmax), in the backward pass 4 (softmax) + 4 + 4
+# (gradients). It moves 6 (to float32), 16 (softmax), 4 (zeros), 16 (backward pass) and 6 (to bf16).
+# whole does the same in bf16 without conversions. in-place reads once, then reads and writes once.
 _HELD = {"upcast": 12, "whole": 6, "in-place": 2}
 _MOVED = {"upcast": 48, "whole": 18, "in-place": 6}
-_SOFTCAP_HELD, _SOFTCAP_MOVED = 2, 26  # tanh's result is kept; division, tanh and product, and their backward passes
+# A softcap keeps tanh's result, and moves the operands of division, tanh, product and their backward passes.
+_SOFTCAP_HELD, _SOFTCAP_MOVED = 2, 26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Head:
     """An implementation.
 
     Attributes:
-        kind: a name of :data:`KINDS`.
-        max_workspace_bytes: Logitless's budget, as of :func:`logitless.plan`.
-        threshold: of sparsified gradients.
+        kind: A name of :data:`KINDS`.
+        max_workspace_bytes: The budget of a head of Logitless, as in :func:`logitless.plan`.
+        threshold: The threshold of sparsified gradients.
     """
 
     kind: str
@@ -60,15 +63,15 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class HeadCost:
-    """Predicted.
+    """The predicted cost of a head.
 
     Attributes:
-        flop: of products that the head computes, those that it computes twice included.
-        held_bytes: at most at once, beyond weights and what the layers save; the gradients that it makes included where
-            they are alive then.
-        gradient_bytes: of the weight's gradient, which stays.
-        seconds: of forward and backward.
-        plan: of Logitless's, for people.
+        flop: FLOP of the head's products, including products that it computes twice.
+        held_bytes: The most that it holds at once, beyond weights and what the layers save. This includes its gradients
+            where they exist then.
+        gradient_bytes: Bytes of the weight's gradient, which stays.
+        seconds: Time of the forward and backward pass.
+        plan: The plan of a head of Logitless, as text.
     """
 
     flop: float
@@ -79,16 +82,16 @@ class HeadCost:
 
 
 def head_cost(head: Head, model: Model, batch: Batch, device: Device) -> HeadCost:
-    """What a head costs; Logitless's own by the library's planner.
+    """Predicts the cost of a head; the library's planner predicts Logitless's own.
 
     Raises:
-        BudgetTooSmallError: no plan fits its budget.
+        BudgetTooSmallError: No plan fits the head's budget.
     """
     tokens, vocab, hidden = batch.tokens, model.vocab, model.hidden
     product = 2.0 * tokens * vocab * hidden
     d_weight, d_hidden = float(BF16) * vocab * hidden, float(BF16) * tokens * hidden
     if head.ours:
-        found = plan(
+        chosen = plan(
             tokens,
             vocab,
             hidden,
@@ -98,9 +101,9 @@ def head_cost(head: Head, model: Model, batch: Batch, device: Device) -> HeadCos
             gradient="sparsified" if head.kind == "sparsified" else "exact",
             threshold=head.threshold,
         )
-        held = found.workspace_bytes + d_weight + d_hidden
-        text = f"{found.kind}, {found.cost_matmuls:g} F, {found.workspace_bytes / (1 << 20):.0f} MiB"
-        return HeadCost(found.cost_matmuls * product, held, d_weight, found.predicted_seconds, text)
+        held = chosen.workspace_bytes + d_weight + d_hidden
+        text = f"{chosen.kind}, {chosen.cost_matmuls:g} F, {chosen.workspace_bytes / (1 << 20):.0f} MiB"
+        return HeadCost(chosen.cost_matmuls * product, held, d_weight, chosen.predicted_seconds, text)
     logits = float(tokens) * vocab
     capped = (_SOFTCAP_HELD, _SOFTCAP_MOVED) if model.softcap else (0, 0)
     products = 3 * plan(tokens, vocab, hidden, dtype="bfloat16", gradients=(), device=device.name).predicted_seconds

@@ -1,6 +1,6 @@
 """Layers of linear RNNs as flash-linear-attention 0.6.0 runs them in training: chunks of 64 tokens, fused norms.
 
-What is kept is read off the ``save_for_backward`` of ops/gla/chunk.py, ops/gated_delta_rule/chunk.py, ops/kda/chunk.py,
+Saved tensors are those of ``save_for_backward`` in ops/gla/chunk.py, ops/gated_delta_rule/chunk.py, ops/kda/chunk.py,
 modules/norm and modules/activations of that version.
 """
 
@@ -13,12 +13,12 @@ CHUNK = 64
 
 
 def fused_norm(tokens: int, width: int) -> Work:
-    """RMSNorm in one kernel: x and a number a row are kept."""
+    """RMSNorm in one kernel, which keeps x and a number for each row."""
     return total(Work(parameters=width), saved(tokens, width), saved(tokens, 1, FP32), moved(tokens, width, 4, 6))
 
 
 def _gated_norm(tokens: int, heads: int, width: int) -> Work:
-    """norm(o) * act(g) in one kernel: o, g and a number a head are kept, and its output for the next product."""
+    """norm(o) * act(g) in one kernel, which keeps o, g, a number for each head, and its output for the next product."""
     elements = heads * width
     return total(
         Work(parameters=width), saved(tokens, 3 * elements), saved(tokens, heads, FP32), moved(tokens, elements, 6, 10)
@@ -26,24 +26,29 @@ def _gated_norm(tokens: int, heads: int, width: int) -> Work:
 
 
 def _convolutions(model: Model, tokens: int, channels: int) -> Work:
-    """Short convolutions with SiLU: their inputs are kept."""
+    """Short convolutions with SiLU, which keep their inputs."""
     if model.conv_size == 0:
         return Work()
     return total(Work(parameters=channels * model.conv_size), saved(tokens, channels), moved(tokens, channels, 4, 6))
 
 
 def _recurrence(model: Model, tokens: int, products: int, matrices: int, vectors: int) -> Work:
-    """Chunks of a recurrence whose state is head_dim x value_dim a head: ``products`` with the state, and as many with
-    the chunk's own rows. Backward the forward pass's states are made again, and every product has two gradients.
-    (Chunks: Yang et al., arXiv:2312.06635 and arXiv:2412.06464; the Kimi team, arXiv:2510.26692.) Traffic of states is
-    counted; the bytes an element of keys and values are estimates from the kernels' arguments.
+    """Chunks of a recurrence whose state is head_dim x value_dim for each head.
+
+    A chunk has ``products`` matrix products with the state, and as many with its own rows. The backward pass makes the
+    forward pass's states again, and each product has two gradients (Yang et al., arXiv:2312.06635 and arXiv:2412.06464;
+    the Kimi team, arXiv:2510.26692). Traffic of states is counted exactly. The bytes for each element of keys and
+    values are estimates from the kernels' arguments.
 
     Args:
-        matrices: bytes an element of a chunk's state, those of forward and backward states that are alive at once.
-        vectors: bytes an element of keys that the backward pass holds.
+        model: The model.
+        tokens: Tokens of the batch.
+        products: Matrix products with the state.
+        matrices: Bytes for each element of a chunk's state, of all forward and backward states that exist at once.
+        vectors: Bytes for each element of keys that the backward pass holds.
     """
     heads, key, value = model.value_heads, model.head_dim, model.value_dim
-    state = float(heads) * key * value / CHUNK  # elements a token
+    state = float(heads) * key * value / CHUNK  # elements for each token
     flop = 2.0 * tokens * heads * products * (key * value + CHUNK * (key + value) / 2)
     keys, values = tokens * heads * key, tokens * heads * value
     forward = tokens * state * 2 * BF16 + keys * 20.0 + values * 8.0
@@ -56,7 +61,7 @@ def _recurrence(model: Model, tokens: int, products: int, matrices: int, vectors
 
 
 def _gla(model: Model, tokens: int, key: int, value: int) -> Work:
-    """arXiv:2312.06635. Gates: two products over 16 columns, log-sigmoid, a division."""
+    """GLA, arXiv:2312.06635. Its gates take two products over 16 columns, a log-sigmoid and a division."""
     rank = 16
     return total(
         linear(tokens, model.hidden, rank),
@@ -72,14 +77,17 @@ def _gla(model: Model, tokens: int, key: int, value: int) -> Work:
 
 
 def _gated_delta(model: Model, tokens: int, key: int, value: int) -> Work:
-    """arXiv:2412.06464. Queries, keys and values are one tensor in the convolution; normalized queries and keys, values
-    and a chunk's solved triangle are kept."""
+    """Gated DeltaNet, arXiv:2412.06464.
+
+    Queries, keys and values are one tensor in the convolution. Normalized queries and keys, values, and each chunk's
+    solved triangle are kept.
+    """
     hidden, heads = model.hidden, model.value_heads
     return total(
         linear(tokens, hidden, heads),
         linear(tokens, hidden, heads),
         Work(parameters=2 * heads),
-        moved(tokens, 2 * key + value, 4, 4),  # put together
+        moved(tokens, 2 * key + value, 4, 4),  # queries, keys and values are joined
         saved(tokens, 2 * key + value + 3 * heads),
         saved(tokens, 2 * model.heads + heads, FP32),
         saved(tokens, heads * CHUNK),
@@ -91,7 +99,7 @@ def _gated_delta(model: Model, tokens: int, key: int, value: int) -> Work:
 
 
 def _kda(model: Model, tokens: int, key: int, value: int) -> Work:
-    """arXiv:2510.26692: gates for all columns of keys, from two products; two matrices of a chunk."""
+    """KDA, arXiv:2510.26692. Its gates cover all columns of keys, from two products; a chunk keeps two matrices."""
     hidden, heads, gates = model.hidden, model.value_heads, model.value_heads * model.head_dim
     return total(
         linear(tokens, hidden, model.value_dim),
@@ -131,10 +139,10 @@ def mixer(model: Model, batch: Batch) -> Work:
 
 
 def mlp(model: Model, batch: Batch) -> Work:
-    """SwiGLU inside the last product's function: gate and up are kept, their product is made again."""
+    """SwiGLU in one function with the last product: gate and up are kept, their product is made again."""
     tokens, hidden, width = batch.tokens, model.hidden, model.intermediate
     return total(
-        fused_norm(tokens, hidden),  # which adds the residual, too
+        fused_norm(tokens, hidden),  # this kernel also adds the residual
         moved(tokens, hidden, 4, 2),
         saved(tokens, hidden + 2 * width),
         linear(tokens, hidden, width),

@@ -1,4 +1,4 @@
-"""Published models by the names that ``logitless plan --model`` knows. Sizes are those of their config.json."""
+"""Published models, by the names that ``logitless plan --model`` knows, with the sizes of their config.json."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ def names() -> list[str]:
 
 
 def find_model(model: str) -> Model:
-    """The model of a folder with a ``config.json``, of such a file, or of a name. A name's case, organization and ``_``
-    for ``-`` do not matter.
+    """Returns the model of a ``config.json``, of a folder with one, or of a name.
+
+    A name may have any case, any organization, and ``_`` for ``-``.
 
     Raises:
-        ValueError: neither; or a model whose layers the model of cost does not know.
+        ValueError: There is no such model, or its layers are not known here.
     """
     if os.path.exists(model):
         return read_config(model)
-    for known, found in _MODELS.items():
+    for known, sizes in _MODELS.items():
         if _normalized(model) in map(_normalized, known):
-            return found
+            return sizes
     raise ValueError(
         f"model: expected a folder with a config.json, such a file, or one of {', '.join(names())}; got {model!r}"
     )

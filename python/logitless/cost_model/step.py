@@ -1,4 +1,4 @@
-"""One training step: what it computes, holds and takes."""
+"""Predicts FLOP, memory and time of one training step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .devices import ATTENTION_SHARE, BANDWIDTH_SHARE, LAYERS_FACTOR, MASKED_SHA
 from .heads import Head, HeadCost, head_cost
 from .work import BF16, Batch, Pass, Work
 
-# Bytes a parameter: of an optimizer's states, and those that a step of it reads and writes.
+# Bytes for each parameter: an optimizer's states, and the bytes that its step reads and writes.
 OPTIMIZERS = {
-    "adamw": (2 * 2, 4 * 2 + 3 * 2),  # states of the weights' dtype, bf16, as PyTorch's AdamW of a bf16 model
-    "adamw-fp32": (2 * 4, 2 * 2 + 2 * 4 + 2 + 2 * 4),  # both moments in float32
-    "adamw-fp32-master": (3 * 4, 2 + 3 * 4 + 2 + 3 * 4),  # and the weights in float32 beside bf16 ones
+    "adamw": (2 * 2, 4 * 2 + 3 * 2),  # states have the weights' dtype, bf16, as in PyTorch's AdamW
+    "adamw-fp32": (2 * 4, 2 * 2 + 2 * 4 + 2 + 2 * 4),  # both moments are float32
+    "adamw-fp32-master": (3 * 4, 2 + 3 * 4 + 2 + 3 * 4),  # moments and a copy of the weights are float32
     "sgd": (0, 3 * 2),
     "sgd-momentum": (2, 5 * 2),
 }
-# Beyond weights and states at a step's begin: PyTorch's workspaces of cuBLAS, tokens and tables. In the records of
+# Bytes beyond weights and states when a step begins: PyTorch's workspaces of cuBLAS, tokens and tables. In
 # bench/records/steps-2026-11-23.json these are 65 to 119 MiB.
 LIBRARIES = 64 << 20
 
@@ -31,19 +31,20 @@ class Step:
     """The prediction of one step; nothing of it is measured.
 
     Attributes:
-        parameters: of the model.
-        model_flop: 3 times the forward pass's, attention included; without what checkpointing repeats.
-        head_flop_share: of the head's three products, of model_flop.
-        weight_bytes: in bf16.
-        optimizer_bytes: of the optimizer's states.
-        saved_bytes: activations that are kept when the head begins.
-        head_bytes: that the head holds beyond them at most.
-        peak_bytes: the most that is allocated.
-        peak_at: ``head``, ``layers`` (the last one, while gradients go back) or ``gradients`` (when all are there).
-        layers_seconds: of all but head and optimizer.
-        optimizer_seconds: of the optimizer.
-        head_seconds: of the head.
-        head: what the head costs.
+        parameters: The model's parameters.
+        model_flop: Three times the forward pass's FLOP, including attention, without those that checkpointing repeats.
+        head_flop_share: The share of the head's three matmuls in model_flop.
+        weight_bytes: Bytes of the weights, in bf16.
+        optimizer_bytes: Bytes of the optimizer's states.
+        saved_bytes: Bytes of activations that are saved when the head begins.
+        head_bytes: The most bytes that the head holds beyond these.
+        peak_bytes: The most bytes that are allocated.
+        peak_at: Where the peak is: ``head``, ``layers`` (the last layer's backward pass) or ``gradients`` (when all
+            gradients exist).
+        layers_seconds: Time of everything but head and optimizer.
+        optimizer_seconds: Time of the optimizer.
+        head_seconds: Time of the head.
+        head: The cost of the head.
     """
 
     parameters: int
@@ -70,7 +71,7 @@ class Step:
 
     @property
     def head_memory_share(self) -> float:
-        """Of the memory at the head's peak."""
+        """The head's share of the memory at its own peak."""
         return self.head_bytes / (self.weight_bytes + self.optimizer_bytes + self.saved_bytes + self.head_bytes)
 
 
@@ -86,16 +87,16 @@ class _Layer:
 
 @dataclasses.dataclass(frozen=True)
 class _Layers:
-    """In their order: ``masked`` ones of one kind, then those of the other. Never as a list: there may be 10^9."""
+    """Layers in order: ``masked`` sliding ones, then the full ones. They are no list, as there may be 10^9 of them."""
 
     sliding: _Layer
     masked: int
     full: _Layer
     count: int
-    norm: Work  # the last one
+    norm: Work  # the norm after the last layer
 
     def saved(self, first: int, stop: int) -> float:
-        """The sum over layers first to stop - 1."""
+        """Returns the bytes that layers first to stop - 1 save."""
         masked = max(min(stop, self.masked) - first, 0)
         return masked * self.sliding.whole.saved + (stop - first - masked) * self.full.whole.saved
 
@@ -108,11 +109,11 @@ class _Layers:
 
 
 def _layers(model: Model, batch: Batch) -> _Layers:
-    """Those with a mask first."""
+    """Returns the model's layers, those with a mask first."""
     if model.mixer != "attention":
         layer = _Layer(linear_rnn.mixer(model, batch), linear_rnn.mlp(model, batch))
         return _Layers(layer, 0, layer, model.layers, linear_rnn.final_norm(model, batch))
-    # With a window of the whole sequence transformers leaves the mask out.
+    # transformers leaves the mask out where the window covers the whole sequence.
     masked = model.sliding_layers if batch.length >= model.window else 0
     mlp = transformer.mlp(model, batch)
     full = _Layer(transformer.mixer(model, batch, masked=False), mlp)
@@ -121,7 +122,7 @@ def _layers(model: Model, batch: Batch) -> _Layers:
 
 
 def parameters(model: Model) -> int:
-    """Their number, those of a tied head once."""
+    """Returns the number of parameters; those of a tied head count once."""
     layers = _layers(model, Batch(1, 1))
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     return embeddings + layers.norm.parameters + sum(n * layer.whole.parameters for n, layer in layers.each())
@@ -143,19 +144,19 @@ def _layers_seconds(layers: _Layers, checkpoint: int, device: Device) -> float:
 
 
 def _saved(layers: _Layers, batch: Batch, model: Model, checkpoint: int) -> tuple[float, float]:
-    """Kept of all layers when the head begins, and made again at once in the backward pass of a segment."""
+    """Returns the bytes that all layers keep when the head begins, and those that a segment's backward pass remakes."""
     if checkpoint == 0:
         return layers.saved(0, layers.count), 0.0
     segments = math.ceil(layers.count / checkpoint)
     inputs = segments * float(BF16) * batch.tokens * model.hidden
-    # segments differ where the kind of layer changes, and the last one may be shorter
+    # Segments differ where the kind of layer changes, and the last one may be shorter.
     at = {0, layers.masked // checkpoint, layers.masked // checkpoint + 1, segments - 1}
     starts = [index * checkpoint for index in at if index < segments]
     return inputs, max(layers.saved(first, min(first + checkpoint, layers.count)) for first in starts)
 
 
 def _peak_of_layers(layers: _Layers, kept: float, again: float, head: HeadCost, d_hidden: float) -> float:
-    """While gradients go back through the last norm and layer; the gradient of the head's weight is there."""
+    """Returns the peak of the last norm's and layer's backward pass, when the gradient of the head's weight exists."""
     last = layers.last
     at_norm = kept + layers.norm.saved + layers.norm.transient
     at_mlp = kept + again + d_hidden + last.mlp.transient
@@ -175,16 +176,17 @@ def predict(
     """Predicts one training step of a bf16 model on one GPU, without accumulation of gradients.
 
     Args:
-        model: its sizes.
-        batch: of one step.
-        head: the loss's implementation.
+        model: The model's sizes.
+        batch: The batch of one step.
+        head: The implementation of the head.
         optimizer: ``adamw``, ``adamw-fp32``, ``adamw-fp32-master``, ``sgd`` or ``sgd-momentum``.
-        checkpoint: layers of a segment whose activations are made again in the backward pass (Chen et al.,
-            arXiv:1604.06174); 0: none; 1: as transformers' ``gradient_checkpointing_enable``.
+        checkpoint: Layers of a segment whose activations are made again in the backward pass (Chen et al.,
+            arXiv:1604.06174). 0 is no checkpointing, 1 is that of transformers' ``gradient_checkpointing_enable``.
         device: ``a100``, ``h100`` or ``h200``.
 
     Raises:
-        BudgetTooSmallError: no plan of Logitless's fits the head's budget.
+        ValueError: An option is out of range.
+        BudgetTooSmallError: No plan of Logitless fits the head's budget.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
@@ -226,10 +228,14 @@ def predict(
 
 
 def largest_batch(model: Model, length: int, head: Head, memory_bytes: float, **options: Any) -> int:
-    """The most sequences whose step is predicted to need at most so much memory; 0: not even one.
+    """Returns the most sequences whose predicted step fits in this memory, or 0 if not even one does.
 
     Args:
-        options: of :func:`predict`.
+        model: The model's sizes.
+        length: Tokens of a sequence.
+        head: The implementation of the head.
+        memory_bytes: The memory.
+        options: Options of :func:`predict`.
     """
 
     def fits(sequences: int) -> bool:
@@ -237,7 +243,7 @@ def largest_batch(model: Model, length: int, head: Head, memory_bytes: float, **
             return predict(model, Batch(sequences, length), head, **options).peak_bytes <= memory_bytes
         except BudgetTooSmallError:
             return False
-        except UnsupportedError:  # so many tokens, as of draws beyond 2^31 elements
+        except UnsupportedError:  # too many tokens: draws have at most 2^31 elements, for example
             if sequences == 1:
                 raise
             return False

@@ -1,4 +1,4 @@
-"""Predictions over tokens or vocabularies, as numbers and as a chart."""
+"""Predicts steps over tokens or vocabularies, as numbers and as a chart."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ class Point:
 def sweep(
     model: Model, batch: Batch, heads: Sequence[Head], over: str, values: Sequence[int], **options: Any
 ) -> list[Point]:
-    """Predicts a step for every head and value; those where no plan fits a head's budget are left out.
+    """Predicts a step for every head and value; points where no plan fits a head's budget are left out.
 
     Args:
-        over: ``tokens``: N, in whole sequences of the batch's length; ``vocab``: V.
-        values: of N or V.
-        options: of :func:`predict`.
+        model: The model's sizes.
+        batch: The batch of one step.
+        heads: Implementations of the head.
+        over: ``tokens`` for N, in whole sequences of the batch's length, or ``vocab`` for V.
+        values: Values of N or V.
+        options: Options of :func:`predict`.
+
+    Raises:
+        ValueError: ``over`` is another name, or a number of tokens is not a multiple of the length.
     """
     if over not in OVER:
         raise ValueError(f"over: expected one of {', '.join(OVER)}, got {over!r}")
@@ -52,7 +58,7 @@ def sweep(
 
 
 def draw(points: Sequence[Point], over: str, path: str | os.PathLike[str]) -> None:
-    """Draws peak memory and the head's share of time as an SVG file; needs matplotlib."""
+    """Draws peak memory and the head's share of time into an SVG file; needs matplotlib."""
     try:
         import matplotlib
     except ImportError as error:

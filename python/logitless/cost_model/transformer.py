@@ -1,4 +1,4 @@
-"""Layers of transformers, as the library of that name runs them with PyTorch's scaled_dot_product_attention."""
+"""Layers of transformers, as Hugging Face's library runs them with PyTorch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ BACKWARD_OF_ATTENTION = 2.5  # five products where the forward pass has two: Dao
 
 
 def _rope(tokens: int, elements: int) -> Work:
-    """x cos + rotate_half(x) sin; nothing is kept but cos and sin. Backward also a copy of the transposed gradient."""
+    """x cos + rotate_half(x) sin. Only cos and sin are kept; the backward pass also copies the transposed gradient."""
     return moved(tokens, elements, 4 + 2 + 4 + 4 + 6, 4 + 2 + 6 + 6 + 4 + 6 + 4)
 
 
 def _attention(model: Model, batch: Batch, masked: bool) -> Work:
-    """Queries, keys, values, output and a row's log-sum-exp are kept. 2 products of L x L x head_dim, of which a causal
-    kernel does half; one that is given a mask does all, keeps that mask in bf16 and repeats keys of a group."""
+    """Attention keeps queries, keys, values, output and each row's log-sum-exp.
+
+    It takes two products of L x L x head_dim. A causal kernel does half of their work. A kernel with a mask does all of
+    it, keeps the mask in bf16, and repeats the keys of a group.
+    """
     tokens, q, k = batch.tokens, model.heads * model.head_dim, model.kv_heads * model.head_dim
     repeated = masked and 1 < model.kv_heads < model.heads  # one key head is expanded without a copy
     kept = total(saved(tokens, 2 * q + 2 * (q if repeated else k)), saved(tokens, model.heads, FP32))
@@ -63,5 +66,5 @@ def mlp(model: Model, batch: Batch) -> Work:
 
 
 def final_norm(model: Model, batch: Batch) -> Work:
-    """With its output, which the head keeps."""
+    """The norm before the head, with its output, which the head keeps."""
     return eager_norm(batch.tokens, model.hidden, gemma=model.gemma_norms) + saved(batch.tokens, model.hidden)

@@ -1,7 +1,7 @@
-"""Work and memory of operations: what layers are added up from.
+"""Work and memory of operations, from which layers are added up.
 
-Sizes are those of a bf16 model whose operations run one by one (PyTorch's eager mode). Memory is what autograd keeps of
-the forward pass for the backward pass. Traffic is the bytes that operations without matrix products read and write.
+Sizes are for a bf16 model whose operations run one by one (PyTorch's eager mode). Memory is what autograd keeps from
+the forward pass for the backward pass. Traffic is the bytes that operations other than matrix products read and write.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """Work of a forward or of a backward pass: FLOP, but for the traffic."""
+    """Work of a forward or a backward pass, in FLOP; the traffic is in bytes."""
 
-    products: float = 0.0  # of matrices
-    attention: float = 0.0  # causal attention's kernels, and chunks of recurrences
-    masked: float = 0.0  # attention's kernels that are given a mask
+    products: float = 0.0  # matrix products
+    attention: float = 0.0  # kernels of causal attention, and chunks of recurrences
+    masked: float = 0.0  # kernels of attention with a mask
     traffic: float = 0.0  # bytes of all other operations
 
     def __add__(self, other: Pass) -> Pass:
@@ -52,13 +52,13 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of one operation, or of several, one after the other."""
+    """The work of one operation, or of several in sequence."""
 
-    parameters: int = 0  # their number
+    parameters: int = 0  # number of parameters
     forward: Pass = Pass()
     backward: Pass = Pass()
     saved: float = 0.0  # bytes that autograd keeps between the passes
-    transient: float = 0.0  # bytes at most that the backward pass holds beyond what is saved and weights' gradients
+    transient: float = 0.0  # the most bytes that the backward pass holds beyond saved tensors and weights' gradients
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -75,20 +75,22 @@ def total(*parts: Work) -> Work:
 
 
 def linear(tokens: int, inputs: int, outputs: int, bias: bool = False) -> Work:
-    """y = x W^T: 2 FLOP a weight and token, twice that backward, for x and W. The x that it saves is not here:
-    several layers of one input save it once."""
+    """y = x W^T takes 2 FLOP for each weight and token, and twice that in the backward pass, for x and W.
+
+    The saved x is not included: several layers with one input save it once.
+    """
     flop = 2.0 * tokens * inputs * outputs
     parameters = inputs * outputs + (outputs if bias else 0)
     return Work(parameters, Pass(products=flop), Pass(products=2 * flop))
 
 
 def saved(tokens: int, elements: float, size: int = BF16) -> Work:
-    """Elements a token that are kept for the backward pass."""
+    """Elements of each token that are kept for the backward pass."""
     return Work(saved=float(tokens) * elements * size)
 
 
 def moved(tokens: int, elements: int, forward: int, backward: int) -> Work:
-    """Bytes that operations read and write, an element."""
+    """Bytes for each element that operations read and write in the forward and the backward pass."""
     count = float(tokens) * elements
     return Work(forward=Pass(traffic=count * forward), backward=Pass(traffic=count * backward))
 
@@ -98,12 +100,12 @@ def transient(tokens: int, bytes_a_token: float) -> Work:
 
 
 def eager_norm(tokens: int, width: int, rows: int = 1, gemma: bool = False) -> Work:
-    """RMSNorm as transformers writes it, in float32; its output is saved by what comes next.
+    """RMSNorm in float32, as transformers writes it; the next operation saves its output.
 
-    Saved (LlamaRMSNorm): x in float32 (twice used, once kept), a number a row, the normalized x in bf16. Gemma's
-    multiplies by 1 + weight in float32, so that the normalized x is kept in float32. Traffic: bytes an element of each
-    of the operations (conversions, pow, mean, products, sums) that PyTorch's dispatcher shows: tests/python compares.
-    Backward at most four float32 tensors are alive.
+    LlamaRMSNorm saves x in float32 (used twice, kept once), a number for each row, and the normalized x in bf16.
+    Gemma's norm multiplies by 1 + weight in float32, so the normalized x is kept in float32. The traffic is that of all
+    operations (conversions, pow, mean, products, sums) that PyTorch's dispatcher shows; tests/python compares it. In
+    the backward pass at most four float32 tensors exist.
     """
     elements = width * rows
     kept = total(
@@ -114,7 +116,7 @@ def eager_norm(tokens: int, width: int, rows: int = 1, gemma: bool = False) -> W
 
 
 def eager_gated_mlp(tokens: int, hidden: int, intermediate: int) -> Work:
-    """down(act(gate(x)) * up(x)): x, gate, act, up and their product are kept."""
+    """down(act(gate(x)) * up(x)), which keeps x, gate, act, up and their product."""
     return total(
         linear(tokens, hidden, intermediate),
         linear(tokens, hidden, intermediate),
@@ -127,5 +129,5 @@ def eager_gated_mlp(tokens: int, hidden: int, intermediate: int) -> Work:
 
 
 def residual(tokens: int, hidden: int) -> Work:
-    """x + f(x): nothing is kept; the gradients of both branches are added."""
+    """x + f(x), which keeps nothing; the backward pass adds the gradients of both branches."""
     return moved(tokens, hidden, 6, 6)
