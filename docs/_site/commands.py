@@ -1,4 +1,4 @@
-"""The page of the command line: what ``--help`` of every command says."""
+"""Makes the page of the command line from the ``--help`` of every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def executable() -> str:
-    """LOGITLESS_CLI, or the command line of a build in this folder."""
+    """Returns LOGITLESS_CLI, or the command line of a build in this folder."""
     for place in (os.environ.get("LOGITLESS_CLI"), ROOT / "build/cli/logitless", ROOT / "build/test/cli/logitless"):
         if place and shutil.which(place):
             return str(place)
@@ -29,20 +29,21 @@ def help_of(command: list[str], **more: str) -> str:
 def page() -> str:
     first = help_of([executable()])
     names = re.findall(r"^  ([a-z]+) {2,}", first[first.index("Subcommands:") :].split("\n\n")[0], re.MULTILINE)
-    said = {"logitless": first}
-    said |= {f"logitless {name}": help_of([executable(), name]) for name in names if name != "model"}  # Python's, below
-    sections = "\n".join(f"## {title}\n\n```text\n{text}\n```\n" for title, text in said.items())
+    helps = {"logitless": first}
+    # The command `model` is Python's, which comes last.
+    helps |= {f"logitless {name}": help_of([executable(), name]) for name in names if name != "model"}
+    sections = "\n".join(f"## {title}\n\n```text\n{text}\n```\n" for title, text in helps.items())
     model = help_of([sys.executable, "-m", "logitless.cost_model"], PYTHONPATH=str(ROOT / "python"), COLUMNS="110")
     return f"""# The command line
 
-After a build it is `build/cli/logitless`; a wheel brings it as `logitless` and `python -m logitless`.
-Every command takes `--json`; sizes are written `256MiB` or `1GB`.
-[C, C++ and the command line](../c_and_cpp.md) shows uses.
+A build has it as `build/cli/logitless`, a wheel as `logitless` and `python -m logitless`.
+Every command takes `--json`. Sizes are written `256MiB` or `1GB`.
+[C, C++ and the command line](../c_and_cpp.md) shows examples.
 
 {sections}
 ## logitless model
 
-Of the Python package alone, there also as `python -m logitless.cost_model`:
+Part of the Python package; also `python -m logitless.cost_model`:
 [a model of cost](../cost_model.md).
 
 ```text

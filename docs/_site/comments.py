@@ -1,7 +1,7 @@
-"""Doxygen's filter of the public headers, whose comments are plain: comments.py FILE
+"""Doxygen's filter for the public headers, whose comments have no Doxygen marks: comments.py FILE
 
-A comment behind code is of what is before it, else of what follows. The opening one is the file's, as it stands, and
-that of logitless.h the first page, too.
+A comment behind code describes that code, any other comment the code that follows. The opening comment describes the
+file and is shown verbatim; that of logitless.h is also the first page.
 """
 
 import pathlib
@@ -15,15 +15,15 @@ GUIDE = 'Programs are in <a href="../../c_and_cpp.html">C, C++ and the command l
 def documented(name: str, source: str) -> str:
     opening = re.match(r"/\*([\s\S]*?)\*/|((?://.*\n)*)", source)
     assert opening
-    said = re.sub(r"^ ?(\*|//)? ?", "", opening[1] or opening[2], flags=re.MULTILINE).strip("\n")
-    text = f"\\verbatim\n{said}\n\\endverbatim"
+    comment = re.sub(r"^ ?(\*|//)? ?", "", opening[1] or opening[2], flags=re.MULTILINE).strip("\n")
+    text = f"\\verbatim\n{comment}\n\\endverbatim"
     first = f"/** \\mainpage {name}\n{GUIDE}\n{text} */\n" if name == FIRST_PAGE else ""
     return f"{first}/** \\file\n{text} */\n{_marked(source[opening.end() :])}"
 
 
 def _marked(source: str) -> str:
     lines = []
-    before = ""  # of the comment that a line of // goes on with
+    before = ""  # the mark of the comment that the next line of // continues
     for line in source.split("\n"):
         code, slashes, _ = line.partition("//")
         if slashes:
@@ -35,7 +35,7 @@ def _marked(source: str) -> str:
             line = re.sub(r"^(\s*)/\*(?!\*)", r"\1/**", line)
             line = re.sub(r"(\S.*?)/\*(?!\*)", r"\1/**<", line)
         lines.append(line)
-    # Doxygen 1.9 links to private structs, which it does not show.
+    # Doxygen 1.9 would link to private structs, whose pages it does not make.
     return re.sub(
         r"^ private:\n([\s\S]*?)(?=^};)", r"/** \\cond */\n\1/** \\endcond */\n", "\n".join(lines), flags=re.M
     )

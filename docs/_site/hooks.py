@@ -1,5 +1,8 @@
-"""Hooks of MkDocs: they make the pages of the command line and of the files of the repository's root, have
-Doxygen make those of the headers, put the planner in, and show links to files outside of docs/ as their names."""
+"""Hooks of MkDocs.
+
+They make the pages of the command line and of files in the repository's root. They have Doxygen make the pages of the
+headers, and add the planner. Links to files outside of docs/ become these files' names.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import commands  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PARTS = ROOT / "build" / "site-parts"  # what scripts/site made before: planner/ if the planner can be built
-HEADERS = "reference/headers"  # Doxygen's pages
+PARTS = ROOT / "build" / "site-parts"  # made by scripts/site before; it has planner/ if the planner can be built
+HEADERS = "reference/headers"  # folder of Doxygen's pages
 MADE_OF = {
     path.relative_to(ROOT).as_posix(): f"{HEADERS}/{path.name.replace('.', '_8')}.html"
     for path in (ROOT / "include" / "logitless").glob("*.h*")
@@ -28,14 +31,16 @@ NO_PLANNER = "<!doctype html><title>Planner</title><p>This copy of the site was 
 
 
 def of_root(name: str) -> str:
-    """A Markdown file of the repository's root, its links as seen from docs/. The site loads nothing from elsewhere, so
-    badges are left out."""
+    """Returns a Markdown file of the repository's root, with its links as seen from docs/.
+
+    The site loads nothing from elsewhere, so badges are left out.
+    """
     text = re.sub(r"!\[[^\]]*\]\(https://img\.shields\.io/[^)]*\) ?", "", (ROOT / name).read_text())
     return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", text)
 
 
 def run_doxygen(folder: pathlib.Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    shutil.rmtree(folder, ignore_errors=True)  # pages of an earlier run
     folder.mkdir(parents=True)
     options = (ROOT / "docs" / "_site" / "Doxyfile").read_text()
     options += f'OUTPUT_DIRECTORY = "{folder}"\nINPUT_FILTER = "{sys.executable} docs/_site/comments.py"\n'
@@ -63,8 +68,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Files of the repository that are no pages: the page made of one, else `path` in the place of a link; they must
-    exist."""
+    """Replaces links to files that are no pages by links to the page made from the file, or by its `path`.
+
+    The files must exist.
+    """
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def shown(match: re.Match[str]) -> str:
@@ -82,5 +89,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings are reStructuredText in two places: roles before names, and two colons before formulas."""
+    """Removes the reStructuredText of docstrings: roles before names, and the double colon before formulas."""
     return re.sub(r"::</p>", ":</p>", re.sub(r":(?:func|class|mod|meth|data):(?=<code>)", "", html))

@@ -1,10 +1,10 @@
-// Time against memory, both on logarithmic scales, in SVG.
+// Draws time against memory as SVG, both on logarithmic scales.
 "use strict";
 
 const curveBudgets = 28;
 
-// The fastest plans within budgets from the smallest that works to more than the fastest plan takes, one call a turn, so
-// that the page stays awake: done(points) at the end, nothing when `isStale` says so before.
+// Finds the fastest plans for budgets between the smallest that works and the largest plan. It makes one call a turn, so
+// that the page stays responsive, and calls done(points) at the end, unless isStale() is true before.
 function computeCurve(library, state, result, isStale, done) {
   const bytes = result.plans.map((plan) => plan.workspace_bytes);
   const least = Math.max(result.smallest_budget_bytes, 1);
@@ -23,7 +23,7 @@ function computeCurve(library, state, result, isStale, done) {
   setTimeout(turn, 60);
 }
 
-// Powers of two for bytes, 1-2-5 for seconds, inside a range.
+// Ticks inside a range: powers of two for bytes; 1, 2 and 5 times powers of ten for seconds.
 function byteTicks(least, most, count) {
   const from = Math.ceil(Math.log2(least));
   const step = Math.max(1, Math.ceil((Math.log2(most) - from) / count));
@@ -47,7 +47,7 @@ class Chart {
     this.parent = parent;
   }
 
-  // points: of the curve, or []; measured: as measuredFor() gives them, or null.
+  // points: points of the curve, or []; measured: the result of measuredFor().
   draw(result, points, measured) {
     const width = Math.max(this.parent.clientWidth, 280);
     const height = Math.min(420, Math.max(260, width * 0.5));
@@ -86,7 +86,7 @@ class Chart {
 
   summary(result, others) {
     const text = result.plans.map((plan) => `${plan.plan} ${formatWorkspace(plan.workspace_bytes)}, ${formatSeconds(plan.predicted_seconds)}${plan.chosen ? ", chosen" : ""}`);
-    return `Time against memory. Plans: ${text.join("; ")}. ${others.length ? `${others.length} measured points, which a table below lists.` : ""}`;
+    return `Time against memory. Plans: ${text.join("; ")}. ${others.length ? `A table below lists ${others.length} measured points.` : ""}`;
   }
 
   axes(svg, box, { x, y, x0, x1, y0, y1 }) {
@@ -106,7 +106,7 @@ class Chart {
     svg.append(svgElement("text", { class: "logits-label", x: at - 5, y: box.top + 12, "text-anchor": "end" }, "materialized"));
   }
 
-  // The fastest within each budget, as corners: time falls where a plan begins to fit.
+  // Corners of the curve of the fastest plan within each budget; time falls where a plan begins to fit.
   steps(points, x, y, right) {
     let best = points[0].seconds;
     const corners = [[x(points[0].bytes), y(best)]];
@@ -118,7 +118,7 @@ class Chart {
     return [...corners, [right, y(best)]];
   }
 
-  // What labels keep off: the curve's pieces, and marks.
+  // Areas that labels must not cover: the pieces of the curve, and marks.
   areasOf(curve, marks) {
     const pieces = curve.slice(1).map(([x1, y1], i) => {
       const [x0, y0] = curve[i];
@@ -137,7 +137,7 @@ class Chart {
     return shape;
   }
 
-  // Beside their points, where no label is yet; one without room is left to the title and the table.
+  // Places labels beside their points. A label without room is left out; the mark's title and the table have its text.
   place(svg, labels, box, taken) {
     for (const { text, x, y, strong } of labels) {
       const wide = text.length * (strong ? 7.2 : 6.4);

@@ -1,7 +1,7 @@
-// The fields of the problem: sliders on logarithmic scales beside exact text, and choices.
+// The fields of the problem: sliders on logarithmic scales beside text fields with exact values, and choices.
 "use strict";
 
-// Positions of a slider on a scale of powers of two with `parts` steps each.
+// A slider's positions, on a scale with `parts` steps for each power of two.
 function powerScale(least, most, parts, round) {
   const from = Math.log2(least);
   return {
@@ -11,7 +11,7 @@ function powerScale(least, most, parts, round) {
   };
 }
 
-// To about three digits in base two, so that whole powers of two stay as they are.
+// Rounds to six binary digits, which keeps powers of two.
 function roundToEighth(value) {
   const step = 2 ** Math.max(Math.floor(Math.log2(value)) - 5, 0);
   return Math.round(value / step) * step;
@@ -23,10 +23,10 @@ const scales = {
   vocab: powerScale(1024, 2 ** 19, 8, roundToEighth),
   hidden: powerScale(64, 16384, 8, roundToEighth),
   chunk: powerScale(1, 2 ** 16, 4, Math.round),
-  budget: powerScale(1, 2 ** 16, 4, roundToEighth), // MiB; one position more is none
+  budget: powerScale(1, 2 ** 16, 4, roundToEighth), // MiB; the position after the last is no budget
 };
 
-// Labels of the fields, in their order; of those with a slider also its name.
+// Labels of the fields in their order; fields with a slider also have its name.
 const sized = {
   tokens: ["Tokens <i>N</i>", "Tokens"], vocab: ["Vocabulary <i>V</i>", "Vocabulary"],
   hidden: ["Hidden size <i>D</i>", "Hidden size"], budget: ["Budget", "Budget of workspace"],
@@ -50,7 +50,7 @@ function choiceField(key) {
 }
 
 class Controls {
-  // change(part): the state's fields that a person has changed.
+  // change(part) is called with the state's fields that the user has changed.
   constructor(models, change) {
     this.models = models;
     this.change = change;
@@ -89,7 +89,7 @@ class Controls {
     select.addEventListener("change", () => this.change({ [key]: select.value }));
   }
 
-  // A text that is refused stays, with what was expected below it.
+  // An invalid text stays in the field, with a message below it.
   onText(key) {
     const input = this.at(key);
     const message = element("small", "", { id: `${key}-message`, class: "message", role: "alert" });
@@ -106,7 +106,7 @@ class Controls {
     });
   }
 
-  // Sizes of the head itself are no longer a model's.
+  // Once the vocabulary or hidden size is changed, the sizes are no longer the model's.
   partOf(key, value) {
     return key === "vocab" || key === "hidden" ? { model: "", [key]: value } : { [key]: value };
   }
@@ -126,7 +126,7 @@ class Controls {
       const position = slider.valueAsNumber;
       this.change({ budget: position > scale.positions ? "" : `${scale.valueAt(position)}MiB` });
     });
-    // Which sizes there are is the library's to say.
+    // The library checks the text.
     this.onText("budget");
   }
 
@@ -138,7 +138,7 @@ class Controls {
     }
   }
 
-  // Where there is no room for the fields beside the results, a line that stays in view opens them over these.
+  // Where the fields do not fit beside the results, a line that stays in view opens them above the results.
   setUpPinned() {
     const button = this.at("pinned-open");
     button.addEventListener("click", () => {
@@ -184,7 +184,7 @@ class Controls {
     message.textContent = "";
   }
 
-  // While it is dragged, a slider has its own place.
+  // A slider that is being dragged keeps its position.
   showSlider(key, position, text) {
     const slider = this.at(`${key}-slider`);
     if (scales[key].valueAt(slider.valueAsNumber) !== scales[key].valueAt(position)) slider.value = position;

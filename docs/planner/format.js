@@ -1,9 +1,9 @@
-// Numbers for people, and small makers of elements.
+// Formats numbers for people, and makes elements.
 "use strict";
 
 const byteUnits = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
-// The nearest.
+// Rounds to nearest.
 function formatBytes(bytes) {
   let unit = 0;
   let value = bytes;
@@ -15,7 +15,7 @@ function formatBytes(bytes) {
   return `${value.toFixed(digits)} ${byteUnits[unit]}`;
 }
 
-// Of a plan, everywhere: the same rounded up, so that what is read is enough as a budget.
+// A plan's workspace is always rounded up, so that the number shown is enough as a budget.
 function formatWorkspace(bytes) {
   const nearest = formatBytes(bytes);
   const [number, unit] = nearest.split(" ");
@@ -33,7 +33,7 @@ function formatCount(count) {
   return count.toLocaleString("en", { maximumFractionDigits: 0 });
 }
 
-// Of an element of HTML; `value` is the exact number behind its text.
+// Makes an HTML element; `value` is the exact number behind its text.
 function element(tag, text = "", attributes = {}, value = undefined) {
   const made = document.createElement(tag);
   made.textContent = text;
@@ -49,7 +49,7 @@ function svgElement(tag, attributes = {}, text = "") {
   return made;
 }
 
-// Fills a table: rows of cells, which are texts or elements of their own.
+// Fills a table with rows of cells; a cell is a text or an element.
 function fillTable(table, header, rows) {
   const head = element("thead");
   const titles = element("tr");
@@ -60,7 +60,7 @@ function fillTable(table, header, rows) {
     const row = element("tr");
     cells.forEach((cell, column) => {
       const made = cell instanceof Element ? cell : element("td", cell);
-      if (column > 0) made.dataset.title = header[column]; // where rows are shown as lists
+      if (column > 0) made.dataset.title = header[column]; // shown where rows become lists
       row.append(made);
     });
     body.append(row);

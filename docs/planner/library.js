@@ -1,7 +1,7 @@
-// The library: `logitless plan`, run by WebAssembly with the arguments that a shell would give it.
+// The library: runs `logitless plan` as WebAssembly, with the arguments that a shell would pass.
 "use strict";
 
-// The arguments for a state.
+// Returns the arguments for a state.
 function planArguments(state) {
   const words = ["plan"];
   if (state.model) words.push("--model", state.model);
@@ -10,7 +10,7 @@ function planArguments(state) {
   const [device, kernels] = state.device.split(":");
   words.push("--device", device);
   if (device === "cpu") {
-    // fp64 has the reference backend, which knows no instruction sets.
+    // fp64 runs on the reference backend, which has no engines.
     if (state.dtype !== "f64") words.push("--backend", `cpu:${kernels}`);
     words.push("--threads", String(state.threads));
   }
@@ -20,7 +20,7 @@ function planArguments(state) {
   return words;
 }
 
-// As a shell takes it.
+// Quotes words for a shell.
 function commandText(words) {
   return ["logitless", ...words].map((word) => (/^[\w.:=^-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 }
@@ -35,12 +35,12 @@ class Library {
     this.call = call;
   }
 
-  // {code, out, err} of any arguments.
+  // Runs the command line; returns {code, out, err}.
   run(words) {
     return JSON.parse(this.call(words.join("\n")));
   }
 
-  // {result, refusal}: what `--json` prints, null where nothing, and the error's message, "" where none.
+  // Returns {result, refusal}: the output of `--json`, or null; and the error message, or "".
   plan(state) {
     const { out, err } = this.run([...planArguments(state), "--json"]);
     const refusal = err.replace(/^logitless: error: /, "").trim();

@@ -1,7 +1,7 @@
-// Bars of memory to one scale: materialized logits, a plain loop of chunks, and the chosen plan.
+// Shows bars of memory on one scale: materialized logits, a plain loop of chunks, and the chosen plan.
 "use strict";
 
-// Of float32 logits, and of their gradient, as many more bytes: of all tokens, and of a chunk of them.
+// Returns bytes: of float32 logits and their equally large gradient, for all tokens and for one chunk; and of the plan.
 function memoryOf(state, result) {
   const { problem, materialized, chosen } = result;
   const logits = problem.gradients ? materialized.logits_and_gradient_bytes : materialized.logits_bytes;
@@ -34,8 +34,8 @@ function showMemory(state, result) {
   const chunk = Math.min(state.chunk, problem.tokens);
   document.getElementById("bars").replaceChildren(
     barOf("materialized", "Materialized", memory.materialized, most, `${what}, ${formatCount(problem.tokens)} × ${formatCount(problem.vocab)}`),
-    barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `the same of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
-    barOf("chosen", "Logitless, the chosen plan", memory.chosen, most, "all of its workspace", formatWorkspace),
+    barOf("plain", `A plain loop, chunk ${formatCount(chunk)}`, memory.plain, most, `${what} of one chunk, ${formatCount(chunk)} × ${formatCount(problem.vocab)}`),
+    barOf("chosen", "Logitless, the chosen plan", memory.chosen, most, "the whole workspace", formatWorkspace),
   );
   const headline = document.getElementById("headline");
   document.getElementById("pinned-text").textContent = pinnedText(memory, result);
@@ -44,13 +44,13 @@ function showMemory(state, result) {
     const text = ratio >= 100 ? formatCount(ratio) : Number(ratio.toPrecision(3));
     headline.textContent = ratio >= 1
       ? `${formatWorkspace(memory.chosen)} instead of ${formatBytes(memory.materialized)}: 1/${text} of the logits${problem.gradients ? " and their gradient" : ""}.`
-      : `${formatWorkspace(memory.chosen)}: more than the ${formatBytes(memory.materialized)} of so few logits.`;
+      : `${formatWorkspace(memory.chosen)}, which is more than the ${formatBytes(memory.materialized)} of these few logits.`;
   } else {
     headline.textContent = `The smallest budget that works is ${formatWorkspace(result.smallest_budget_bytes)} (${formatCount(result.smallest_budget_bytes)} bytes).`;
   }
   const saved = memory.materialized ? 100 * (1 - memory.plain / memory.materialized) : 0;
   document.getElementById("counted").textContent =
-    `Counted: of the first two bars 4 bytes for each logit${problem.gradients ? " and 4 for each of their gradient" : ""}, and nothing else, ` +
-    `as the blog post “Fused Linear Cross-Entropy” counts them; this loop holds ${Number(saved.toPrecision(3))}% less. Of Logitless's, every byte that a run ` +
-    `holds beyond its inputs and ${problem.gradients ? "gradients" : "losses"}: exponentials, sums, statistics of rows and scratch of matrix products.`;
+    `The first two bars count 4 bytes for each logit${problem.gradients ? " and 4 for each element of their gradient" : ""}, and nothing else, ` +
+    `as in the blog post “Fused Linear Cross-Entropy”. The plain loop holds ${Number(saved.toPrecision(3))}% less. The bar of Logitless counts every byte that a run ` +
+    `holds beyond its inputs and ${problem.gradients ? "gradients" : "losses"}: exp logits, sums, statistics of rows and scratch memory of matrix products.`;
 }

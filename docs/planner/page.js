@@ -1,4 +1,4 @@
-// Joins the parts: an address or a person changes the state, the library plans, the page shows.
+// Joins the parts: the address or the user changes the state, the library plans, the page shows the result.
 "use strict";
 
 class Page {
@@ -7,7 +7,7 @@ class Page {
     this.controls = new Controls(library.models(), (part) => this.set(part));
     this.chart = new Chart(document.getElementById("chart"));
     this.stage = new Stage(document.getElementById("stage"), document.getElementById("resident"));
-    this.turn = 0; // of what is shown
+    this.turn = 0; // the number of the shown plan
     this.setUpSteps();
     this.setUpCopy();
     document.getElementById("version").textContent = library.version();
@@ -25,7 +25,7 @@ class Page {
     this.show(state);
   }
 
-  // Of a person's: a step begins anew unless it is what has changed.
+  // Applies a change by the user. The step goes back to 0 unless it is part of the change.
   set(part) {
     const state = { ...this.state, ...("step" in part ? {} : { step: 0 }), ...part };
     const hash = hashOfState(state);
@@ -69,8 +69,8 @@ class Page {
 
   redrawChart() {
     this.chart.draw(this.result, this.points, this.measured);
-    document.getElementById("chart-note").textContent = "Circles are the plans of the table, the chosen one filled." +
-      (this.measured ? " Diamonds were measured, filled ones Logitless's; the table below has them all." : "") +
+    document.getElementById("chart-note").textContent = "Circles are the plans of the table; the chosen one is filled." +
+      (this.measured ? " Diamonds are measurements, filled for Logitless; the table below lists all of them." : "") +
       " The dashed line is the memory of materialized logits.";
   }
 
@@ -122,7 +122,7 @@ class Page {
     at("play").addEventListener("click", () => {
       if (timer !== null) return stop();
       const count = Number(at("step").max) + 1;
-      const by = Math.max(Math.round(count / 60), 1); // long runs in leaps
+      const by = Math.max(Math.round(count / 60), 1); // long runs skip steps
       if (Number(at("step").value) + 1 >= count) this.set({ step: 0 });
       at("play").textContent = "Stop";
       timer = setInterval(() => {
@@ -155,7 +155,7 @@ Library.load().then(
     const note = document.getElementById("failure");
     note.hidden = false;
     note.textContent = typeof createLogitlessPlanner === "undefined"
-      ? "This is the page's source, without the planner: ./scripts/planner builds it into build/planner/page."
-      : `The planner could not be started: ${error}. It needs a browser with WebAssembly and its exceptions, of 2022 or newer.`;
+      ? "This is the page's source, without the planner. ./scripts/planner builds both into build/planner/page."
+      : `The planner could not be started: ${error}. It needs a browser of 2022 or later, with WebAssembly and its exceptions.`;
   },
 );

@@ -1,4 +1,4 @@
-// The table of plans, and the command that prints the same.
+// Shows the table of plans, and the command that prints the same.
 "use strict";
 
 // 1.23 × 10¹²
@@ -8,13 +8,13 @@ function powerText(value) {
 }
 
 const countText = (count) => (count ? formatCount(count) : "–");
-const columns = { // by what they show of a plan
+const columns = { // by the plan's fields
   workspace_bytes: ["Workspace", formatWorkspace],
   cost_matmuls: ["Cost", (cost) => `${Number(cost.toPrecision(3))} F`],
   predicted_seconds: ["Predicted", (seconds, plan) => formatSeconds(seconds) + (plan.slow ? " !" : "")],
   fits: ["Fits", (fits) => (fits ? "yes" : "no")],
-  token_chunk: ["Tokens at once", countText],
-  cached_columns: ["Columns kept", countText],
+  token_chunk: ["Chunk, tokens", countText],
+  cached_columns: ["Cached columns", countText],
   vocab_window: ["Window", countText],
 };
 
@@ -39,7 +39,7 @@ function showPlans(state, result) {
   document.getElementById("notes").replaceChildren(...result.notes.map((note) => element("li", note)));
   const first = result.plans[0];
   document.getElementById("kernels").textContent = first
-    ? `Kernels: ${first.engine} (${first.reason}). One F is the work of one bare matrix product of the head, ` +
+    ? `Engine: ${first.engine} (${first.reason}). F is the work of one matmul of the head, ` +
       `2NVD = ${powerText(result.f_flop)} FLOP. Times: ${result.times.basis}.`
     : "";
   document.getElementById("command").textContent = commandText(planArguments(state));

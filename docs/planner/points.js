@@ -1,15 +1,15 @@
-// Points that were measured, of the records that scripts/planner puts beside this page, or that others have published, of
-// heads that the page may show. Memory is what a run holds beyond inputs and gradients, in MiB; null: not stated.
+// Points for heads that the page may show: measured ones, from the records that scripts/planner puts beside this page, and
+// published ones. Memory is in MiB and beyond inputs and gradients; null is not stated.
 "use strict";
 
-// How the runs of records are told; those of the second one that the first has not.
-const runs = ["in one run with three bare products", "QuACK 0.6.5 could not be imported later"];
-const onlyInLater = ["quack untuned"];
+// Remarks on the records, and the method that only the second record has.
+const remarks = ["one run with three matmuls", "a separate run, as QuACK 0.6.5 could not be imported for the other"];
+const onlyInSecond = ["quack untuned"];
 const sources = [
   ...records.map(({ meta }, i) => ({
-    text: `one ${meta.device}, PyTorch ${meta.torch}, after a short idle, ${meta.date}; ${runs[i]}`, command: meta.command ?? "",
+    text: `measured on one ${meta.device}, PyTorch ${meta.torch}, after idle, ${meta.date}; ${remarks[i]}`, command: meta.command ?? "",
   })),
-  { text: "published by their authors, on an H200", command: "" },
+  { text: "published by the authors, on an H200", command: "" },
 ];
 
 const methods = {
@@ -31,19 +31,19 @@ const published = [
   { shape: "llama-3-8b-4k", method: "Liger, CuTe-DSL", ms: [16.7, 18.1], mib: null, source: 2 },
 ];
 
-// Of the problem of a result, with gradients on the device that was measured, [{method, ms: a number or a range, mib,
-// source, own: whether it is this library}]; null: none.
+// Returns the points of a result's problem, with gradients and on the measured device, or null where there are none. A
+// point is {method, ms: a number or a range, mib, source, own: whether it is this library's}.
 function measuredFor(problem, device) {
   const { meta, shapes } = records[0];
   const shape = shapes.find((head) => ["tokens", "vocab", "hidden"].every((key) => head[key] === problem[key]))?.name;
   if (!problem.gradients || !shape || problem.dtype !== meta.dtype || choices.device[device] !== meta.device) return null;
   const points = records.flatMap(({ rows }, source) =>
-    rows.filter((row) => row.shape === shape && row.burst_ms && (source === 0 || onlyInLater.includes(row.method)))
+    rows.filter((row) => row.shape === shape && row.burst_ms && (source === 0 || onlyInSecond.includes(row.method)))
       .map((row) => ({ method: methods[row.method] ?? row.method, ms: row.burst_ms, mib: row.extra_mib, source, own: row.ours })));
   return [...points, ...published.filter((point) => point.shape === shape)];
 }
 
-// The heads that have points, for a sentence.
+// Returns texts of the heads that have points.
 function headsWithPoints() {
   return records[0].shapes.map((head) => `${formatCount(head.tokens)} × ${formatCount(head.vocab)} × ${formatCount(head.hidden)}`);
 }
@@ -54,11 +54,11 @@ function showMeasured(points) {
   table.hidden = points === null;
   document.getElementById("measured-sources").hidden = points === null;
   if (points === null) {
-    note.textContent = `Nothing was measured at these sizes. There are points for loss and gradients in bf16 on an H200 of ` +
+    note.textContent = `Nothing was measured at these sizes. There are points for loss and gradients in bf16 on an H200 at ` +
       `${headsWithPoints().join(", ")} (tokens × vocabulary × hidden size).`;
     return;
   }
-  note.textContent = "Loss and gradients; memory beyond inputs and gradients. Predictions above are the planner's, these are readings.";
+  note.textContent = "Time and memory of loss and gradients. Memory is beyond inputs and gradients. These are measurements; the numbers above are predictions.";
   const used = [...sources.keys()].filter((source) => points.some((point) => point.source === source));
   document.getElementById("measured-sources").replaceChildren(
     ...used.map((source) => {

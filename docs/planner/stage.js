@@ -1,4 +1,4 @@
-// Draws a step: hidden states at the left, the weight above, tokens x vocabulary between them, gradients beyond.
+// Draws a step: hidden states at the left, the weight above, tokens x vocabulary between, gradients at the right and below.
 "use strict";
 
 class Stage {
@@ -19,7 +19,7 @@ class Stage {
     const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "stage", "aria-label": step.text });
     svg.append(this.hatch());
     const rect = (kind, x0, y0, x1, y1) => {
-      // What is there is seen.
+      // Even the smallest part stays visible.
       const wide = Math.max(x1 - x0, 1.5), tall = Math.max(y1 - y0, 1.5);
       svg.append(svgElement("rect", { class: kind, x: Math.min(x0, box.right + strip + 8 - 1.5), y: y0, width: wide, height: tall }));
     };
@@ -37,7 +37,7 @@ class Stage {
     this.list(step, chosen);
   }
 
-  // Of what is made and not held.
+  // The pattern of elements that are made and not held.
   hatch() {
     const pattern = svgElement("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
     pattern.append(svgElement("line", { class: "hatching", x1: 0, x2: 0, y1: 0, y2: 7 }));
@@ -46,7 +46,7 @@ class Stage {
     return defs;
   }
 
-  // Hidden states and the gradient of each, weight and its gradient.
+  // Draws hidden states and weight, and the gradient of each.
   strips(rect, { x, y, box, strip, step, gradients }) {
     const reads = step.reads ?? { rows: step.made.slice(0, 2), columns: step.made.slice(2) };
     const left = [box.left - strip - 8, box.left - 8], top = [box.top - strip - 8, box.top - 8];
@@ -63,7 +63,7 @@ class Stage {
     if (step.weightDone) rect(step.partial ? "past partial" : "past", x(0), below[0], x(step.weightDone), below[1]);
   }
 
-  // Short lists, a line a token.
+  // Draws short lists of elements, one line for each token.
   lists(svg, held, box) {
     const [N, most] = held.list;
     const lines = Math.min(N, 28);
@@ -90,7 +90,7 @@ class Stage {
     text("hidden states", box.right + strip + 14, half + 13, "start");
   }
 
-  // What is held, in numbers. chosen: the plan, or null in a loop that has no other workspace.
+  // Lists the held memory in numbers. chosen: the plan, or null for a loop that has no other workspace.
   list(step, chosen) {
     const rows = step.held.map((held) => {
       const [tall, wide] = held.list ?? [held.area[1] - held.area[0], held.area[3] - held.area[2]];
@@ -100,8 +100,8 @@ class Stage {
     if (chosen) {
       const known = rows.reduce((sum, row) => sum + row.bytes, 0);
       const rest = chosen.workspace_bytes - known;
-      if (rest < 0 && rows.length && !rows[0].list) cells.push([element("th", "of that, in the memory of the gradient that comes there later", { scope: "row" }), "", formatBytes(-rest)]);
-      else if (!rows.some((row) => row.list)) cells.push([element("th", "the rest of the workspace: sums, statistics of rows, scratch", { scope: "row" }), "", formatBytes(rest)]);
+      if (rest < 0 && rows.length && !rows[0].list) cells.push([element("th", "of which in memory that later holds the gradient", { scope: "row" }), "", formatBytes(-rest)]);
+      else if (!rows.some((row) => row.list)) cells.push([element("th", "rest of the workspace: sums, statistics of rows, scratch", { scope: "row" }), "", formatBytes(rest)]);
       cells.push([element("th", "workspace, from the first step to the last", { scope: "row" }), "", element("td", formatWorkspace(chosen.workspace_bytes), {}, chosen.workspace_bytes)]);
     }
     fillTable(this.table, ["Held", "Size", "Bytes"], cells);

@@ -1,26 +1,26 @@
-// What the page shows: plain values, which the address holds as #tokens=8192&..., those that are not the defaults.
+// The page's state: plain values. The address holds those that are not the defaults, as #tokens=8192&...
 "use strict";
 
 const defaults = {
-  model: "gemma-2-2b", // "": vocab and hidden are their own
+  model: "gemma-2-2b", // "": vocab and hidden are no model's
   tokens: 8192,
   vocab: 256000,
   hidden: 2304,
   dtype: "bf16",
   device: "h200",
-  threads: 8, // of a CPU
+  threads: 8, // for a CPU
   pass: "gradients",
   gradient: "exact",
   threshold: "2^-9",
   budget: "256MiB", // "": none
-  chunk: 1024, // of the plain loop
-  loop: "plan", // what is stepped through: "plan" or "plain"
+  chunk: 1024, // tokens of the plain loop's chunk
+  loop: "plan", // the loop to step through: "plan" or "plain"
   step: 0,
 };
 
 const choices = {
   dtype: { bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64" },
-  // Those of CUDA that are not measured have no kernel that was timed there: all of their times are predictions.
+  // No kernel was timed on the devices that are "not measured"; all of their times are predictions.
   device: {
     h200: "NVIDIA H200",
     h100: "NVIDIA H100 SXM, not measured",
@@ -41,7 +41,7 @@ const choices = {
   loop: { plan: "", plain: "" },
 };
 
-// Each as people train: enough tokens that the logits are what hurts.
+// Each preset is a usual training setup, with enough tokens that the logits take most of the memory.
 const presets = [
   { name: "Gemma 2 2B on an H200", state: {} },
   { name: "Llama 3.2 1B on an RTX 4090", state: { model: "llama-3.2-1b", device: "rtx-4090" } },
@@ -54,19 +54,19 @@ const largestCount = 2 ** 53;
 
 const suffixes = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
 
-// 8192, 8k or 1.5Gi; NaN for other texts.
+// Parses 8192, 8k or 1.5Gi; returns NaN for other texts.
 function numberOf(text) {
   const [, digits, suffix] = /^(\d+\.?\d*|\.\d+) *([a-z]*)$/i.exec(text) ?? [];
   return Number(digits) * (suffixes[suffix?.toLowerCase()] ?? NaN);
 }
 
-// A whole number as the command line takes it; NaN for other texts.
+// Parses a whole number as the command line does; returns NaN for other texts.
 function countOf(text) {
   const count = numberOf(text);
   return count <= largestCount && Number.isInteger(count) ? count : NaN;
 }
 
-// The value as it may be in a state, or undefined.
+// Returns the value for a state, or undefined for an invalid text.
 function validValue(key, text) {
   if (typeof defaults[key] === "number") {
     const number = countOf(text);
@@ -90,7 +90,7 @@ function stateFromHash(hash) {
 function hashOfState(state) {
   const parts = new URLSearchParams();
   for (const key of Object.keys(defaults)) {
-    if (state.model && (key === "vocab" || key === "hidden")) continue; // the model's
+    if (state.model && (key === "vocab" || key === "hidden")) continue; // the model has them
     if (state[key] !== defaults[key]) parts.set(key, String(state[key]));
   }
   return parts.toString();
