@@ -1,6 +1,6 @@
-# planner.js: `logitless plan` as one file of JavaScript with WebAssembly in it, for the planner page (scripts/planner).
-# CLI11 and nlohmann_json are headers alone. They may lie beside those of this machine's C library, which the compiler must
-# not see: links in a folder of their own.
+# Builds planner.js: `logitless plan` as one JavaScript file that contains WebAssembly, for the planner page
+# (scripts/planner). CLI11 and nlohmann_json only have headers. These may lie next to this machine's C library's, which the
+# compiler must not see, so a separate folder has links to them.
 foreach(header CLI nlohmann)
   find_path(LOGITLESS_${header}_INCLUDE_DIR ${header} PATHS /usr/include /usr/local/include REQUIRED NO_CMAKE_FIND_ROOT_PATH)
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/include)

@@ -1,4 +1,4 @@
-// Included before all else where the standard library has no std::bit_cast, as that of emscripten 3.1.6.
+// Defines std::bit_cast where the standard library lacks it, as in emscripten 3.1.6. Included first.
 #ifndef LOGITLESS_BIT_CAST_H_
 #define LOGITLESS_BIT_CAST_H_
 #include <version>

@@ -1,10 +1,10 @@
-# Decides whether the CUDA backend is built: LOGITLESS_WITH_CUDA; or what tests have in its place: LOGITLESS_CUDA_ON_CPU.
+# Decides whether the CUDA backend is built (LOGITLESS_WITH_CUDA), or its code for the CPU (LOGITLESS_CUDA_ON_CPU).
 set(LOGITLESS_WITH_CUDA OFF)
 set(LOGITLESS_CUDA_ON_CPU OFF)
 if(LOGITLESS_CUDA STREQUAL CPU)
   set(LOGITLESS_CUDA_ON_CPU ON)
 elseif(NOT LOGITLESS_CUDA STREQUAL OFF)
-  # Each target sets its own; CMake's default is one that newer compilers no longer know.
+  # Each target sets its own architectures. CMake's default is one that newer compilers no longer know.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90)
   endif()
@@ -15,7 +15,7 @@ elseif(NOT LOGITLESS_CUDA STREQUAL OFF)
     find_package(CUDAToolkit 12.0 REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know it of nvcc
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 lacks it for nvcc
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
@@ -26,7 +26,7 @@ elseif(NOT LOGITLESS_CUDA STREQUAL OFF)
 endif()
 message(STATUS "CUDA backend: ${LOGITLESS_WITH_CUDA}")
 
-# Source files for the kernels of a fused engine, one for each line of instances.def.
+# Writes the source files of a fused engine's kernels, one for each line of instances.def, and lists them in `out`.
 function(logitless_instances out engine)
   set(list ${PROJECT_SOURCE_DIR}/src/cuda/engines/fused/instances.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
@@ -40,7 +40,8 @@ function(logitless_instances out engine)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# Why it is left out, and the remedy: in the library's messages, and in no_cuda.txt beside the library for Python.
+# Says why the backend is left out, and the remedy, in the library's messages and for Python in no_cuda.txt next to the
+# library.
 set(no_cuda ${PROJECT_BINARY_DIR}/src/no_cuda.txt)
 if(LOGITLESS_WITH_CUDA OR LOGITLESS_CUDA_ON_CPU)
   file(REMOVE ${no_cuda})

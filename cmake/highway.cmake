@@ -1,5 +1,5 @@
-# Decides whether the CPU's kernels are built: LOGITLESS_WITH_CPU. They are written with Highway, whose headers are installed
-# before: LOGITLESS_HIGHWAY_INCLUDE_DIR is their folder. Nothing of it is linked.
+# Decides whether the CPU's kernels are built (LOGITLESS_WITH_CPU). They need Highway's headers, which must be installed;
+# LOGITLESS_HIGHWAY_INCLUDE_DIR is their folder. Nothing of Highway is linked.
 set(LOGITLESS_WITH_CPU OFF)
 if(NOT LOGITLESS_CPU STREQUAL OFF)
   find_path(LOGITLESS_HIGHWAY_INCLUDE_DIR hwy/highway.h DOC "Folder that holds hwy/highway.h")

@@ -1,4 +1,4 @@
-# logitless_options: the compile flags of our own code, for every target of this build.
+# logitless_options: the compile flags of all targets with our own code.
 add_library(logitless_options INTERFACE)
 target_compile_options(logitless_options INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)

@@ -1,8 +1,8 @@
-# LOGITLESS_PORTABLE: what is built is for other machines.
+# LOGITLESS_PORTABLE: builds for other machines.
 #
-# The OpenMP runtime lies beside the library under its own name, so that a process which has loaded one already, as PyTorch
-# does, goes on with that one: two would each have their own threads. The C++ runtime is the machine's: a static one would
-# ask for a newer C library than all else. Device code is compressed for size and has no line numbers.
+# The OpenMP runtime lies next to the library under its own name. A process that has already loaded one, as PyTorch does,
+# goes on with that one: two would each have their own threads. The C++ runtime is the machine's, as a static one would need
+# a newer C library than everything else. Device code is compressed and has no line numbers.
 if(NOT LOGITLESS_PORTABLE)
   return()
 endif()
