@@ -157,7 +157,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (lambda: configured({"num_hidden_layers": None}), "num_hidden_layers: expected a whole number, got None"),
         (lambda: configured({"attention_bias": True}), "config: attention_bias: expected False, got True"),
         (lambda: configured({"hidden_act": "relu"}), "config: hidden_act: expected 'silu', got 'relu'"),
-        (lambda: configured({"num_attention_heads": 7}), "head_dim: expected to be given"),
+        (lambda: configured({"num_attention_heads": 7}), "head_dim: expected a number, got none"),
         (lambda: configured({"vocab_size": 0}), "vocab: expected a number of at least 1, got 0"),
         (lambda: configured({"model_type": "gla", "attn": {"layers": [1]}}), "config: attn: expected None"),
         (lambda: configured({"model_type": "kda", "fuse_norm": False}), "fuse_norm: expected True, got False"),

@@ -30,9 +30,9 @@ def test_a_sequence_parallel_head_gathers_and_scatters_what_the_other_adds_up():
 def test_budgets_and_refusals():
     cost = groups.group_cost(8192, 131_072, 4096, 2, max_workspace_bytes=512 << 20)
     assert cost.workspace_bytes <= 512 << 20
-    with pytest.raises(ValueError, match="ranks: expected a number in .1, 128., that of the columns, got 129"):
+    with pytest.raises(ValueError, match="ranks: expected a number in .1, 128. .at most one for each column., got 129"):
         groups.group_cost(16, 128, 64, 129)
     for device in ("abacus", "a100"):
-        with pytest.raises(ValueError, match=f"device: expected one of h100, h200, whose links .* got {device}"):
+        with pytest.raises(ValueError, match=f"device: expected one of h100, h200 .their links .* got {device}"):
             groups.group_cost(16, 128, 64, 2, device=device)
     assert groups.table([1, 2]).count("\n") == 7

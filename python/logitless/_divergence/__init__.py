@@ -41,10 +41,10 @@ def _check_heads(student: dict[str, Any], teacher: dict[str, Any]) -> None:
     call.check_matrices(student)
     call.check_matrices(teacher)
     rows = student["student_hidden"].shape[:-1]
-    call.check_shape("teacher_hidden", teacher["teacher_hidden"][..., 0], rows, "that of student_hidden but for D")
+    call.check_shape("teacher_hidden", teacher["teacher_hidden"][..., 0], rows, "that of student_hidden except D")
     vocab, of_teacher = (weight.shape[0] for weight in (student["student_weight"], teacher["teacher_weight"]))
     if vocab != of_teacher:
-        raise ValueError(f"teacher_weight: expected V = {vocab} rows, as student_weight has, got {of_teacher}")
+        raise ValueError(f"teacher_weight: expected V = {vocab} rows (as in student_weight), got {of_teacher}")
     _options.check_float64(torch.float64, student | teacher, "tensors of both heads")
     call.check_devices(student["student_hidden"].device, student | teacher, "student_hidden")
     for name, tensor in teacher.items():

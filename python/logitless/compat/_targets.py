@@ -38,7 +38,7 @@ def indices(
         target = target.reshape(tuple(rows))
     if tuple(target.shape) != tuple(rows):
         raised = error if target.dim() > 0 or of_scalar is None else of_scalar
-        raise raised(f"{name}: expected shape {shape_text(rows)}, one for each row, got {shape_text(target.shape)}")
+        raise raised(f"{name}: expected shape {shape_text(rows)} (one for each row), got {shape_text(target.shape)}")
     if target.dtype in _WIDENED:
         return target.long()
     check_integers(name, target)
@@ -56,7 +56,7 @@ def check_as_cross_entropy(name: str, target: Tensor, rows: Sequence[int]) -> Te
     count = len(rows)
     if tuple(target.shape) != tuple(rows):
         error = ValueError if tuple(target.shape[:count]) != tuple(rows) else RuntimeError
-        raise error(f"{name}: expected shape {shape_text(rows)}, one for each row, got {shape_text(target.shape)}")
+        raise error(f"{name}: expected shape {shape_text(rows)} (one for each row), got {shape_text(target.shape)}")
     check_dtype(name, target, (torch.int64, torch.uint8), RuntimeError)
     return target.long() if target.dtype == torch.uint8 else target
 

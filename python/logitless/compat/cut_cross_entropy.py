@@ -293,5 +293,5 @@ def cce_patch(
             "the model is made"
         )
     if reduction != "mean":
-        raise NotImplementedError(f'reduction: expected "mean", which the model\'s own loss is, got {reduction!r}')
+        raise NotImplementedError(f'reduction: expected "mean" (the model\'s own loss), got {reduction!r}')
     return patch(model_type_or_model, evaluate=not train_only)

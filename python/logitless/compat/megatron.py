@@ -132,7 +132,7 @@ def _check(layer: Any, runtime_gather_output: bool | None) -> None:
     }
     for name, is_on in refused.items():
         if is_on:
-            raise UnsupportedError(f"logitless.compat.megatron: an output layer with {name} is not known")
+            raise UnsupportedError(f"logitless.compat.megatron: an output layer with {name} is not supported")
 
 
 def _loss(labels: Tensor, deferred: _Deferred, options: dict[str, Any]) -> Tensor:

@@ -76,11 +76,11 @@ def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | No
     if linear_weight.dim() < 2:
         refuse("linear_weight", "[C, D] or [C, d_1, ..., d_K, D]", linear_weight.shape)
     if input.shape[-1] != linear_weight.shape[-1]:
-        refuse("input", f"[..., {linear_weight.shape[-1]}], as linear_weight has", input.shape)
+        refuse("input", f"[..., {linear_weight.shape[-1]}] (that of linear_weight)", input.shape)
     if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
-        refuse("linear_bias", f"{list(linear_weight.shape[:-1])}, as linear_weight has", linear_bias.shape)
+        refuse("linear_bias", f"{list(linear_weight.shape[:-1])} (that of linear_weight)", linear_bias.shape)
     if weight is not None and weight.shape != linear_weight.shape[:1]:
-        refuse("weight", f"[{linear_weight.shape[0]}], one for each class", weight.shape)
+        refuse("weight", f"[{linear_weight.shape[0]}] (one for each class)", weight.shape)
     if linear_weight.dim() > 2 and input.dim() == 1:
         refuse("input", "[N, D] with a linear_weight of more than two dimensions", input.shape)
 

@@ -54,7 +54,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
         if type(config.loss_fn) is not CrossEntropyLoss.Config:
             raise UnsupportedError(
                 "logitless.compat.torchtitan: loss_fn: expected CrossEntropyLoss.Config, got "
-                f"{type(config.loss_fn).__qualname__}, which is made of logits"
+                f"{type(config.loss_fn).__qualname__} (it needs logits)"
             )
         self.num_chunks = 1
         self.lm_head: nn.Module | None = None
@@ -91,7 +91,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
         assert head is not None, "lm_head: expected set_lm_head() before the first call"
         unused = [name for name, value in loss_inputs.items() if value is not None]
         if unused:
-            raise UnsupportedError(f"logitless.compat.torchtitan: expected no {', '.join(unused)}, which is not used")
+            raise UnsupportedError(f"logitless.compat.torchtitan: expected no {', '.join(unused)} (not supported)")
         if get_spmd_backend() == "spmd_types" and spmd_mesh_size("tp") > 1:
             raise UnsupportedError(
                 'logitless.compat.torchtitan: the backend "spmd_types" with tensor parallelism: use "partial_dtensor"'
@@ -119,7 +119,9 @@ def _as_weight(pred: Tensor, weight: Any) -> Tensor:
     """Returns hidden states as a DTensor where the weight is one; all tensor-parallel ranks have the same ones."""
     if not isinstance(weight, DTensor):
         if isinstance(pred, DTensor):
-            raise UnsupportedError("logitless.compat.torchtitan: pred: expected a plain tensor, as lm_head's weight is")
+            raise UnsupportedError(
+                "logitless.compat.torchtitan: pred: expected a plain tensor (lm_head's weight is one)"
+            )
         return pred
     mesh = weight.device_mesh
     everywhere = [Replicate()] * mesh.ndim

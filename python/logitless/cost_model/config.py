@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MIXERS = ("attention", "gla", "gated_deltanet", "kda")
-MOST = 1 << 40  # of any size: far beyond all models, and products of several sizes still fit a float64
+MOST = 1 << 40  # the largest size: far beyond all models, and products of several sizes still fit a float64
 
 
 def check_number(name: str, value: int, least: int) -> None:
@@ -74,7 +74,7 @@ class Model:
             raise ValueError(f"sliding_layers: expected at most the {self.layers} layers, got {self.sliding_layers}")
         if self.head_dim == 0 and self.hidden % self.heads != 0:
             raise ValueError(
-                f"head_dim: expected to be given, as hidden {self.hidden} is no multiple of heads {self.heads}"
+                f"head_dim: expected a number, got none (hidden {self.hidden} is no multiple of heads {self.heads})"
             )
         defaults = {"head_dim": self.head_dim or self.hidden // self.heads}
         defaults |= {"kv_heads": self.kv_heads or self.heads, "value_heads": self.value_heads or self.heads}

@@ -93,9 +93,9 @@ def group_cost(
         ValueError: There are fewer columns than ranks, or the device's links are not known here.
     """
     if device not in LINKED:
-        raise ValueError(f"device: expected one of {', '.join(LINKED)}, whose links are known here, got {device}")
+        raise ValueError(f"device: expected one of {', '.join(LINKED)} (their links are known), got {device}")
     if not 1 <= ranks <= vocab:
-        raise ValueError(f"ranks: expected a number in [1, {vocab}], that of the columns, got {ranks}")
+        raise ValueError(f"ranks: expected a number in [1, {vocab}] (at most one for each column), got {ranks}")
     shard = -(-vocab // ranks)
     names = ("hidden", "weight", "d_hidden", "d_weight")
     spec = native.spec(

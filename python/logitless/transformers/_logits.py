@@ -49,7 +49,7 @@ class Term:
     weight: Tensor
     factor: float = 1.0
     probed: Tensor | None = None
-    versions: tuple[tuple[Tensor, int], ...] = ()  # of hidden and weight when the head was called
+    versions: tuple[tuple[Tensor, int], ...] = ()  # hidden and weight with their versions at the head's call
     layer: nn.Module | None = None  # the owner of the weight
 
     def in_memory(self) -> bool:

@@ -136,7 +136,7 @@ class Reference:
         )
 
     def share_of(self, model: nn.Module, batch: dict[str, object]) -> float:
-        """The larger share of the patched model's steps in float64 and in float32, each with its self-check."""
+        """The larger share of the patched model's steps in float64 and in float32, each with its handshake."""
         from precision import exact_step
 
         return max(self.share(exact_step(model, batch)), self.share(step(model, batch)))

@@ -63,7 +63,7 @@ def test_logits_of_zero(llama, scale):
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
-    """In training each use of a spectral norm moves its power iteration on: the self-check must be no use."""
+    """In training each use of a spectral norm moves its power iteration on: the handshake must be no use."""
     normalise(llama.lm_head)
     model, batch = llama.to(getattr(torch, precision)), inputs(llama)
     stock, fused = copy.deepcopy(model), logitless.transformers.patch(copy.deepcopy(model))

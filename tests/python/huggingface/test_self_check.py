@@ -1,4 +1,4 @@
-"""The self-check of the first batch: an error of a hundredth fails it in each precision, a right loss passes."""
+"""The handshake of the first batch: what is wrong by a hundredth is refused in each precision, what is right passes."""
 
 import logitless.transformers
 import pytest
