@@ -128,9 +128,9 @@ def linear_divergence(
     The student's hidden states, weight and bias have a gradient; the teacher's have none. Options that are numbers may
     also be tensors of one element without a gradient, whose values the host waits for.
 
-    A call takes one matrix product of each head for the values. With gradients it takes three of the student's and one
-    of the teacher's where the loss is a mean or a sum and the budget holds some rows of logits (and for a 16-bit weight
-    its gradient in float32), else four and two. docs/rl_and_distillation.md has formulas, work and memory.
+    Values alone take one matmul of each head. Gradients take three of the student and one of the teacher in all, if the
+    loss is a mean or a sum and the budget holds some rows of logits, and for a 16-bit weight its gradient in float32.
+    Otherwise they take four and two. docs/rl_and_distillation.md has formulas, work and memory.
 
     Args:
         student_hidden: Hidden states ``[..., D]``; float32, bfloat16, float16, or float64 (then all tensors are).

@@ -49,8 +49,8 @@ def linear_cross_entropy(
             log-probabilities only.
         dist_process_group: The group of tensor parallelism, or None. With a group ``weight`` is this rank's shard
             ``[V / ranks, D]``, in the order of ranks; shards may have different sizes. All ranks have the same hidden
-            states and labels. As with verl, each rank gets a part of the gradient of ``hidden``, which the caller sums
-            over the group (Megatron's gather of a sequence-parallel region does).
+            states and labels. As with verl, each rank gets a part of the gradient of ``hidden``. The caller sums these
+            parts over the group, as Megatron's gather of a sequence-parallel region does.
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
 
     Returns:

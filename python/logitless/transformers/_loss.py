@@ -80,8 +80,8 @@ def _present(term: Term, session: Session) -> Term:
 def _unshard(term: Term, session: Session) -> None:
     """Gathers a unit of FSDP2 again that was freed when the head's call ended.
 
-    The whole unit is needed: the backward pass uses its other parameters, such as a norm's, and FSDP does not see that
-    pass begin, as no gradient of logits is made. Afterwards FSDP frees the unit and reduces its gradients.
+    The whole unit is needed, as the backward pass uses its other parameters, such as a norm's. FSDP does not see that
+    pass begin, because no gradient of logits is made. Afterwards FSDP frees the unit and reduces its gradients.
     """
     if not hasattr(term.layer, "unshard"):
         raise UnsupportedError(
