@@ -18,24 +18,35 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import options as _options
-from .call import Arguments, Learned, Prepared, PreparedCall, Ranks, are_off, are_plain, inputs_of, seed_tensor, split
+from .call import (
+    Arguments,
+    Learned,
+    Prepared,
+    PreparedCall,
+    Ranks,
+    are_off,
+    are_plain,
+    inputs_of,
+    pack_numbers,
+    seed_tensor,
+)
 from .options import DRAW_STATS, SAVED, Flags
-from .passes import GRADIENTS, Pass, Result, results
+from .passes import GRADIENTS, PassKey, Result, results
 from .run import (
     Tensors,
     check_own_memory,
     draws_size,
     find,
     find_forward,
-    joined,
     read_as_they_are,
     readable,
-    resolved,
+    resolve_options,
     run_pass,
     scale_in_place,
+    unpack_numbers,
 )
 
-Found = dict[str, Tensor]  # by the names of results()
+Outputs = dict[str, Tensor]  # by the names of results()
 _PASS_NAMES = ("forward", "backward", "forward_backward")  # by kind
 
 
@@ -45,9 +56,9 @@ _PASS_NAMES = ("forward", "backward", "forward_backward")  # by kind
 class OtherPasses(NamedTuple):
     """Passes of ranks, or of a function that the library has no pass for. Their tensors have names of their own."""
 
-    run: Callable[[Pass, dict[str, Tensor], Tensor | None, Any], Tensors]
-    results: Callable[[Pass, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
-    flops: Callable[[Pass, Mapping[str, Any]], int] | None = None  # of the shapes of tensors
+    run: Callable[[PassKey, dict[str, Tensor], Tensor | None, Any], Tensors]
+    results: Callable[[PassKey, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
+    flops: Callable[[PassKey, Mapping[str, Any]], int] | None = None  # of the shapes of tensors
     refuse: Callable[[Ranks, Exception], None] = lambda ranks, error: None  # tells the other ranks
 
 
@@ -56,9 +67,9 @@ GROUP = "group"
 _LIBRARY = OtherPasses(run_pass, results)
 
 
-def _passes(asked: Pass) -> OtherPasses:
+def _passes(pass_key: PassKey) -> OtherPasses:
     # A KeyError where nothing knows ranks: the library's own pass would take a shard for the whole head.
-    return other_passes.get(asked.function, _LIBRARY) if asked.ranks is None else other_passes[GROUP]
+    return other_passes.get(pass_key.function, _LIBRARY) if pass_key.ranks is None else other_passes[GROUP]
 
 
 # ---- the operator
@@ -69,12 +80,12 @@ _TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # option
 _INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
 
 
-def _text(asked: Pass, options: Mapping[str, Any], names: Iterable[str]) -> str:
+def _text(pass_key: PassKey, options: Mapping[str, Any], names: Iterable[str]) -> str:
     """All that is no tensor and no number, by name: code that PyTorch keeps on disk cannot take it for another."""
-    flags, ranks = asked.flags, asked.ranks
+    flags, ranks = pass_key.flags, pass_key.ranks
     wants = [name for name, on in zip(Flags._fields[:-1], flags[:-1]) if on]
     fields = [f"{name}={options[name]}" for name in _TEXTS]
-    fields += [f"pass={asked.kind}", f"function={asked.function}"]
+    fields += [f"pass={pass_key.kind}", f"function={pass_key.function}"]
     fields += [f"wants={','.join(wants)}", f"stats={','.join(flags.stats)}", f"tensors={','.join(names)}"]
     if ranks is not None:
         fields += [f"group_size={ranks.group_size}", f"sequence_parallel={ranks.sequence_parallel}"]
@@ -83,7 +94,7 @@ def _text(asked: Pass, options: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> tuple[Pass, dict[str, Any], tuple[str, ...]]:
+def _parsed(text: str) -> tuple[PassKey, dict[str, Any], tuple[str, ...]]:
     """The pass, without the integers of its ranks, the options of _TEXTS and the names of the tensors."""
     fields = dict(line.split("=", 1) for line in text.split("; "))
     names = {name: tuple(filter(None, fields[name].split(","))) for name in ("wants", "stats", "tensors")}
@@ -98,55 +109,55 @@ def _parsed(text: str) -> tuple[Pass, dict[str, Any], tuple[str, ...]]:
         "compute_dtype": int(fields["compute_dtype"]),
         "batch_invariant": fields["batch_invariant"] == "True",
     }
-    return Pass(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"]
+    return PassKey(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"]
 
 
 def _unpacked(
     tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str
-) -> tuple[Pass, dict[str, Tensor], dict[str, Any]]:
+) -> tuple[PassKey, dict[str, Tensor], dict[str, Any]]:
     """The pass, its tensors by name, and the options as they were given, numbers by their list."""
-    asked, options, names = _parsed(text)
+    pass_key, options, names = _parsed(text)
     whole = dict(zip(_INTEGERS, integers, strict=True))
-    if asked.ranks is not None:
-        ranks = asked.ranks._replace(vocab_start=int(whole["vocab_start"]), vocab_total=int(whole["vocab_total"]))
-        asked = asked._replace(ranks=ranks)
+    if pass_key.ranks is not None:
+        ranks = pass_key.ranks._replace(vocab_start=int(whole["vocab_start"]), vocab_total=int(whole["vocab_total"]))
+        pass_key = pass_key._replace(ranks=ranks)
     options = {**options, "numbers": numbers, **{name: whole[name] for name in _options.INTEGERS}}
-    return asked, dict(zip(names, tensors, strict=True)), options
+    return pass_key, dict(zip(names, tensors, strict=True)), options
 
 
 def _run(
     tensors: Sequence[Tensor], main_grad: Tensor | None, numbers: Sequence[float], integers: Sequence[Any], text: str
 ) -> dict[str, Tensor]:
-    asked, given, options = _unpacked(tensors, numbers, integers, text)
-    passes, main_grad = _passes(asked), given.pop("main_grad", None) if main_grad is None else main_grad
-    if passes is _LIBRARY or asked.ranks is not None:  # others read the options as they were given
+    pass_key, given, options = _unpacked(tensors, numbers, integers, text)
+    passes, main_grad = _passes(pass_key), given.pop("main_grad", None) if main_grad is None else main_grad
+    if passes is _LIBRARY or pass_key.ranks is not None:  # others read the options as they were given
         try:
-            options = resolved(given, options)
+            options = resolve_options(given, options)
         except Exception as error:
-            if asked.ranks is not None and asked.kind != _options.BACKWARD:
-                passes.refuse(asked.ranks, error)
+            if pass_key.ranks is not None and pass_key.kind != _options.BACKWARD:
+                passes.refuse(pass_key.ranks, error)
             raise
-    return passes.run(asked, given, main_grad, options)
+    return passes.run(pass_key, given, main_grad, options)
 
 
-def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Found:
-    asked, given, options = _unpacked(tensors, numbers, integers, text)
-    found = _passes(asked).results(asked, given, options)
-    if asked.flags.keeps_draws and asked.kind == _options.FORWARD:
+def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Outputs:
+    pass_key, given, options = _unpacked(tensors, numbers, integers, text)
+    outputs = _passes(pass_key).results(pass_key, given, options)
+    if pass_key.flags.keeps_draws and pass_key.kind == _options.FORWARD:
         # The planner says the size of draws: sizes that were symbols become constants of the graph.
-        size = draws_size(given, joined(options, None), asked.flags)
-        found["draws"] = found["draws"]._replace(shape=(size,))
+        size = draws_size(given, unpack_numbers(options, None), pass_key.flags)
+        outputs["draws"] = outputs["draws"]._replace(shape=(size,))
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or tensors[0].device)
-        for name, (shape, dtype, device) in found.items()
+        for name, (shape, dtype, device) in outputs.items()
     }
 
 
 @torch.library.custom_op("logitless::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
 def run(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-    found = _run(tensors, None, *rest)
-    asked, given, options = _unpacked(tensors, *rest)
-    return [found[name] for name in _passes(asked).results(asked, given, options)]
+    outputs = _run(tensors, None, *rest)
+    pass_key, given, options = _unpacked(tensors, *rest)
+    return [outputs[name] for name in _passes(pass_key).results(pass_key, given, options)]
 
 
 @run.register_fake
@@ -164,31 +175,33 @@ _INTO = tuple(name for name in GRADIENTS if name != "d_weight")
     schema=f"(Tensor[] tensors, Tensor(a!) main_grad, {_SCHEMA}) -> ({', '.join(f'Tensor {name}' for name in _INTO)})",
 )
 def run_into(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    found = _run(tensors, main_grad, *rest)
-    return tuple(found[name] if name in found else tensors[0].new_empty((0,)) for name in _INTO)
+    outputs = _run(tensors, main_grad, *rest)
+    return tuple(outputs[name] if name in outputs else tensors[0].new_empty((0,)) for name in _INTO)
 
 
 @run_into.register_fake
 def _(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    found = _fake(tensors, *rest)
-    return tuple(found[name] if name in found else tensors[0].new_empty((0,)) for name in _INTO)
+    stacked = _fake(tensors, *rest)
+    return tuple(stacked[name] if name in stacked else tensors[0].new_empty((0,)) for name in _INTO)
 
 
-def by_operator(
-    asked: Pass, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any], main_grad: Tensor | None = None
-) -> Found:
+def run_traced(
+    pass_key: PassKey, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any], main_grad: Tensor | None = None
+) -> Outputs:
     """A pass. options: with numbers as a list; main_grad: that a backward pass adds to."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    ranks = asked.ranks
+    ranks = pass_key.ranks
     whole = [options[name] for name in _options.INTEGERS]
     whole += [-1, -1] if ranks is None else [ranks.vocab_start, ranks.vocab_total]
-    rest = options["numbers"], whole, _text(asked, options, given)
+    rest = options["numbers"], whole, _text(pass_key, options, given)
     values = list(given.values())
     if main_grad is not None:
-        found = torch.ops.logitless.run_into.default(values, main_grad, *rest)
-        wants = asked.flags.wants()._replace(weight=False)
-        return {name: found[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
-    return dict(zip(_passes(asked).results(asked, given, options), torch.ops.logitless.run.default(values, *rest)))
+        outputs = torch.ops.logitless.run_into.default(values, main_grad, *rest)
+        wants = pass_key.flags.wants()._replace(weight=False)
+        return {name: outputs[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
+    return dict(
+        zip(_passes(pass_key).results(pass_key, given, options), torch.ops.logitless.run.default(values, *rest))
+    )
 
 
 # ---- batches of upstream gradients: the rule of torch.vmap, and that of autograd.grad(is_grads_batched=True)
@@ -217,11 +230,11 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
         return value if dim is None else value.select(dim, index)
 
     each = [run(*(element(a, d, index) for a, d in zip(args, in_dims))) for index in range(info.batch_size)]
-    found = [torch.stack(outputs) for outputs in zip(*each)]
-    return found, [0] * len(found)
+    stacked = [torch.stack(outputs) for outputs in zip(*each)]
+    return stacked, [0] * len(stacked)
 
 
-def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any]) -> Found:
+def for_each(compute: Callable[[dict[str, Any]], Outputs], upstream: dict[str, Any]) -> Outputs:
     """Computes, for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
     batched = [value for value in upstream.values() if is_batched(value)]
     if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
@@ -248,17 +261,17 @@ def for_each(compute: Callable[[dict[str, Any]], Found], upstream: dict[str, Any
 
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
-    asked, options, names = _parsed(rest[-1])
-    passes = _passes(asked)
+    pass_key, options, names = _parsed(rest[-1])
+    passes = _passes(pass_key)
     if passes.flops is not None:
-        return passes.flops(asked, dict(zip(names, tensors)))
+        return passes.flops(pass_key, dict(zip(names, tensors)))
     tokens, size = tensors[0]
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
-    wants, exact = asked.flags.wants(), options["gradient"] == "exact"
+    wants, exact = pass_key.flags.wants(), options["gradient"] == "exact"
     gradients = int(wants.hidden or wants.scale or wants.temperature) + int(wants.weight) if exact else 0
-    if asked.kind == _options.BACKWARD:  # the logits once more, but for draws that were kept
+    if pass_key.kind == _options.BACKWARD:  # the logits once more, but for draws that were kept
         return (int(exact) + gradients) * product
-    return (1 + (gradients if asked.kind == _options.FORWARD_BACKWARD else 0)) * product
+    return (1 + (gradients if pass_key.kind == _options.FORWARD_BACKWARD else 0)) * product
 
 
 register_flop_formula((torch.ops.logitless.run, torch.ops.logitless.run_into))(_flops)
@@ -270,15 +283,15 @@ register_flop_formula((torch.ops.logitless.run, torch.ops.logitless.run_into))(_
 _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 
 
-def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Found]:
-    """Returns what a backward pass reads, the options as it takes them, and what the first pass has found."""
+def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Outputs]:
+    """Returns what a backward pass reads, the options as it takes them, and what the first pass has outputs."""
     call, a, _, direct = prepared
     if direct and call.reads is not None:
         return {}, {}, _named(call, dict(zip(call.reads, a)))
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
-        options, numbers = split(options, call.asked.flags.keeps_draws)
+        options, numbers = pack_numbers(options, call.pass_key.flags.keeps_draws)
         given |= {} if numbers is None else {"numbers": numbers}
     device = a.hidden.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given
@@ -289,50 +302,50 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
         # and its second one leaves the generator where the first has left it: else every step would draw from the same.
         seed_tensor(a.seed, device)
     main_grad = a.main_grad if call.trained.weight else None
-    if direct and call.asked.ranks is None:
-        found = _directly(call, a, given, main_grad)
+    if direct and call.pass_key.ranks is None:
+        outputs = _run_eagerly(call, a, given, main_grad)
     else:
         if direct:
-            found = _passes(call.asked).run(call.asked, given, main_grad, options)
+            outputs = _passes(call.pass_key).run(call.pass_key, given, main_grad, options)
         else:
             read = given if call.trains else _constants(given)  # the operator has no formula of autograd
-            found = by_operator(call.asked, {**read, "main_grad": main_grad}, options)
+            outputs = run_traced(call.pass_key, {**read, "main_grad": main_grad}, options)
     if call.draw_stats:
-        found = found | _stats_of_draw(drawn, options, direct)
-    return given, options, found
+        outputs = outputs | _stats_of_draw(drawn, options, direct)
+    return given, options, outputs
 
 
 def _constants(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in given.items()}
 
 
-def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bool) -> Found:
+def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bool) -> Outputs:
     """Statistics of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
     read = {name: value for name, value in _constants(given).items() if not name.startswith("learned_")}
-    asked = Pass(_options.FORWARD_BACKWARD, _DRAW_FLAGS)
-    found = _LIBRARY.run(asked, read, None, options) if direct else by_operator(asked, read, options)
-    return {name: found[name] for name in DRAW_STATS}
+    pass_key = PassKey(_options.FORWARD_BACKWARD, _DRAW_FLAGS)
+    outputs = _LIBRARY.run(pass_key, read, None, options) if direct else run_traced(pass_key, read, options)
+    return {name: outputs[name] for name in DRAW_STATS}
 
 
-def _directly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Found:
+def _run_eagerly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Outputs:
     """Remembers the run of the call, and whether the library reads the arguments as they are."""
     if main_grad is not None:
         check_own_memory(main_grad, given)
     tensors = readable(given, call.options["num_items"])
     if call.run is None:
-        if call.asked.kind == _options.FORWARD:
-            call.run = find_forward(call.asked, tensors, call.options, main_grad)
+        if call.pass_key.kind == _options.FORWARD:
+            call.run = find_forward(call.pass_key, tensors, call.options, main_grad)
         else:
-            call.run = find(call.asked, tensors, call.options)
+            call.run = find(call.pass_key, tensors, call.options)
         later = call.trains and not call.together
         if not (later or call.draws or call.draw_stats or call.passes_over_draw):
             call.reads = read_as_they_are(a, tensors)
     return _named(call, tensors)
 
 
-def _named(call: PreparedCall, tensors: Tensors) -> Found:
+def _named(call: PreparedCall, tensors: Tensors) -> Outputs:
     if torch._C._autograd._profiler_enabled():
-        with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.asked.kind]}"):
+        with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.pass_key.kind]}"):
             return call.run(tensors)  # type: ignore[no-any-return]
     return call.run(tensors)  # type: ignore[no-any-return]
 
@@ -363,29 +376,29 @@ class Head(torch.autograd.Function):
         if scale is not None or temperature is not None:
             ctx.places = [None if t is None else (t.device, t.dtype) for t in (scale, temperature)]
         if call.together:
-            found = _first_pass(prepared, (scale, temperature))[2]
-            ctx.save_for_backward(*map(found.get, GRADIENTS))
+            outputs = _first_pass(prepared, (scale, temperature))[2]
+            ctx.save_for_backward(*map(outputs.get, GRADIENTS))
         else:
-            given, ctx.options, found = _first_pass(prepared, (scale, temperature))
+            given, ctx.options, outputs = _first_pass(prepared, (scale, temperature))
             ctx.names = (*given, *SAVED)
             # Not among the saved tensors: other backward passes may add to it before this one does.
             ctx.main_grad = a.main_grad if call.trained.weight else None
-            ctx.save_for_backward(*given.values(), *map(found.get, SAVED))
+            ctx.save_for_backward(*given.values(), *map(outputs.get, SAVED))
         ctx.set_materialize_grads(False)
         if call.constant:
-            ctx.mark_non_differentiable(*[found[name] for name in call.constant])
-        return tuple([found[name] for name in call.outputs])
+            ctx.mark_non_differentiable(*[outputs[name] for name in call.constant])
+        return tuple([outputs[name] for name in call.outputs])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         call = ctx.call
-        refuse_double_backward(call.asked.function)
+        refuse_double_backward(call.pass_key.function)
         if call.together:
             loss = upstream[0]
-            found = NOTHING if loss is None else scaled_saved(ctx.saved_tensors, loss, ctx.direct)
+            gradients = NOTHING if loss is None else scaled_saved(ctx.saved_tensors, loss, ctx.direct)
         else:
-            found = _later(ctx, upstream)
-        d_hidden, d_weight, d_bias, d_scale, d_temperature = found
+            gradients = _later(ctx, upstream)
+        d_hidden, d_weight, d_bias, d_scale, d_temperature = gradients
         if d_hidden is not None and len(ctx.shape) != 2:
             d_hidden = d_hidden.reshape(ctx.shape)
         if d_scale is not None:
@@ -395,7 +408,8 @@ class Head(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, d_scale, d_temperature, None
 
 
-# Beyond this, PyTorch's apply only looks for transforms of torch.func and for tensors of some that ended: suits() has.
+# PyTorch's apply also looks for transforms of torch.func and for tensors of transforms that ended. can_run_eagerly() has
+# done so before.
 _apply: Any = super(torch.autograd.Function, Head).apply
 
 
@@ -417,34 +431,34 @@ def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
     """Gradients that are made in the backward pass, for each of GRADIENTS."""
     given = {name: tensor for name, tensor in zip(ctx.names, ctx.saved_tensors) if tensor is not None}
     call, main_grad = ctx.call, ctx.main_grad
-    asked = call.later
+    pass_key = call.later
     if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
-        asked, main_grad = asked._replace(flags=asked.flags._replace(want_d_weight=False)), None
-    if not any(asked.flags.wants()) or all([gradient is None for gradient in upstream]):
+        pass_key, main_grad = pass_key._replace(flags=pass_key.flags._replace(want_d_weight=False)), None
+    if not any(pass_key.flags.wants()) or all([gradient is None for gradient in upstream]):
         return NOTHING
-    told = dict(zip(call.outputs, upstream))
+    grads = dict(zip(call.outputs, upstream))
     lse: Any = given.get("lse")
-    if asked.function == "linear_log_probs":
+    if pass_key.function == "linear_log_probs":
         # The gradient of a loss whose targets are the ids, weighted: sum_k q_k (lse - z_k) with q = -upstream.
-        later = {"target_weight": -told["target_log_probs"].to(lse.dtype), "grad_loss": lse.new_ones(())}
-        asked = asked._replace(function="linear_cross_entropy")
+        later = {"target_weight": -grads["target_log_probs"].to(lse.dtype), "grad_loss": lse.new_ones(())}
+        pass_key = pass_key._replace(function="linear_cross_entropy")
     else:
-        loss = told["loss"]
+        loss = grads["loss"]
         if loss is None:
             loss = lse.new_zeros(lse.shape if ctx.options["reduction"] == "none" else ())
         later = {"grad_loss": loss}
-        later |= {f"grad_{name}": told[name] for name in _options.DIFFERENTIABLE if told.get(name) is not None}
+        later |= {f"grad_{name}": grads[name] for name in _options.DIFFERENTIABLE if grads.get(name) is not None}
     if ctx.main_grad is not None and any([is_batched(value) for value in later.values()]):
         raise NotImplementedError("main_grad: expected None with a batch of upstream gradients, got a tensor")
     read = given | later
     if ctx.direct and are_off() and are_plain((*read.values(), main_grad)):
-        found = _passes(asked).run(asked, read, main_grad, ctx.options)
+        gradients = _passes(pass_key).run(pass_key, read, main_grad, ctx.options)
         if main_grad is not None and not main_grad.is_inference():
             torch.autograd.graph.increment_version(main_grad)  # as an operator that writes it does
     else:
-        options = ctx.options if "numbers" in ctx.options else split(ctx.options, asked.flags.keeps_draws)[0]
-        found = for_each(lambda upstream: by_operator(asked, given | upstream, options, main_grad), later)
-    return [found.get(name) for name in GRADIENTS]
+        options = ctx.options if "numbers" in ctx.options else pack_numbers(ctx.options, pass_key.flags.keeps_draws)[0]
+        gradients = for_each(lambda upstream: run_traced(pass_key, given | upstream, options, main_grad), later)
+    return [gradients.get(name) for name in GRADIENTS]
 
 
 # Whether the running backward pass keeps the graph's saved tensors (retain_graph=True); true when in doubt.
@@ -464,9 +478,9 @@ def _products(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
         device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
         if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
             return [_product(gradient, factor) for gradient in gradients]
-        found = gradients if in_place else [gradient.clone() for gradient in gradients]
-        scale_in_place(found, factor)
-        return found
+        scaled = gradients if in_place else [gradient.clone() for gradient in gradients]
+        scale_in_place(scaled, factor)
+        return scaled
     by = factor.item()
     if by == 1 and in_place:
         return gradients
@@ -484,7 +498,7 @@ def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> 
     return [*gradients, *learned]
 
 
-def perform(prepared: Prepared) -> Found:
+def perform(prepared: Prepared) -> Outputs:
     """Returns what a prepared call finds, by the names of results()."""
     call, a, learned, direct = prepared
     if not call.trains:

@@ -2,7 +2,7 @@
 ``prepare``; what the call does then is in autograd.py.
 
 What a call does depends on its options and on the layouts of its tensors, not on data. Where nothing of PyTorch watches
-(``suits``), it is found by one key, checked and planned where the key is new.
+(``can_run_eagerly``), it is found by one key, checked and planned where the key is new.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .options import (
     dense_message,
     shape_text,
 )
-from .passes import Pass
-from .run import CODES, check_learned_scale, check_learned_temperature, place, stats_dtype
+from .passes import PassKey
+from .run import CODES, check_learned_scale, check_learned_temperature, device_key, stats_dtype
 
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
@@ -247,8 +247,8 @@ def value(name: str, number: Any) -> Any:
     whose range is checked here."""
     if not isinstance(number, Tensor):
         return number
-    found = scalar(name, number, learned=name in _LEARNED).detach()
-    return found if torch.compiler.is_compiling() and name != "threshold" else found.item()
+    tensor = scalar(name, number, learned=name in _LEARNED).detach()
+    return tensor if torch.compiler.is_compiling() and name != "threshold" else tensor.item()
 
 
 def _is_static(value: Any) -> bool:
@@ -269,7 +269,7 @@ def _as_tensor(number: Any) -> Tensor:
     return one * (math.nan if number is None else number)  # a product: PyTorch makes an input of a symbol there
 
 
-def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
+def pack_numbers(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
     """The options with their numbers as a list, and ``numbers`` where compiled code must not hold them as constants.
 
     The size of draws that are kept follows from the threshold, which is a constant there.
@@ -471,23 +471,23 @@ def without_number_tensors(a: Arguments) -> Arguments:
 def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tensor]:
     """The tensors of the problem, without seed and numbers; of learned options those whose gradients are wanted."""
     hidden, stats = a.hidden, stats_dtype(a.hidden)
-    found = {
+    inputs = {
         "hidden": hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1]),
         "weight": a.weight,
         "targets": a.targets,
     }
     if a.bias is not None:
-        found["bias"] = a.bias
+        inputs["bias"] = a.bias
     if a.class_weight is not None:
-        found["class_weight"] = a.class_weight.to(stats)
+        inputs["class_weight"] = a.class_weight.to(stats)
     vectors = {"token_weight": a.token_weight, "temperature": a.row_temperature}
-    found |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
+    inputs |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
     if a.target_weight is not None:
-        found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.targets.shape[-1])
+        inputs["target_weight"] = a.target_weight.to(stats).reshape(-1, a.targets.shape[-1])
     if isinstance(a.num_items, Tensor):
-        found["num_items"] = scalar("num_items", a.num_items)
+        inputs["num_items"] = scalar("num_items", a.num_items)
     scalars = zip(("learned_scale", "learned_temperature"), learned, (trained.scale, trained.temperature))
-    return found | {name: given for name, given, wanted in scalars if given is not None and wanted}
+    return inputs | {name: given for name, given, wanted in scalars if given is not None and wanted}
 
 
 # ---- preparation
@@ -546,13 +546,15 @@ class PreparedCall:
             check_learned_scale(options["scale"])
         if trained.temperature and not isinstance(options["softcap"], Tensor):
             check_learned_temperature(options["softcap"])
-        self.trains, self.together = any(trained), self.asked.kind == _options.FORWARD_BACKWARD
-        self.later = self.asked._replace(kind=_options.BACKWARD, flags=Flags(*trained))
-        told = _options.FUNCTIONS[of.function].tells or ("loss",)
-        asked = (*names, *(("counts",) if self.asked.flags.want_counts else ()))
+        self.trains, self.together = any(trained), self.pass_key.kind == _options.FORWARD_BACKWARD
+        self.later = self.pass_key._replace(kind=_options.BACKWARD, flags=Flags(*trained))
+        results = _options.FUNCTIONS[of.function].outputs or ("loss",)
+        requested = (*names, *(("counts",) if self.pass_key.flags.want_counts else ()))
         constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
-        self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
-        self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
+        self.outputs = (*results, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in requested))
+        self.constant = tuple(
+            name for name in self.outputs if name in constant or (self.together and name not in results)
+        )
         # autograd.py keeps these, where nothing watches: the run, and the tensors that are its first arguments.
         self.run: Any = None
         self.reads: tuple[str, ...] | None = None
@@ -560,10 +562,13 @@ class PreparedCall:
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         """Which passes: gradients together with the loss, or after it, once the upstream gradients are known.
 
-        Sets trained (whose gradients are wanted), asked (the first pass: FORWARD, or FORWARD_BACKWARD; its flags have
-        the gradients that it makes or that its backward pass will be asked for), draws (whether it reads the seed),
-        draw_stats (whether the statistics of the draw want a pass of their own) and passes_over_draw (whether a draw is
-        left out that a pass with gradients would make).
+        Sets these attributes:
+            trained: whose gradients are wanted.
+            pass_key: the first pass, FORWARD or FORWARD_BACKWARD. Its flags have the gradients that it computes, or
+                that its backward pass will compute.
+            draws: whether it reads the seed.
+            draw_stats: whether the statistics of the draw need a pass of their own.
+            passes_over_draw: whether it leaves out a draw that a pass with gradients would make.
         """
         names = self.names
         tensors = (a.hidden, a.weight, a.bias, *learned)
@@ -575,7 +580,7 @@ class PreparedCall:
         self.draws = self.draw_stats = self.passes_over_draw = False
         if of.function != "linear_cross_entropy":
             flags = Flags(stats=("lse",) if of.function == "linear_log_probs" else ()).with_gradients(trained)
-            self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
+            self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
             return
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
         stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
@@ -586,7 +591,7 @@ class PreparedCall:
         flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
         if any(trained) and not later:
             flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
-            self.asked, self.draws = Pass(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
+            self.pass_key, self.draws = PassKey(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
             return
         self.draws = sparsified and any(trained)
         self.draw_stats = want_draw_stats
@@ -595,7 +600,7 @@ class PreparedCall:
             # lse is read later. A rank keeps no draws: a backward pass makes them again, from the same seed.
             flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))
             flags = flags._replace(keeps_draws=self.draws and of.ranks is None).with_gradients(trained)
-        self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
+        self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
 
 
 class Prepared(NamedTuple):
@@ -613,7 +618,7 @@ _INTEGER_OPTIONS = ("ignore_index", "shift", "max_workspace_bytes")
 _NUMBER_OPTIONS = tuple(name for name in NUMBERS if name != "num_items")
 
 
-def suits(a: Arguments) -> bool:
+def can_run_eagerly(a: Arguments) -> bool:
     """Whether nothing watches, and the tensors are plain ones."""
     if not are_off():
         return False
@@ -624,8 +629,8 @@ def suits(a: Arguments) -> bool:
 
 
 def prepare(a: Arguments, of: CallOf = CallOf(), plain: bool | None = None) -> Prepared:
-    """Checks, casts and resolves what a function is called with. plain: what suits() says, where that is known."""
-    return _prepare_plain(a, of) if (suits(a) if plain is None else plain) else _prepare_watched(a, of)
+    """Checks, casts and resolves the arguments of a call. plain: the result of can_run_eagerly(), where it is known."""
+    return _prepare_plain(a, of) if (can_run_eagerly(a) if plain is None else plain) else _prepare_watched(a, of)
 
 
 def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
@@ -633,13 +638,13 @@ def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
     if of.ranks is None:
         check_head(a)
     a = autocast(a)
-    found = learned(a)
+    scalars = learned(a)
     a = without_number_tensors(a)
-    return Prepared(PreparedCall(a, found, of), a, found, False)
+    return Prepared(PreparedCall(a, scalars, of), a, scalars, False)
 
 
 def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
-    found = learned(a)
+    scalars = learned(a)
     types = tuple(map(type, a[FIRST_OPTION:]))
     if not _SIMPLE.issuperset(types):
         a = _simplified(a)
@@ -648,7 +653,7 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
         a = a._replace(num_items=_known_num_items(a))
     if torch.is_autocast_enabled("cuda" if a.hidden.is_cuda else "cpu"):
         a = autocast(a)
-    key = _key(a, found, types, of)
+    key = _key(a, scalars, types, of)
     try:
         call = _calls.get(key)
     except TypeError:  # an option that can be no key, and is none: refused by name
@@ -656,11 +661,11 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
     if call is None:
         if of.ranks is None:
             check_head(a)
-        call = PreparedCall(a, found, of)
+        call = PreparedCall(a, scalars, of)
         _calls.put(key, call)
     elif a.seed is not None:
         check_seed(a.seed, a.hidden.device)
-    return Prepared(call, a, found, True)
+    return Prepared(call, a, scalars, True)
 
 
 def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) -> tuple[Any, ...]:
@@ -676,7 +681,7 @@ def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) ->
         *[t is not None and t.requires_grad for t in learned],
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        place(a.hidden, a.weight),
+        device_key(a.hidden, a.weight),
         of,
     )
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import options as _options
-from .call import Arguments, has_dtensor, suits, with_row_temperature
+from .call import Arguments, can_run_eagerly, has_dtensor, with_row_temperature
 from .errors import InvalidTargetError, UnsupportedError
-from .options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
+from .options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def linear_cross_entropy(
 ) -> Tensor | LinearCrossEntropyOutput: ...
 
 
-@takes(HeadOptions)
+@accepts(HeadOptions)
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -178,7 +178,7 @@ def linear_cross_entropy(
     a = Arguments(hidden, weight, targets, return_stats=return_stats, **options)
     if isinstance(a.temperature, Tensor):
         a = with_row_temperature(a, getattr(hidden, "shape", ())[:-1])
-    plain = suits(a)
+    plain = can_run_eagerly(a)
     if not plain and has_dtensor(a):
         from .distributed import _dtensor
 
@@ -187,7 +187,7 @@ def linear_cross_entropy(
     return loss(a, plain)
 
 
-@takes(IdOptions)
+@accepts(IdOptions)
 def linear_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, **options: Unpack[IdOptions]) -> Tensor:
     """Log-probabilities of given ids under ``softmax(hidden @ weight.T)``, without ever holding the logits.
 
@@ -218,7 +218,7 @@ def linear_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, **options: Unp
     return log_probs(Arguments(hidden, weight, ids, reduction="sum", **options))
 
 
-@takes(TopKOptions)
+@accepts(TopKOptions)
 def linear_top_k(hidden: Tensor, weight: Tensor, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
     """The k largest logits of each row of ``hidden @ weight.T``, without ever holding all of them.
 

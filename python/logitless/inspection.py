@@ -17,7 +17,7 @@ from . import native
 from . import options as _options
 from .errors import LibraryNotFoundError
 from .native import PlanInfo
-from .options import takes
+from .options import accepts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,10 +106,10 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
         targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
     )
     threads = default_threads() if o["threads"] is None else o["threads"]
-    return spec, threads, o["backend"], _place(o["device"])
+    return spec, threads, o["backend"], _parse_device(o["device"])
 
 
-def _place(device: Any) -> int | str:
+def _parse_device(device: Any) -> int | str:
     """An ordinal of a CUDA device, the host, or the name of a model."""
     if device is None:
         return native.HOST
@@ -121,18 +121,18 @@ def _place(device: Any) -> int | str:
             'device: expected a torch.device, "cpu", "cuda", "cuda:N", an ordinal of a CUDA device, a model of one '
             f'(such as "h200") or None, got {type(device).__name__}'
         )
-    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
-    if found is None:
+    match = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
+    if match is None:
         return name
-    if found[1] == "cpu":
+    if match[1] == "cpu":
         return native.HOST
-    if found[2] is not None:
-        return int(found[2])
+    if match[2] is not None:
+        return int(match[2])
     torch = sys.modules.get("torch")  # whose current device "cuda" is
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
-@takes(PlanOptions, **_MORE)
+@accepts(PlanOptions, **_MORE)
 def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> PlanInfo:
     """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
 
@@ -164,7 +164,7 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
     return native.plan_of(*_planned("plan", (tokens, vocab, hidden), options)).info
 
 
-@takes(PlanOptions, **_MORE)
+@accepts(PlanOptions, **_MORE)
 def plans(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> list[PlanInfo]:
     """The plans among which :func:`plan` chooses, for the same arguments: those that fit the budget."""
     return native.list_plans(*_planned("plans", (tokens, vocab, hidden), options))

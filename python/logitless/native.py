@@ -55,13 +55,13 @@ _TYPES: dict[str, Any] = {
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
     """Fields of a struct as C declares it, ``"int32 rank, size; char name[32]"``, by the names of _TYPES."""
-    found = []
+    fields = []
     for declaration in declarations.split(";"):
         kind, names = declaration.split(maxsplit=1)
         for name in names.split(","):
             name, _, size = name.strip(" \n]").partition("[")
-            found.append((name, _TYPES[kind] * int(size) if size else _TYPES[kind]))
-    return found
+            fields.append((name, _TYPES[kind] * int(size) if size else _TYPES[kind]))
+    return fields
 
 
 class ContextOptions(ctypes.Structure):
@@ -275,12 +275,12 @@ class Cache(Generic[K, V]):
         return len(self._young) + len(self._old)
 
     def get(self, key: K) -> V | None:
-        found = self._young.get(key)
-        if found is None:
-            found = self._old.pop(key, None)
-            if found is not None:
-                self.put(key, found)
-        return found
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.pop(key, None)
+            if value is not None:
+                self.put(key, value)
+        return value
 
     def put(self, key: K, value: V) -> None:
         if len(self._young) >= self._size:
@@ -376,10 +376,10 @@ class PlanInfo:
 
 
 def _to_info(info: Any) -> PlanInfo:
-    found: dict[str, Any] = {field.name: getattr(info, field.name) for field in dataclasses.fields(PlanInfo)}
-    found["kind"] = library().logitless_plan_kind_name(info.kind)
-    found = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
-    return PlanInfo(**found)
+    fields: dict[str, Any] = {field.name: getattr(info, field.name) for field in dataclasses.fields(PlanInfo)}
+    fields["kind"] = library().logitless_plan_kind_name(info.kind)
+    fields = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return PlanInfo(**fields)
 
 
 class _Handle:

@@ -16,7 +16,7 @@ from . import options as _options
 from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, takes
+from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, accepts
 from .run import torch_dtype
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
 
 def _kept(module: nn.Module, temperature: Number | None) -> Any:
     """The options of a call. temperature: in the place of the module's."""
-    found = {name: getattr(module, name) for name in _NAMES}
+    options = {name: getattr(module, name) for name in _NAMES}
     if temperature is not None:
-        found["temperature"] = temperature
-    return found
+        options["temperature"] = temperature
+    return options
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -85,7 +85,7 @@ class LinearCrossEntropyLoss(nn.Module):
     reduction: str
     gradient: str
 
-    @takes(LossOptions, _UPSTREAM, ignore_index=None)
+    @accepts(LossOptions, _UPSTREAM, ignore_index=None)
     def __init__(
         self,
         in_features: int,
@@ -111,7 +111,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.register_buffer("class_weight", class_weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
-    @takes(CallOptions)
+    @accepts(CallOptions)
     def forward(
         self,
         hidden: Tensor,
@@ -179,7 +179,7 @@ class FusedHead(nn.Linear):
     softcap: Number | None
     temperature: Number
 
-    @takes(LossOptions)
+    @accepts(LossOptions)
     def __init__(
         self,
         in_features: int,
@@ -198,7 +198,7 @@ class FusedHead(nn.Linear):
         _keep(self, options)
 
     @classmethod
-    @takes(FusedHeadOptions)
+    @accepts(FusedHeadOptions)
     def from_linear(
         cls: type[Head],
         linear: nn.Linear,
@@ -224,7 +224,7 @@ class FusedHead(nn.Linear):
         head.bias = linear.bias
         return head.train(linear.training)
 
-    @takes(CallOptions)
+    @accepts(CallOptions)
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,

@@ -22,11 +22,11 @@ from .options import (
     ReductionOptions,
     ScaleOptions,
     Wants,
+    accepts,
     names_of,
     shape_text,
-    takes,
 )
-from .passes import Pass, results, spec_of, stats_of
+from .passes import PassKey, results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ class LinearTopK(NamedTuple):
     log_probs: Any  # float32, or float64 for float64 inputs
 
 
-@takes(LossOptions, **_MORE)
+@accepts(LossOptions, **_MORE)
 def linear_cross_entropy(
     hidden: ArrayLike,
     weight: ArrayLike,
@@ -138,7 +138,7 @@ def linear_cross_entropy(
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
     several = o["target_weight"] is not None and y.ndim == x.ndim
-    call = _Call("linear_cross_entropy", x, c, y, o, several)
+    call = _PreparedCall("linear_cross_entropy", x, c, y, o, several)
     if several:
         _options.check_several_targets(o["class_weight"], o["gradient"])
     elif o["target_weight"] is not None:
@@ -164,23 +164,23 @@ def linear_cross_entropy(
     want_counts = any(name in names for name in _options.COUNTS)
     flags = Flags(want_draw_stats=bool(draw_stats), want_counts=want_counts, stats=stats)
     flags = flags.with_gradients(Wants(*(name in wanted for name in GRADIENTS)))
-    found = call.run(FORWARD_BACKWARD if wanted else FORWARD, flags)
+    outputs = call.run(FORWARD_BACKWARD if wanted else FORWARD, flags)
 
-    asked: dict[str, Any] = {
-        name: found[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
+    requested: dict[str, Any] = {
+        name: outputs[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
     }
-    counts = dict(zip(_options.COUNTS, found["counts"].tolist())) if want_counts else {}
+    counts = dict(zip(_options.COUNTS, outputs["counts"].tolist())) if want_counts else {}
     return LinearCrossEntropyResult(
-        loss=found["loss"].reshape(shape) if o["reduction"] == "none" else found["loss"][()],
-        **asked,
+        loss=outputs["loss"].reshape(shape) if o["reduction"] == "none" else outputs["loss"][()],
+        **requested,
         **{name: count for name, count in counts.items() if name in names},
-        d_hidden=found["d_hidden"].reshape(x.shape) if "hidden" in wanted else None,
-        d_weight=found.get("d_weight"),
-        d_bias=found.get("d_bias"),
+        d_hidden=outputs["d_hidden"].reshape(x.shape) if "hidden" in wanted else None,
+        d_weight=outputs.get("d_weight"),
+        d_bias=outputs.get("d_bias"),
     )
 
 
-@takes(TopKOptions, **_MORE)
+@accepts(TopKOptions, **_MORE)
 def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
     """The k largest logits of each row of ``hidden @ weight.T``, without ever holding all of them; arguments and
     results as of :func:`logitless.linear_top_k`.
@@ -191,11 +191,11 @@ def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack
     o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
     x, c = _operand(hidden), _operand(weight)
     y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
-    found = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
-    return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
+    outputs = _PreparedCall("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
+    return LinearTopK(*(outputs[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
 
 
-@takes(IdOptions, **_MORE)
+@accepts(IdOptions, **_MORE)
 def linear_log_probs(
     hidden: ArrayLike, weight: ArrayLike, ids: ArrayLike, **options: Unpack[IdOptions]
 ) -> NDArray[Any]:
@@ -212,7 +212,7 @@ def linear_log_probs(
     x, c, y = _operand(hidden), _operand(weight), _operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
-    call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
+    call = _PreparedCall("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
     call.read["target_weight"] = np.ones((len(call.read["hidden"]), y.shape[-1]), call.stats)
     return call.run()["target_log_probs"].reshape(y.shape)
 
@@ -236,7 +236,7 @@ def _row_major(array: NDArray[Any]) -> NDArray[Any]:
     return np.array(array, order="C")
 
 
-class _Call:
+class _PreparedCall:
     """A call: its arrays by the library's names, and its options. several: targets a row."""
 
     def __init__(
@@ -285,20 +285,20 @@ class _Call:
             raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
         self.read[tensor or name] = np.require(array, self.stats, ["C", "A"]).reshape(-1)
 
-    def run(self, pass_: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
-        asked, read = Pass(pass_, flags, self.function), self.read
-        plan = native.plan_of(spec_of(asked, read, self.options), *self.place)
-        returned = results(asked, read, self.options)
-        found = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in returned.items()}
+    def run(self, kind: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
+        pass_key, read = PassKey(kind, flags, self.function), self.read
+        plan = native.plan_of(spec_of(pass_key, read, self.options), *self.place)
+        returned = results(pass_key, read, self.options)
+        outputs = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in returned.items()}
         buffers: Any = native.schema().buffers()
-        for name, array in (read | found).items():
+        for name, array in (read | outputs).items():
             if name != "counts":
                 setattr(buffers, name, array.ctypes.data)
-        if "counts" in found:
-            found["counts"][:] = 0
-            buffers.valid_count = found["counts"][1:].ctypes.data
+        if "counts" in outputs:
+            outputs["counts"][:] = 0
+            buffers.valid_count = outputs["counts"][1:].ctypes.data
             if "argmax" in flags.stats:
-                buffers.correct_count = found["counts"].ctypes.data
+                buffers.correct_count = outputs["counts"].ctypes.data
         for name in ("hidden", "weight"):
             rows = read[name]
             setattr(buffers, f"{name}_stride", rows.strides[0] // rows.itemsize if len(rows) > 1 else 0)
@@ -306,7 +306,7 @@ class _Call:
             native.run_on_host(plan, buffers)
         except InvalidTargetError as error:
             raise _options.named_target(error, read["targets"].shape, self.targets) from None
-        return found
+        return outputs
 
 
 def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:

@@ -129,7 +129,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ORDER = [name for known in DEFAULTS for name in ((known, "return_stats") if known == "main_grad" else (known,))]
 
 
-def takes(options: type, first: Sequence[str] = (), **others: Any) -> Callable[[F], F]:
+def accepts(options: type, first: Sequence[str] = (), **others: Any) -> Callable[[F], F]:
     """Shows the options that a function unpacks in its signature, in the order of DEFAULTS behind its own.
 
     first: keywords before all others; others: defaults that are not those of DEFAULTS.
@@ -174,7 +174,7 @@ def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> N
 
 
 def filled(function: str, known: frozenset[str], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options, whose names are checked, and the defaults of others. others: as in takes()."""
+    """The given options, whose names are checked, and the defaults of others. others: as in accepts()."""
     check_names(function, given, known)
     return {**DEFAULTS, **others, **given}
 
@@ -199,8 +199,8 @@ _SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 def name_of(dtype: Any) -> str:
     """``float32`` of "float32", "f32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-    found = str(name or dtype).rpartition(".")[2]
-    return _SHORT.get(found, found)
+    text = str(name or dtype).rpartition(".")[2]
+    return _SHORT.get(text, text)
 
 
 def float_code(argument: str, dtype: Any) -> int:
@@ -263,8 +263,8 @@ STAT_NAMES = (*DEFAULT_STATS, *(name for name in OF_ROWS if name not in DEFAULT_
 
 def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
     """Those of rows among them, in the order of the list."""
-    asked = set(names)
-    return tuple(name for name in OF_ROWS if name in asked)
+    requested = set(names)
+    return tuple(name for name in OF_ROWS if name in requested)
 
 
 # ---- what is asked of a pass
@@ -274,7 +274,7 @@ class Function(NamedTuple):
     """A public function over logits."""
 
     targets: str  # its name of the targets
-    tells: tuple[str, ...] = ()  # what it returns in the place of a loss: names of tensors
+    outputs: tuple[str, ...] = ()  # what it returns in the place of a loss: names of tensors
 
 
 FUNCTIONS = {
@@ -380,12 +380,12 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, float) or _is_symbol(value):
         return value  # type: ignore[no-any-return]
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number of float64's range, got a larger one") from None
     except TypeError:  # of what holds a number only sometimes, as arrays
         raise TypeError(f"{name}: expected a number, got {value!r}") from None
-    return value if isinstance(value, int) else found
+    return value if isinstance(value, int) else result
 
 
 def integer(name: str, value: Any) -> int:
@@ -393,10 +393,10 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
     if _is_symbol(value):
         return value  # type: ignore[no-any-return]
-    found = operator.index(value)
-    if not -(1 << 63) <= found < 1 << 63:
-        raise ValueError(f"{name}: expected an integer of 64 bits, got {found}")
-    return found
+    result = operator.index(value)
+    if not -(1 << 63) <= result < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {result}")
+    return result
 
 
 def checked_num_items(value: Any, reduction: str) -> float:
@@ -419,25 +419,25 @@ def size(text: str) -> int | None:
     number, unit = lowered[:digits], lowered[digits:].lstrip(" ").removesuffix("b")
     if number.count(".") > 1 or number in ("", ".") or unit not in _UNITS:
         return None
-    found = float(number) * _UNITS[unit]
-    return int(found) if found < 2.0**62 else None
+    count = float(number) * _UNITS[unit]
+    return int(count) if count < 2.0**62 else None
 
 
 def budget(value: int | str | None) -> int:
     """max_workspace_bytes as the library takes it: 0 for None, FASTEST for "fastest"."""
     if value is None:
         return 0
-    found: int | None
+    result: int | None
     if isinstance(value, str):
-        found = FASTEST if value == "fastest" else size(value)
+        result = FASTEST if value == "fastest" else size(value)
     else:
-        found = integer("max_workspace_bytes", value)
-    if found is None or found <= 0:
+        result = integer("max_workspace_bytes", value)
+    if result is None or result <= 0:
         raise ValueError(
             'max_workspace_bytes: expected a positive number of bytes, a size such as "256MiB", "fastest" or None, got '
             f"{value!r}"
         )
-    return found
+    return result
 
 
 def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
@@ -445,11 +445,11 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
     reduction, ignore_index, num_items = given["reduction"], given["ignore_index"], given["num_items"]
     check_choice("reduction", reduction, REDUCTIONS)
     method = checked_method(given)
-    found = {
+    numbers = {
         name: 0.0 if given[name] is None and DEFAULTS[name] is None else number(name, given[name]) for name in NUMBERS
     }
     return {
-        **found,
+        **numbers,
         **method,
         "reduction": reduction,
         "ignore_index": DEFAULTS["ignore_index"] if ignore_index is None else integer("ignore_index", ignore_index),
@@ -463,20 +463,20 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
 
 def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of MethodOptions, checked; the budget as it is given."""
-    found = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
-    budget(found["max_workspace_bytes"])
-    check_choice("gradient", found["gradient"], GRADIENTS)
-    if not isinstance(found["batch_invariant"], bool):
-        raise TypeError(f"batch_invariant: expected a bool, got {type(found['batch_invariant']).__name__}")
-    if found["batch_invariant"] and found["gradient"] != "exact":
+    method = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
+    budget(method["max_workspace_bytes"])
+    check_choice("gradient", method["gradient"], GRADIENTS)
+    if not isinstance(method["batch_invariant"], bool):
+        raise TypeError(f"batch_invariant: expected a bool, got {type(method['batch_invariant']).__name__}")
+    if method["batch_invariant"] and method["gradient"] != "exact":
         raise ValueError(
-            f'batch_invariant: expected False unless gradient is "exact", got True with "{found["gradient"]}", whose '
+            f'batch_invariant: expected False unless gradient is "exact", got True with "{method["gradient"]}", whose '
             "sums are relative to a guess that other rows have a part in"
         )
-    threshold = found["threshold"] = number("threshold", found["threshold"])
+    threshold = method["threshold"] = number("threshold", method["threshold"])
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
-    return found
+    return method
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -493,12 +493,12 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
 
 def checked_k(k: Any, vocab: int = 0) -> int:
     """vocab: 0 where the head is checked later."""
-    found, most = integer("k", k), min(MOST_TOP_K, vocab or MOST_TOP_K)
-    if not 1 <= found <= most:
+    result, most = integer("k", k), min(MOST_TOP_K, vocab or MOST_TOP_K)
+    if not 1 <= result <= most:
         raise InvalidArgumentError(
-            f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"
+            f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {result}"
         )
-    return found
+    return result
 
 
 def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:

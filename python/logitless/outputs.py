@@ -57,8 +57,8 @@ class LinearTopK(NamedTuple):
 
 def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | LinearCrossEntropyOutput:
     """The result of linear_cross_entropy. rows: the shape of per-row outputs, where the hidden states have another."""
-    found, a = perform(prepared), prepared.a
-    loss = found["loss"]
+    outputs, a = perform(prepared), prepared.a
+    loss = outputs["loss"]
     if a.return_stats is False and a.reduction != "none":
         return loss
     rows = a.rows() if rows is None else rows
@@ -66,14 +66,14 @@ def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | L
         loss = loss.reshape(rows)
     if a.return_stats is False:
         return loss
-    asked: dict[str, Tensor] = {}
+    stats: dict[str, Tensor] = {}
     for name in prepared.call.names:
         if name in _options.COUNTS:
-            asked[name] = found["counts"][_options.COUNTS.index(name)]
+            stats[name] = outputs["counts"][_options.COUNTS.index(name)]
         else:
-            value = found[name].reshape(rows)
-            asked[name] = value if a.differentiable_stats else value.detach()
-    return LinearCrossEntropyOutput(loss=loss, **asked)
+            value = outputs[name].reshape(rows)
+            stats[name] = value if a.differentiable_stats else value.detach()
+    return LinearCrossEntropyOutput(loss=loss, **stats)
 
 
 def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropyOutput:
@@ -94,8 +94,8 @@ def log_probs(a: Arguments) -> Tensor:
 
 
 def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
-    found = perform(prepared)
-    return LinearTopK(found["top_ids"].reshape((*rows, k)), found["top_log_probs"].reshape((*rows, k)))
+    outputs = perform(prepared)
+    return LinearTopK(outputs["top_ids"].reshape((*rows, k)), outputs["top_log_probs"].reshape((*rows, k)))
 
 
 def top_k(a: Arguments, k: int) -> LinearTopK:

@@ -23,7 +23,7 @@ from . import options as _options
 from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
 from .options import LSE, Flags, Wants
-from .passes import Pass, Result, spec_of, writes
+from .passes import PassKey, Result, spec_of, writes
 
 # Names of tensors that are others for the caller.
 _ARGUMENTS = {
@@ -90,33 +90,33 @@ def are_unaligned(hidden: Tensor, weight: Tensor) -> bool:
     return hidden.is_cuda and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
 
 
-def resolved(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_options(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
     """The operator's options with their numbers by name: those that tensors on the CPU hold, too."""
-    found = joined(options, given.get("numbers"))
+    resolved = unpack_numbers(options, given.get("numbers"))
     if "num_items" in given and given["hidden"].device.type == "cpu":
-        found["num_items"] = _options.checked_num_items(given["num_items"].item(), found["reduction"])
+        resolved["num_items"] = _options.checked_num_items(given["num_items"].item(), resolved["reduction"])
     if "learned_scale" in given:
-        check_learned_scale(found["scale"])
+        check_learned_scale(resolved["scale"])
     if "learned_temperature" in given:
-        check_learned_temperature(found["softcap"])
-    return found
+        check_learned_temperature(resolved["softcap"])
+    return resolved
 
 
 def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
     """The tensors that the library reads, in layouts that it reads. num_items: the resolved option."""
     hidden = given["hidden"]
-    found = {
+    tensors = {
         name: rows(tensor) if name in ("hidden", "weight") else tensor.contiguous()  # itself where it is
         for name, tensor in given.items()
         if name not in OF_PASS
     }
     if num_items == 0:  # as an option, 0 is none
-        found["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
+        tensors["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
     elif "num_items" in given:
-        del found["num_items"]
+        del tensors["num_items"]
         if num_items is None:  # which only the device knows
-            found["num_items"] = given["num_items"].to(hidden.device, stats_dtype(hidden))
-    return found
+            tensors["num_items"] = given["num_items"].to(hidden.device, stats_dtype(hidden))
+    return tensors
 
 
 # ---- options that are numbers
@@ -126,14 +126,14 @@ def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
 LEAST_LEARNED_SCALE = 2.0**-64
 
 
-def joined(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+def unpack_numbers(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
     """The options with their numbers by name: those of the tensor if there is one."""
-    found = dict(options)
-    numbers = found.pop("numbers")
-    found |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
-    if math.isnan(found["num_items"]):
-        found["num_items"] = None
-    return found
+    unpacked = dict(options)
+    numbers = unpacked.pop("numbers")
+    unpacked |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
+    if math.isnan(unpacked["num_items"]):
+        unpacked["num_items"] = None
+    return unpacked
 
 
 def check_learned_scale(scale: float) -> None:
@@ -179,23 +179,23 @@ def _allows_tf32() -> bool:
     return bool(_precision("cuda", "matmul") == "tf32" if _precision else torch._C._get_cublas_allow_tf32())
 
 
-def _asked() -> str | None:
+def _chosen_engine() -> str | None:
     return os.environ.get("LOGITLESS_CUDA_ENGINE")  # sm90, mma or portable in place of the library's choice
 
 
-def place(hidden: Tensor, weight: Tensor) -> Any:
+def device_key(hidden: Tensor, weight: Tensor) -> Any:
     """Returns what plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
     engine chosen by name and whether TF32 is permitted."""
     if not hidden.is_cuda:
         return torch.get_num_threads()
-    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _asked(), _allows_tf32()
+    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _chosen_engine(), _allows_tf32()
 
 
 def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
     """The plan for tensors on a device."""
     if device.type == "cpu":
         return native.plan_of(spec, torch.get_num_threads())
-    name = _asked()
+    name = _chosen_engine()
     spec = spec.with_options(allow_tf32=_allows_tf32())
     with torch.cuda.device(device):
         return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
@@ -204,8 +204,8 @@ def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
 def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flags) -> int:
     """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
     tensors = {name: tensor for name, tensor in given.items() if name in _READ}
-    asked = Pass(_options.FORWARD, flags.with_gradients(Wants()))
-    spec = spec_of(asked, tensors, options | {"num_items": None}, unaligned_rows=False)
+    pass_key = PassKey(_options.FORWARD, flags.with_gradients(Wants()))
+    spec = spec_of(pass_key, tensors, options | {"num_items": None}, unaligned_rows=False)
     return plan_on(spec, given["hidden"].device).info.draws_bytes
 
 
@@ -251,16 +251,16 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 class Run:
     """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
 
-    def __init__(self, asked: Pass, tensors: Tensors, options: dict[str, Any]) -> None:
-        hidden, weight, flags = tensors["hidden"], tensors["weight"], asked.flags
+    def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> None:
+        hidden, weight, flags = tensors["hidden"], tensors["weight"], pass_key.flags
         _check_rows(tensors)
-        self.asked, self.device = asked, hidden.device
-        self._targets_name = _options.FUNCTIONS[asked.function].targets  # in messages
+        self.pass_key, self.device = pass_key, hidden.device
+        self._targets_name = _options.FUNCTIONS[pass_key.function].targets  # in messages
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
-        spec = spec_of(asked, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
+        spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
         self.plan = plan_on(self._specified(spec), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
-        if asked.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
+        if pass_key.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
@@ -268,13 +268,13 @@ class Run:
         self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _options.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
-        written = writes(asked, tensors, options)
+        written = writes(pass_key, tensors, options)
         if "draws" in written:
             written["draws"] = Result((self.plan.info.draws_bytes,), "uint8")
         self._writes = [
             (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
         ]
-        self._has_counts = flags.want_counts and asked.kind != _options.BACKWARD
+        self._has_counts = flags.want_counts and pass_key.kind != _options.BACKWARD
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
@@ -329,7 +329,7 @@ class Run:
         """The gradients of scale and temperature, and those that they are made of, rounded, as far as they are wanted.
 
         inner_product says what they are."""
-        flags, hidden, bias = self.asked.flags, tensors["hidden"], tensors.get("bias")
+        flags, hidden, bias = self.pass_key.flags, tensors["hidden"], tensors.get("bias")
         d_hidden = written.pop("d_hidden")
         product = inner_product(hidden, d_hidden, self._product_dtype)
         if flags.want_d_scale:
@@ -353,34 +353,34 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
-def find(asked: Pass, tensors: Tensors, options: dict[str, Any]) -> Run:
+def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> Run:
     """The run of tensors of these names and layouts. options: the resolved ones."""
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (asked, hidden.device, place(hidden, weight), *options.values(), *tensors)
+    key = (pass_key, hidden.device, device_key(hidden, weight), *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
-        run = Run(asked, tensors, options)
+        run = Run(pass_key, tensors, options)
         _runs.put(key, run)
     return run
 
 
-def find_forward(asked: Pass, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
+def find_forward(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
     """As find(), of a forward pass. Its flags have the gradients that its backward pass will be asked for, for which
     the budget must be enough as well: those of the loss and every statistic that may have one. Other upstream
     gradients, some of these, need no more memory."""
-    flags, hidden, weight = asked.flags, tensors["hidden"], tensors["weight"]
-    wants, now = flags.wants(), asked._replace(flags=flags.with_gradients(Wants()))
+    flags, hidden, weight = pass_key.flags, tensors["hidden"], tensors["weight"]
+    wants, now = flags.wants(), pass_key._replace(flags=flags.with_gradients(Wants()))
     if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
         return find(now, tensors, options)
-    stats = flags.stats if asked.function == "linear_cross_entropy" else ()
+    stats = flags.stats if pass_key.function == "linear_cross_entropy" else ()
     given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
     if main_grad is not None and wants.weight:
         given["d_weight"] = main_grad
-    later = Pass(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
+    later = PassKey(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
     spec = spec_of(later, tensors | given, options, unaligned_rows=are_unaligned(hidden, weight))
-    found: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
-    return found[0]  # type: ignore[no-any-return]
+    runs: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
+    return runs[0]  # type: ignore[no-any-return]
 
 
 def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> Tensors:
@@ -389,23 +389,25 @@ def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: d
         if name not in given:
             raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
     read = {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
-    found = readable(read, options["num_items"])
-    return found if main_grad is None or not flags.want_d_weight else found | {"d_weight": main_grad}
+    tensors = readable(read, options["num_items"])
+    return tensors if main_grad is None or not flags.want_d_weight else tensors | {"d_weight": main_grad}
 
 
-def run_pass(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
+def run_pass(
+    pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
+) -> Tensors:
     """Runs a pass. given: of a backward pass with what the forward pass has saved, and upstream gradients. options: the
     resolved ones. The gradient of the weight is added to main_grad [V, D] where that is given; a forward pass checks
     it: flags and main_grad are as in find_forward."""
-    if main_grad is not None and asked.flags.want_d_weight:
+    if main_grad is not None and pass_key.flags.want_d_weight:
         check_own_memory(main_grad, given)
-    if asked.kind == _options.BACKWARD:
-        tensors = read_later(given, main_grad, options, asked.flags)
-        return find(asked, tensors, options)(tensors)
+    if pass_key.kind == _options.BACKWARD:
+        tensors = read_later(given, main_grad, options, pass_key.flags)
+        return find(pass_key, tensors, options)(tensors)
     tensors = readable(given, options["num_items"])
-    if asked.kind == _options.FORWARD:
-        return find_forward(asked, tensors, options, main_grad)(tensors)
-    return find(asked, tensors, options)(tensors)
+    if pass_key.kind == _options.FORWARD:
+        return find_forward(pass_key, tensors, options, main_grad)(tensors)
+    return find(pass_key, tensors, options)(tensors)
 
 
 def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .. import call
 from .. import options as _options
-from ..autograd import NOTHING, by_operator, for_each, refuse_double_backward, scaled_saved
-from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, takes
-from ..passes import GRADIENTS, Pass
+from ..autograd import NOTHING, for_each, refuse_double_backward, run_traced, scaled_saved
+from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, accepts
+from ..passes import GRADIENTS, PassKey
 from ..run import stats_dtype
 from .passes import weighted_sum
 from .problem import SAVED, Heads, Numbers
@@ -106,7 +106,7 @@ def linear_divergence(
 ) -> LinearDivergenceOutput: ...
 
 
-@takes(DivergenceOptions, _OWN, **_MORE)
+@accepts(DivergenceOptions, _OWN, **_MORE)
 def linear_divergence(
     student_hidden: Tensor,
     student_weight: Tensor,
@@ -220,8 +220,8 @@ class _Call(NamedTuple):
 
     def first(self, tensors: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """The first pass over tensors of _TENSORS: what it finds, and what of it is told."""
-        asked = Pass(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
-        found = by_operator(asked, dict(zip(_TENSORS, tensors)), self.options)
+        asked = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
+        found = run_traced(asked, dict(zip(_TENSORS, tensors)), self.options)
         names = ("loss", "divergence", "entropy") if self.together else ("divergence", "entropy")
         return found, tuple([found[name] for name in names])
 
@@ -250,9 +250,9 @@ class _Function(torch.autograd.Function):
         elif given.together:
             found = scaled_saved(ctx.saved_tensors, grad, given.direct)
         else:
-            asked = Pass(BACKWARD, given.flags, "linear_divergence")
+            asked = PassKey(BACKWARD, given.flags, "linear_divergence")
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
-            made = for_each(lambda upstream: by_operator(asked, read | upstream, given.options), {"grad": grad})
+            made = for_each(lambda upstream: run_traced(asked, read | upstream, given.options), {"grad": grad})
             found = [made.get(name) for name in GRADIENTS]
         return None, *found[:3], *[None] * (len(_TENSORS) - 3)
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import Found, OtherPasses, other_passes
+from ..autograd import OtherPasses, Outputs, other_passes
 from ..options import BACKWARD, F32, FORWARD, Wants, name_of
-from ..passes import GRADIENTS, Pass, Result, stats_of
+from ..passes import GRADIENTS, PassKey, Result, stats_of
 from ..run import DTYPES
 from . import sizes
 from .problem import SAVED, Heads, Numbers, Problem, RowNumbers, multiply
@@ -119,7 +119,7 @@ class GradientSums:
         if self._bias is not None:
             multiply(self._ones[:, : dz.shape[0]], dz, self._bias[None, slice(*columns)], add=rows[0] > 0)
 
-    def found(self, bias_dtype: torch.dtype | None) -> Found:
+    def found(self, bias_dtype: torch.dtype | None) -> Outputs:
         weight, bias = None if self.weight is None else self.weight.gradient, self._bias
         if bias is not None and self._unit is not None:
             bias /= self._unit
@@ -235,7 +235,7 @@ def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
-def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Found:
+def _run(asked: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Outputs:
     rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
     heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
     p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
@@ -258,7 +258,7 @@ def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, opt
     return {"loss": weighted_sum(told["divergence"], given["row_weight"]), **told, **sums.found(bias_dtype)}
 
 
-def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+def _results(asked: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     row = Result(given["student"].shape[:1], stats_of(given["student"]))
     if asked.kind == FORWARD:
         return dict.fromkeys(RowNumbers._fields, row)
@@ -271,7 +271,7 @@ def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) 
     }
 
 
-def _flops(asked: Pass, shapes: Mapping[str, Any]) -> int:
+def _flops(asked: PassKey, shapes: Mapping[str, Any]) -> int:
     """Rows that do not count, which only the data tells apart, are counted though they are not multiplied; and where a
     budget makes logits twice they are counted once."""
     rows, width = shapes["student"]

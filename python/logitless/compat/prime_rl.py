@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy
-from ..options import Budget, check_names, names_of, shape_text, takes
+from ..options import Budget, accepts, check_names, names_of, shape_text
 from ..run import torch_dtype
 from ._targets import indices
 
@@ -52,7 +52,7 @@ class FusedOutputLinear(nn.Linear):
 
     softcap: float | None = None
 
-    @takes(_Options, device=None, dtype=None)
+    @accepts(_Options, device=None, dtype=None)
     def __init__(
         self, in_features: int, out_features: int, chunk_size: int | None = None, **options: Unpack[_Options]
     ) -> None:
@@ -111,7 +111,7 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         softcap: above 0.
     """
 
-    @takes(_Options, device=None, dtype=None)
+    @accepts(_Options, device=None, dtype=None)
     def __init__(
         self,
         in_features: int,

@@ -24,7 +24,7 @@ from ..options import shape_text
 from ._channel import Group, channel_of
 
 
-class Own(NamedTuple):
+class RankInfo(NamedTuple):
     """What may differ from rank to rank."""
 
     rows: int  # of the weight
@@ -81,26 +81,26 @@ class _Memory:
     """Shards of a rank by what all ranks of its group have said."""
 
     def __init__(self) -> None:
-        self._found: Cache[Any, Shard] = Cache(256)
+        self._shards: Cache[Any, Shard] = Cache(256)
         self.steps = 0  # the same on all ranks, or they may remember other things
 
     def get(self, key: Any) -> Shard | None:
         self.steps += 1
-        return self._found.get(key)
+        return self._shards.get(key)
 
     def put(self, key: Any, shard: Shard) -> None:
         self.steps += 1
-        self._found.put(key, shard)
+        self._shards.put(key, shard)
 
 
 _memories: weakref.WeakKeyDictionary[Group, _Memory] = weakref.WeakKeyDictionary()
 
 
 def _memory_of(group: Group) -> _Memory:
-    found = _memories.get(group)
-    if found is None:
-        found = _memories[group] = _Memory()
-    return found
+    memory = _memories.get(group)
+    if memory is None:
+        memory = _memories[group] = _Memory()
+    return memory
 
 
 def _digest(data: Any) -> int:
@@ -171,9 +171,9 @@ def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> li
     reports = channel_of(group).objects((mine, text))
     if error is not None:
         raise error
-    for rank, (_, told) in enumerate(reports):
-        if told is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group {failed}: {told}")
+    for rank, (_, refusal) in enumerate(reports):
+        if refusal is not None:
+            raise InvalidArgumentError(f"rank {rank} of the group {failed}: {refusal}")
     return [value for value, _ in reports]
 
 
@@ -191,7 +191,7 @@ def _compare_fields(group: Group, fields: dict[str, Any]) -> None:
 
 
 def agree(
-    group: Group, fields: dict[str, Any], own: Own, targets: Tensor | None, targets_name: str, seed: int
+    group: Group, fields: dict[str, Any], own: RankInfo, targets: Tensor | None, targets_name: str, seed: int
 ) -> Agreed:
     """Raises on every rank where they differ. Of what is new, all ranks go on to compare_plans and keep.
 
@@ -199,10 +199,10 @@ def agree(
     None: they will.
     """
     memory = _memory_of(group)
-    told = _digest(repr(tuple(fields.items())).encode())
-    mine = _Header(0, told, _digest_of(targets), seed, *own, memory.steps)
+    digest = _digest(repr(tuple(fields.items())).encode())
+    mine = _Header(0, digest, _digest_of(targets), seed, *own, memory.steps)
     headers = _headers(group, mine)
-    if any(header.is_refused or header.fields != told for header in headers):
+    if any(header.is_refused or header.fields != digest for header in headers):
         _compare_fields(group, fields)
     _check_targets([header.targets for header in headers], targets_name)
     if fields["seed"] == "given":  # else each rank has drawn its own, and rank 0's is taken
@@ -228,9 +228,9 @@ def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) 
     plan: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
     names = ("token_chunk", "gathers")
     steps = _of_all(group, None if plan is None else [getattr(plan, name) for name in names], error, "has no plan")
-    for name, found in zip(names, zip(*steps)):
-        if len(set(found)) > 1:
+    for name, values in zip(names, zip(*steps)):
+        if len(set(values)) > 1:
             raise InvalidArgumentError(
-                f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(found)}: "
+                f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(values)}: "
                 "their machines or numbers of threads differ"
             )

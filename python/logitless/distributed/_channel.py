@@ -66,16 +66,19 @@ class Channel:
 
     def _beside(self, group: Group) -> Any:
         """A gloo connection of all ranks, or None on all of them."""
-        store, found = distributed_c10d.PrefixStore("logitless", distributed_c10d._get_process_group_store(group)), None
+        store, connection = (
+            distributed_c10d.PrefixStore("logitless", distributed_c10d._get_process_group_store(group)),
+            None,
+        )
         if not self._on_all(_has_gloo_device()):  # a rank without one would let the others wait
             return None
         backend = group._get_backend(self._device)
         timeout = getattr(getattr(backend, "options", None), "_timeout", dist.default_pg_timeout)
         try:
-            found = dist.ProcessGroupGloo(store, dist.get_rank(group), self.ranks, timeout)
+            connection = dist.ProcessGroupGloo(store, dist.get_rank(group), self.ranks, timeout)
         except RuntimeError:
             pass
-        return found if self._on_all(found is not None) else None
+        return connection if self._on_all(connection is not None) else None
 
     def _on_all(self, is_so: bool) -> bool:
         return all(number for (number,) in self.numbers([int(is_so)]))
@@ -107,7 +110,7 @@ atexit.register(_channels.clear)  # gloo's threads must end before Python does
 
 
 def channel_of(group: Group) -> Channel:
-    found = _channels.get(group)
-    if found is None:
-        found = _channels[group] = Channel(group)
-    return found
+    channel = _channels.get(group)
+    if channel is None:
+        channel = _channels[group] = Channel(group)
+    return channel

@@ -44,7 +44,7 @@ def linear_cross_entropy(a: Arguments) -> Any:
     """
     a = _without_fsdp(a)
     if isinstance(a.hidden, DTensor) or isinstance(a.weight, DTensor):
-        return _Call(a).run()
+        return _PreparedCall(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):
             check_plain("temperature" if name == "row_temperature" else name, value)
@@ -153,7 +153,7 @@ def _of_vocabulary(placement: Placement) -> Placement:
     )
 
 
-class _Call:
+class _PreparedCall:
     """The local problem of one call, and what it finds as DTensors."""
 
     def __init__(self, a: Arguments) -> None:
@@ -178,14 +178,14 @@ class _Call:
         given = self._local_arguments()
         vocab = self.layout.vocab
         if vocab is None:
-            found: Any = loss(given)
+            result: Any = loss(given)
         else:
             start, total = self._vocab_start(given.weight), self.a.weight.shape[0]
-            found = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
+            result = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
         if self.a.return_stats is False:
-            return self._returned("loss", found)
-        values = {name: self._returned(name, getattr(found, name)) for name in ("loss", *self.names)}
-        return found._replace(**values)
+            return self._returned("loss", result)
+        values = {name: self._returned(name, getattr(result, name)) for name in ("loss", *self.names)}
+        return result._replace(**values)
 
     def _local_arguments(self) -> Arguments:
         a, layout = self.a, self.layout

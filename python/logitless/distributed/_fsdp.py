@@ -46,11 +46,11 @@ def _states() -> list[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    found = getattr(state, "_fsdp_param_groups", None)
-    if found is None:  # before PyTorch 2.12
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before PyTorch 2.12
         one = getattr(state, "_fsdp_param_group", None)
-        found = [] if one is None else [one]
-    return list(found)
+        groups = [] if one is None else [one]
+    return list(groups)
 
 
 def gathered(name: str, tensor: DTensor, owner: Owner) -> Tensor:

@@ -24,7 +24,7 @@ from ..call import (
     with_row_temperature,
 )
 from ..errors import InvalidArgumentError
-from ..options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
+from ..options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
 from ..outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, log_probs_of, loss, loss_of, top_k, top_k_of
 from . import _agreement
 from . import _passes as _passes  # the passes of groups are known from here on
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@takes(HeadOptions)
+@accepts(HeadOptions)
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -107,7 +107,7 @@ def loss_of_ranks(
     return loss_of(prepared, rows)
 
 
-@takes(IdOptions)
+@accepts(IdOptions)
 def linear_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -150,7 +150,7 @@ def linear_log_probs(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-@takes(TopKOptions)
+@accepts(TopKOptions)
 def linear_top_k(
     hidden: Tensor,
     weight: Tensor,
@@ -273,10 +273,10 @@ def _classes(name: str, value: Any) -> int:
     """As the operators take it: -1 for None."""
     if value is None:
         return -1
-    found = _options.integer(name, value)
-    if found < 0:
-        raise InvalidArgumentError(f"{name}: expected a number of classes or None, got {found}")
-    return found
+    count = _options.integer(name, value)
+    if count < 0:
+        raise InvalidArgumentError(f"{name}: expected a number of classes or None, got {count}")
+    return count
 
 
 def check_sequence_parallel(hidden: Tensor, sequence_parallel: Any) -> None:
