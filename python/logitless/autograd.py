@@ -1,9 +1,9 @@
-"""Runs a prepared call: one autograd function, which runs the library directly where nothing watches, and else
-through one operator, which PyTorch's compilers, modes and transforms see.
+"""Runs a prepared call by one autograd function. In eager mode it runs the library directly, else through one operator,
+which PyTorch's compilers, modes and transforms see.
 
-``torch.ops.logitless.run`` is a pass over tensors that its text names; ``run_into`` is the same backward pass with the
-gradient of the weight added to a buffer. Neither has a formula of autograd: the function has it for both ways, so that
-a forward pass that is computed again, by torch.utils.checkpoint, may go the other way. An option changes no schema.
+``torch.ops.logitless.run`` is a pass over tensors that its text argument names. ``run_into`` is a backward pass that
+adds the gradient of the weight to a buffer. Neither has a formula of autograd, as the function serves both ways: a
+forward pass that torch.utils.checkpoint computes again may go the other way. A new option changes no schema.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from .run import (
 )
 
 Outputs = dict[str, Tensor]  # by the names of results()
-_PASS_NAMES = ("forward", "backward", "forward_backward")  # by kind
+_PASS_NAMES = ("forward", "backward", "forward_backward")  # index: PassKey.kind
 
 
-# ---- passes of others: logitless.distributed and logitless._divergence put theirs here
+# ---- other passes: logitless.distributed and logitless._divergence register theirs here
 
 
 class OtherPasses(NamedTuple):
-    """Passes of ranks, or of a function that the library has no pass for. Their tensors have names of their own."""
+    """Passes of ranks, or of a function for which the library has no pass. Their tensors have names of their own."""
 
     run: Callable[[PassKey, dict[str, Tensor], Tensor | None, Any], Tensors]
     results: Callable[[PassKey, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
-    flops: Callable[[PassKey, Mapping[str, Any]], int] | None = None  # of the shapes of tensors
-    refuse: Callable[[Ranks, Exception], None] = lambda ranks, error: None  # tells the other ranks
+    flops: Callable[[PassKey, Mapping[str, Any]], int] | None = None  # takes shapes of tensors
+    refuse: Callable[[Ranks, Exception], None] = lambda ranks, error: None  # reports it to the other ranks
 
 
-other_passes: dict[str, OtherPasses] = {}  # by function; those of ranks by GROUP
+other_passes: dict[str, OtherPasses] = {}  # by function; GROUP for those of ranks
 GROUP = "group"
 _LIBRARY = OtherPasses(run_pass, results)
 
 
 def _passes(pass_key: PassKey) -> OtherPasses:
-    # A KeyError where nothing knows ranks: the library's own pass would take a shard for the whole head.
+    # A KeyError without logitless.distributed: the library's own pass would take a shard for the whole head.
     return other_passes.get(pass_key.function, _LIBRARY) if pass_key.ranks is None else other_passes[GROUP]
 
 
@@ -76,12 +76,12 @@ def _passes(pass_key: PassKey) -> OtherPasses:
 
 
 _SCHEMA = "float[] numbers, SymInt[] integers, str text"
-_TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # options that are part of the text
+_TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # options in the text
 _INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
 
 
 def _text(pass_key: PassKey, options: Mapping[str, Any], names: Iterable[str]) -> str:
-    """All that is no tensor and no number, by name: code that PyTorch keeps on disk cannot take it for another."""
+    """Returns all that is no tensor and no number, by name, so that PyTorch's caches on disk cannot confuse calls."""
     flags, ranks = pass_key.flags, pass_key.ranks
     wants = [name for name, on in zip(Flags._fields[:-1], flags[:-1]) if on]
     fields = [f"{name}={options[name]}" for name in _TEXTS]
@@ -90,12 +90,12 @@ def _text(pass_key: PassKey, options: Mapping[str, Any], names: Iterable[str]) -
     if ranks is not None:
         fields += [f"group_size={ranks.group_size}", f"sequence_parallel={ranks.sequence_parallel}"]
         fields += [f"own_targets={ranks.own_targets}", f"seed_given={ranks.seed_given}", f"group={ranks.group}"]
-    return "; ".join(fields)  # no line breaks: a PyTorch writes it into a comment of the code that it makes
+    return "; ".join(fields)  # no line breaks: PyTorch writes it into a comment of generated code
 
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[PassKey, dict[str, Any], tuple[str, ...]]:
-    """The pass, without the integers of its ranks, the options of _TEXTS and the names of the tensors."""
+    """Returns the pass without the integers of its ranks, the options of _TEXTS and the names of the tensors."""
     fields = dict(line.split("=", 1) for line in text.split("; "))
     names = {name: tuple(filter(None, fields[name].split(","))) for name in ("wants", "stats", "tensors")}
     flags = Flags()._replace(**dict.fromkeys(names["wants"], True), stats=names["stats"])
@@ -115,7 +115,7 @@ def _parsed(text: str) -> tuple[PassKey, dict[str, Any], tuple[str, ...]]:
 def _unpacked(
     tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str
 ) -> tuple[PassKey, dict[str, Tensor], dict[str, Any]]:
-    """The pass, its tensors by name, and the options as they were given, numbers by their list."""
+    """Returns the pass, its tensors by name, and the options as given, with the list of numbers."""
     pass_key, options, names = _parsed(text)
     whole = dict(zip(_INTEGERS, integers, strict=True))
     if pass_key.ranks is not None:
@@ -144,7 +144,7 @@ def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequenc
     pass_key, given, options = _unpacked(tensors, numbers, integers, text)
     outputs = _passes(pass_key).results(pass_key, given, options)
     if pass_key.flags.keeps_draws and pass_key.kind == _options.FORWARD:
-        # The planner says the size of draws: sizes that were symbols become constants of the graph.
+        # The size of draws needs a plan, which makes symbolic sizes constants of the graph.
         size = draws_size(given, unpack_numbers(options, None), pass_key.flags)
         outputs["draws"] = outputs["draws"]._replace(shape=(size,))
     return {
@@ -165,7 +165,7 @@ def _(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     return list(_fake(tensors, *rest).values())
 
 
-# PyTorch makes no operator functional that returns a list.
+# PyTorch cannot functionalize an operator that returns a list.
 _INTO = tuple(name for name in GRADIENTS if name != "d_weight")
 
 
@@ -188,7 +188,7 @@ def _(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor,
 def run_traced(
     pass_key: PassKey, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any], main_grad: Tensor | None = None
 ) -> Outputs:
-    """A pass. options: with numbers as a list; main_grad: that a backward pass adds to."""
+    """Runs a pass through the operator. options: with numbers as a list. main_grad: a backward pass adds to it."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     ranks = pass_key.ranks
     whole = [options[name] for name in _options.INTEGERS]
@@ -204,14 +204,14 @@ def run_traced(
     )
 
 
-# ---- batches of upstream gradients: the rule of torch.vmap, and that of autograd.grad(is_grads_batched=True)
+# ---- batches of upstream gradients: torch.vmap and autograd.grad(is_grads_batched=True)
 
 
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def is_batched(tensor: Tensor | None) -> bool:
-    """Whether a tensor stands for one element of a batch."""
+    """Whether a tensor is batched: it stands for one element of a batch."""
     if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:  # None, or traced
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -222,7 +222,7 @@ def is_batched(tensor: Tensor | None) -> bool:
 
 @run.register_vmap
 def _(info: Any, in_dims: Any, *args: Any) -> Any:
-    """The operator for one element of the batch after the other."""
+    """Runs the operator for one element of the batch after the other."""
 
     def element(value: Any, dim: Any, index: int) -> Any:
         if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
@@ -235,11 +235,11 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
 
 
 def for_each(compute: Callable[[dict[str, Any]], Outputs], upstream: dict[str, Any]) -> Outputs:
-    """Computes, for each of a batch of autograd.grad(is_grads_batched=True), which no operator with lists may see."""
+    """Computes for each of a batch of autograd.grad(is_grads_batched=True), as operators with lists take no batches."""
     batched = [value for value in upstream.values() if is_batched(value)]
     if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
         return compute(upstream)
-    # A device's backward thread has a count of its own, of 0, where that vmap is the only one.
+    # A device's backward thread counts levels on its own, from 0; the only vmap there is this one.
     level = max(torch._C._vmapmode_increment_nesting() - 1, 1)
     torch._C._vmapmode_decrement_nesting()
     plain = {
@@ -256,8 +256,8 @@ def for_each(compute: Callable[[dict[str, Any]], Outputs], upstream: dict[str, A
 
 # ---- FLOP: 2 N V D for each matrix product
 #
-# Rows with ignore_index, which only the data tells apart, are counted, whether they are multiplied or not. Elements of
-# sparsified gradients, a small part of the logits, are not counted though they are.
+# Rows with ignore_index depend on data, so they count whether they are multiplied or not. Elements of sparsified
+# gradients, a small part of the logits, do not count although they are multiplied.
 
 
 def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
@@ -269,7 +269,7 @@ def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
     wants, exact = pass_key.flags.wants(), options["gradient"] == "exact"
     gradients = int(wants.hidden or wants.scale or wants.temperature) + int(wants.weight) if exact else 0
-    if pass_key.kind == _options.BACKWARD:  # the logits once more, but for draws that were kept
+    if pass_key.kind == _options.BACKWARD:  # logits are computed again unless draws were kept
         return (int(exact) + gradients) * product
     return (1 + (gradients if pass_key.kind == _options.FORWARD_BACKWARD else 0)) * product
 
@@ -284,7 +284,7 @@ _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 
 
 def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Outputs]:
-    """Returns what a backward pass reads, the options as it takes them, and what the first pass has outputs."""
+    """Returns the inputs of a backward pass, its options, and the outputs of the first pass."""
     call, a, _, direct = prepared
     if direct and call.reads is not None:
         return {}, {}, _named(call, dict(zip(call.reads, a)))
@@ -298,8 +298,8 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     if call.draws:
         given = drawn
     elif call.passes_over_draw and (a.seed is None or isinstance(a.seed, torch.Generator)):
-        # Moves the generator on as a draw does. The first pass of checkpoint(use_reentrant=True) is without gradients,
-        # and its second one leaves the generator where the first has left it: else every step would draw from the same.
+        # Advances the generator as a draw does. The first pass of checkpoint(use_reentrant=True) has no gradients, and
+        # its second pass leaves the generator where the first left it. Otherwise every step would draw the same.
         seed_tensor(a.seed, device)
     main_grad = a.main_grad if call.trained.weight else None
     if direct and call.pass_key.ranks is None:
@@ -308,7 +308,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
         if direct:
             outputs = _passes(call.pass_key).run(call.pass_key, given, main_grad, options)
         else:
-            read = given if call.trains else _constants(given)  # the operator has no formula of autograd
+            read = given if call.trains else _constants(given)  # the operator has no autograd formula
             outputs = run_traced(call.pass_key, {**read, "main_grad": main_grad}, options)
     if call.draw_stats:
         outputs = outputs | _stats_of_draw(drawn, options, direct)
@@ -320,7 +320,7 @@ def _constants(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bool) -> Outputs:
-    """Statistics of the gradient that is left out, where none is made in the forward pass: of a problem of its own."""
+    """Returns the statistics of the draw from a pass of its own, where the forward pass computes no gradients."""
     read = {name: value for name, value in _constants(given).items() if not name.startswith("learned_")}
     pass_key = PassKey(_options.FORWARD_BACKWARD, _DRAW_FLAGS)
     outputs = _LIBRARY.run(pass_key, read, None, options) if direct else run_traced(pass_key, read, options)
@@ -328,7 +328,7 @@ def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bo
 
 
 def _run_eagerly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Outputs:
-    """Remembers the run of the call, and whether the library reads the arguments as they are."""
+    """Runs the library directly. Remembers the run, and whether the library reads the arguments as they are."""
     if main_grad is not None:
         check_own_memory(main_grad, given)
     tensors = readable(given, call.options["num_items"])
@@ -354,7 +354,7 @@ def _named(call: PreparedCall, tensors: Tensors) -> Outputs:
 
 
 def refuse_double_backward(function: str = "linear_cross_entropy") -> None:
-    # Grad mode is on in a backward pass exactly with create_graph=True.
+    # Grad mode is on in a backward pass only with create_graph=True.
     if torch.is_grad_enabled():
         raise NotImplementedError(
             f"logitless.{function}: double backward is not supported (its gradients are not differentiable); "
@@ -366,7 +366,7 @@ NOTHING: list[Tensor | None] = [None] * len(GRADIENTS)
 
 
 class Head(torch.autograd.Function):
-    """The passes of a prepared call; gradients are made together with the loss, or in the backward pass."""
+    """The passes of a prepared call. Gradients are computed with the loss, or in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -381,7 +381,7 @@ class Head(torch.autograd.Function):
         else:
             given, ctx.options, outputs = _first_pass(prepared, (scale, temperature))
             ctx.names = (*given, *SAVED)
-            # Not among the saved tensors: other backward passes may add to it before this one does.
+            # It is no saved tensor, as other backward passes may add to it before this one does.
             ctx.main_grad = a.main_grad if call.trained.weight else None
             ctx.save_for_backward(*given.values(), *map(outputs.get, SAVED))
         ctx.set_materialize_grads(False)
@@ -408,14 +408,16 @@ class Head(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, d_scale, d_temperature, None
 
 
-# PyTorch's apply also looks for transforms of torch.func and for tensors of transforms that ended. can_run_eagerly() has
-# done so before.
+# PyTorch's own apply also looks for transforms of torch.func and for tensors of ended ones. can_run_eagerly() has done
+# so.
 _apply: Any = super(torch.autograd.Function, Head).apply
 
 
-def _asks_for_weight(ctx: Any) -> bool:
-    """Whether the running backward pass leads to the weight, as that of autograd.grad(loss, hidden) does not; true when
-    in doubt."""
+def _needs_weight(ctx: Any) -> bool:
+    """Whether the running backward pass needs the weight's gradient; true when in doubt.
+
+    The pass of autograd.grad(loss, hidden) does not.
+    """
     will_run: Any = getattr(torch._C, "_will_engine_execute_node", None)
     edges: Any = getattr(ctx, "next_functions", ())
     node = edges[1][0] if len(edges) > 1 else None
@@ -423,23 +425,23 @@ def _asks_for_weight(ctx: Any) -> bool:
         return True
     try:
         return bool(will_run(node))
-    except RuntimeError:  # of a leaf whose gradient autograd.grad returns
+    except RuntimeError:  # raised for a leaf whose gradient autograd.grad returns
         return True
 
 
 def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
-    """Gradients that are made in the backward pass, for each of GRADIENTS."""
+    """Computes gradients in the backward pass; returns one, or None, for each of GRADIENTS."""
     given = {name: tensor for name, tensor in zip(ctx.names, ctx.saved_tensors) if tensor is not None}
     call, main_grad = ctx.call, ctx.main_grad
     pass_key = call.later
-    if main_grad is not None and not torch.compiler.is_compiling() and not _asks_for_weight(ctx):
+    if main_grad is not None and not torch.compiler.is_compiling() and not _needs_weight(ctx):
         pass_key, main_grad = pass_key._replace(flags=pass_key.flags._replace(want_d_weight=False)), None
     if not any(pass_key.flags.wants()) or all([gradient is None for gradient in upstream]):
         return NOTHING
     grads = dict(zip(call.outputs, upstream))
     lse: Any = given.get("lse")
     if pass_key.function == "linear_log_probs":
-        # The gradient of a loss whose targets are the ids, weighted: sum_k q_k (lse - z_k) with q = -upstream.
+        # It is the gradient of a loss with the ids as weighted targets: sum_k q_k (lse - z_k) with q = -upstream.
         later = {"target_weight": -grads["target_log_probs"].to(lse.dtype), "grad_loss": lse.new_ones(())}
         pass_key = pass_key._replace(function="linear_cross_entropy")
     else:
@@ -454,7 +456,7 @@ def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
     if ctx.direct and are_off() and are_plain((*read.values(), main_grad)):
         gradients = _passes(pass_key).run(pass_key, read, main_grad, ctx.options)
         if main_grad is not None and not main_grad.is_inference():
-            torch.autograd.graph.increment_version(main_grad)  # as an operator that writes it does
+            torch.autograd.graph.increment_version(main_grad)  # as an operator does that mutates it
     else:
         options = ctx.options if "numbers" in ctx.options else pack_numbers(ctx.options, pass_key.flags.keeps_draws)[0]
         gradients = for_each(lambda upstream: run_traced(pass_key, given | upstream, options, main_grad), later)
@@ -466,16 +468,16 @@ _graph_is_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_
 
 
 def _product(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Keeps 0 where it is, of rows without a target where the factor is infinite or NaN."""
+    """Multiplies, and keeps zeros, as rows without a target have, even if the factor is infinite or NaN."""
     return torch.where(gradient == 0, gradient, gradient * factor)
 
 
 def _products(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
-    """As _product; the very list of gradients, where that saves time."""
-    # The saved tensor itself may become somebody's .grad, to be added to in place: when nobody reads it again.
+    """As _product for each gradient. May return the list itself, or write into its tensors, to save time."""
+    # If the graph is not kept, nobody reads the saved tensors again, and they may become somebody's .grad.
     in_place = not _graph_is_kept()
-    if factor.is_cuda:  # without waiting for the device
-        device = factor.device  # a hook of saved tensors may return them on another one, or in another layout
+    if factor.is_cuda:  # must not wait for the device
+        device = factor.device  # a hook of saved tensors may have moved them or changed their layout
         if not all([gradient.device == device and gradient.is_contiguous() for gradient in gradients]):
             return [_product(gradient, factor) for gradient in gradients]
         scaled = gradients if in_place else [gradient.clone() for gradient in gradients]
@@ -488,7 +490,7 @@ def _products(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
 
 
 def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> list[Tensor | None]:
-    """Saved gradients times the upstream gradient of the loss, which may be traced, of a batch, or a negated view."""
+    """Multiplies saved gradients by the loss's upstream gradient, which may be traced, batched or a negated view."""
     *gradients, d_scale, d_temperature = saved
     there = [gradient for gradient in gradients if gradient is not None]
     is_plain = direct and are_plain((loss,))
@@ -499,7 +501,7 @@ def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> 
 
 
 def perform(prepared: Prepared) -> Outputs:
-    """Returns what a prepared call finds, by the names of results()."""
+    """Runs a prepared call and returns its outputs, by the names of results()."""
     call, a, learned, direct = prepared
     if not call.trains:
         return _first_pass(prepared, learned)[2]

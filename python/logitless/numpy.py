@@ -1,8 +1,7 @@
-"""``logitless.numpy.linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k``: of numpy arrays. Needs numpy,
-not PyTorch.
+"""``linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k`` for numpy arrays. Needs numpy, not PyTorch.
 
-Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes). Those of the other byte order are
-copied; results are in the machine's own.
+Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes). Arrays in the other byte order
+are copied; results are in the machine's own.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ GRADIENTS = ("hidden", "weight", "bias")
 
 
 class TopKOptions(ScaleOptions, total=False):
-    """As logitless.options, of arrays."""
+    """As in logitless.options, with arrays."""
 
     bias: ArrayLike | None
     temperature: ArrayLike
@@ -71,10 +70,11 @@ _MORE: dict[str, Any] = {"gradients": False, "grad_loss": None, "threads": 0, "b
 
 @dataclasses.dataclass(frozen=True)
 class LinearCrossEntropyResult:
-    """Loss, and of statistics and gradients those asked for; the others are None.
+    """The loss, and the requested statistics and gradients; the others are None.
 
-    Statistics have the target's shape (rows without a target hold 0, and -1 in ``argmax``), gradients the shape and
-    dtype of their arrays. Gradients are those of the reduced loss, or of ``grad_loss * loss`` summed.
+    Statistics are those of :class:`logitless.LinearCrossEntropyOutput`. They have the target's shape; rows without a
+    target hold 0, and -1 in ``argmax``. Gradients have the shape and dtype of their arrays. They are those of the
+    reduced loss, or of the sum of ``grad_loss * loss``.
     """
 
     loss: Any
@@ -112,26 +112,33 @@ def linear_cross_entropy(
     return_stats: bool | Sequence[str] = False,
     **options: Unpack[LossOptions],
 ) -> LinearCrossEntropyResult:
-    """Cross entropy of ``softmax(hidden @ weight.T)`` without the logits; formulas and options as in
-    :func:`logitless.linear_cross_entropy`.
+    """Computes the cross entropy of ``softmax(hidden @ weight.T)`` without holding the logits.
+
+    The formulas and all options not listed here are those of :func:`logitless.linear_cross_entropy`.
 
     Args:
-        hidden: ``[..., D]``.
-        weight: ``[V, D]``.
-        targets: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, with ``target_weight``.
-        bias: ``[V]``.
-        temperature: a number, or an array of ``hidden.shape[:-1]``.
-        target_weight: weights of several targets a row, of the target's shape.
-        gradients: True for all, or names out of ``hidden``, ``weight``, ``bias``.
-        grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
-        threads: 0: as many as the machine gives.
-        backend: by name; None: the first that can run the problem.
-        seed: of sparsified gradients: the same seed gives the same bits. An integer or a generator; None draws one from
-            ``numpy.random``. ``kept_count`` and ``draw_variance`` of ``return_stats`` want some of the ``gradients``.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        targets: Class indices, int64 or int32, ``[...]``, or ``[..., K]`` with ``target_weight`` and K <= 64.
+        bias: Added to the logits, ``[V]``.
+        temperature: A number, or an array of shape ``hidden.shape[:-1]``.
+        target_weight: Weights of several targets a row, of the target's shape.
+        gradients: True for all gradients, or names from ``hidden``, ``weight`` and ``bias``.
+        grad_loss: The upstream gradient of the loss: a scalar, or with reduction "none" an array of the target's shape.
+            None means 1.
+        threads: The number of threads. 0 means as many as the machine has.
+        backend: A backend's name. None means the first that can run the problem.
+        seed: Seed of sparsified gradients, an integer or a generator; equal seeds give equal bits. None draws one from
+            ``numpy.random``.
+        return_stats: As in :func:`logitless.linear_cross_entropy`. ``kept_count`` and ``draw_variance`` need some of
+            the ``gradients``.
+
+    Returns:
+        A :class:`LinearCrossEntropyResult`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
-        LogitlessError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
+        TypeError, ValueError: An argument has the wrong type, dtype, shape or range.
+        LogitlessError: One of its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
     o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(targets)
@@ -182,15 +189,21 @@ def linear_cross_entropy(
 
 @accepts(TopKOptions, **_MORE)
 def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
-    """The k largest logits of each row of ``hidden @ weight.T``, without ever holding all of them; arguments and
-    results as of :func:`logitless.linear_top_k`.
+    """Computes the k largest logits of each row of ``hidden @ weight.T`` without holding all of them.
+
+    Arguments not listed here, results and errors are those of :func:`logitless.linear_top_k`.
 
     Args:
-        temperature, threads, backend: as in :func:`linear_cross_entropy`.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        k: The number of logits, from 1 to the smaller of 64 and V.
+        temperature: As in :func:`linear_cross_entropy`.
+        threads: As in :func:`linear_cross_entropy`.
+        backend: As in :func:`linear_cross_entropy`.
     """
     o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
     x, c = _operand(hidden), _operand(weight)
-    y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
+    y = np.zeros(x.shape[:-1], np.int64)  # no row is ignored
     outputs = _PreparedCall("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
     return LinearTopK(*(outputs[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
 
@@ -199,14 +212,19 @@ def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack
 def linear_log_probs(
     hidden: ArrayLike, weight: ArrayLike, ids: ArrayLike, **options: Unpack[IdOptions]
 ) -> NDArray[Any]:
-    """Log-probabilities ``[..., K]`` of given ids; arguments and results as of :func:`logitless.linear_log_probs`.
+    """Computes the log-probabilities of ids, ``[..., K]``, without holding the logits.
 
-    Their gradients with upstream gradients g are those of :func:`linear_cross_entropy` with the target ids,
-    ``target_weight=-g`` and reduction "sum".
+    Arguments not listed here, results and errors are those of :func:`logitless.linear_log_probs`. The gradients for
+    upstream gradients g are those of :func:`linear_cross_entropy` with the ids as targets, ``target_weight=-g`` and
+    reduction "sum".
 
     Args:
-        ids: ``[..., K]``, K <= 64, int64 or int32.
-        temperature, threads, backend: as in :func:`linear_cross_entropy`.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        ids: Ids, int64 or int32, ``[..., K]`` with K <= 64.
+        temperature: As in :func:`linear_cross_entropy`.
+        threads: As in :func:`linear_cross_entropy`.
+        backend: As in :func:`linear_cross_entropy`.
     """
     o = _options.filled("linear_log_probs", names_of(IdOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(ids)
@@ -221,13 +239,13 @@ def linear_log_probs(
 
 
 def _operand(values: ArrayLike) -> NDArray[Any]:
-    """An array in the machine's own byte order."""
+    """Returns an array in the machine's own byte order."""
     array = np.asarray(values)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _row_major(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself when the library can read it by a stride between rows."""
+    """Returns the array itself if the library can read it with a stride between rows, else a copy."""
     item, (rows, columns) = array.itemsize, array.shape
     contiguous_rows = columns == 1 or array.strides[1] == item
     ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
@@ -237,7 +255,7 @@ def _row_major(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _PreparedCall:
-    """A call: its arrays by the library's names, and its options. several: targets a row."""
+    """A call: its arrays by the library's names, and its options. several: whether rows have several targets."""
 
     def __init__(
         self,
@@ -276,7 +294,7 @@ class _PreparedCall:
             )
 
     def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
-        """Real numbers of rows or classes, unless None."""
+        """Adds real numbers of rows or classes, unless None."""
         if values is None:
             return
         array = np.asarray(values)
@@ -310,7 +328,7 @@ class _PreparedCall:
 
 
 def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:
-    """A scalar to read."""
+    """Returns the seed as an array, which the library reads; None draws one from numpy.random."""
     if seed is None:
         seed = int(np.random.randint(_options.SEED_RANGE))
     elif isinstance(seed, np.random.Generator):

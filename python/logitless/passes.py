@@ -1,5 +1,7 @@
-"""The tensors that a pass reads and writes, by the names of tensors.def, and its plan. Knows neither PyTorch nor
-numpy."""
+"""The tensors that a pass reads and writes, by the names of tensors.def, and the problem of its plan.
+
+Knows neither PyTorch nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
 
 
 class PassKey(NamedTuple):
-    """A pass, but for tensors and options."""
+    """All that tells passes apart beside tensors and options."""
 
     kind: int
     flags: Flags = Flags()
@@ -27,19 +29,19 @@ class Result(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    device: str = ""  # "": that of hidden
+    device: str = ""  # "": the device of hidden
 
 
 def stats_of(hidden: Any) -> str:
-    """The dtype of losses, statistics and weights of rows and classes."""
+    """Returns the dtype of losses, statistics, and weights of rows and classes."""
     return "float64" if name_of(hidden.dtype) == "float64" else "float32"
 
 
 def results(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """The tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax; a plan tells
-    the size of draws.
+    """Returns the tensors that a pass returns.
 
-    The gradient of the weight is among them also where it is added to main_grad, which is not known here.
+    counts holds correct and valid rows, the former 0 without argmax. The size of draws stays 0, as only a plan knows
+    it. d_weight is included even if it is added to main_grad, which is not known here.
     """
     kind, flags, function, _ = pass_key
     hidden, weight, bias = read["hidden"], read["weight"], read.get("bias")
@@ -75,8 +77,11 @@ def results(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
 
 
 def writes(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """The tensors that the library writes. Gradients of learned numbers are made of d_hidden and d_bias before
-    these are rounded. A d_weight that is read is added to."""
+    """Returns the tensors to allocate for the library, which writes them.
+
+    The gradients of learned numbers need d_hidden and d_bias before these are rounded. A d_weight among the inputs is
+    added to, so it is left out.
+    """
     outputs, hidden, flags = results(pass_key, read, options), read["hidden"], pass_key.flags
     if flags.learns_numbers():
         outputs["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
@@ -88,14 +93,16 @@ def writes(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any
 
 
 def spec_of(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
-    """The problem of tensors that are there; they may be fake ones, whose sizes become constants. options: the resolved
-    ones; more: others of a plan."""
+    """Returns the problem of these tensors, which may be fake ones; their sizes become constants.
+
+    options: resolved by resolve_options(). more: further options of a plan.
+    """
     (tokens, hidden), (vocab, _) = read["hidden"].shape, read["weight"].shape
     given = {name: int(value) if name in _options.INTEGERS else value for name, value in options.items()}
     given |= {"num_items": options["num_items"] or 0.0}
     if "target_weight" in read:
         given["targets_per_row"] = int(read["target_weight"].shape[1])
-    # An earlier pass made these, or will.
+    # Another pass writes lse and entropy, so they are no part of this problem.
     tensors = {name: name_of(array.dtype) for name, array in read.items() if name not in (*LSE, "entropy")}
     tensors |= {name: result.dtype for name, result in writes(pass_key, read, options).items()}
     if pass_key.flags.keeps_draws:
