@@ -165,7 +165,7 @@ def refusals(mesh):
     grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     head = parallelize_module(torch.nn.Linear(8, VOCAB), grid["tensor"], ColwiseParallel())
     fully_shard(head, mesh=grid["data"])
-    both = "sharded over a tensor-parallel mesh, too"
+    both = "also sharded over a tensor-parallel mesh"
     refused(both, hidden, head.weight, REFUSALS)
     refused(outside, DTensor.from_local(hidden, grid["tensor"], [Replicate()]), head.weight)
     one = linear()
