@@ -141,7 +141,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
         Raises:
             UnsupportedError: ``self.linear`` is no plain ``nn.Linear``, but for example an adapter's layer.
-            And the errors of :func:`logitless.linear_cross_entropy`.
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
         check_linear(self.linear)
         return linear_cross_entropy(
@@ -278,7 +278,7 @@ class FusedHead(nn.Linear):
                 without labels or ``transformed``.
             UnsupportedError: The call has labels and comes from an adapter's layer around the head, such as PEFT's
                 LoRA.
-            And the errors of :func:`logitless.linear_cross_entropy`.
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
         _options.check_names("forward", call, _CALL)
         if labels is None:

@@ -197,9 +197,9 @@ def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack
         hidden: Hidden states, ``[..., D]``.
         weight: The head's weight, ``[V, D]``.
         k: The number of logits, from 1 to the smaller of 64 and V.
-        temperature: As in :func:`linear_cross_entropy`.
-        threads: As in :func:`linear_cross_entropy`.
-        backend: As in :func:`linear_cross_entropy`.
+        temperature: As in :func:`logitless.numpy.linear_cross_entropy`.
+        threads: As in :func:`logitless.numpy.linear_cross_entropy`.
+        backend: As in :func:`logitless.numpy.linear_cross_entropy`.
     """
     o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
     x, c = _operand(hidden), _operand(weight)
@@ -215,16 +215,16 @@ def linear_log_probs(
     """Computes the log-probabilities of ids, ``[..., K]``, without holding the logits.
 
     Arguments not listed here, results and errors are those of :func:`logitless.linear_log_probs`. The gradients for
-    upstream gradients g are those of :func:`linear_cross_entropy` with the ids as targets, ``target_weight=-g`` and
-    reduction "sum".
+    upstream gradients g are those of :func:`logitless.numpy.linear_cross_entropy` with the ids as targets,
+    ``target_weight=-g`` and reduction "sum".
 
     Args:
         hidden: Hidden states, ``[..., D]``.
         weight: The head's weight, ``[V, D]``.
         ids: Ids, int64 or int32, ``[..., K]`` with K <= 64.
-        temperature: As in :func:`linear_cross_entropy`.
-        threads: As in :func:`linear_cross_entropy`.
-        backend: As in :func:`linear_cross_entropy`.
+        temperature: As in :func:`logitless.numpy.linear_cross_entropy`.
+        threads: As in :func:`logitless.numpy.linear_cross_entropy`.
+        backend: As in :func:`logitless.numpy.linear_cross_entropy`.
     """
     o = _options.filled("linear_log_probs", names_of(IdOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(ids)

@@ -86,7 +86,7 @@ def linear_cross_entropy(
         InvalidArgumentError: Ranks differ, by the name of the argument, or shards do not make up a vocabulary.
         UnsupportedError: ``return_stats`` has statistics of a draw.
         CommunicationError: A collective failed.
-        And the errors of :func:`logitless.linear_cross_entropy`.
+        TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
     """
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     group = checked_group(group)
@@ -124,27 +124,29 @@ def linear_log_probs(
     """Computes :func:`logitless.linear_log_probs` for a head whose rows are spread over the ranks of a group.
 
     Every rank of the group must call it at the same time with the same options. It gets all log-probabilities, with the
-    same bits. Gradients are as in :func:`linear_cross_entropy`; the upstream gradients must be the same on every rank.
+    same bits. Gradients are as in :func:`logitless.distributed.linear_cross_entropy`. The upstream gradients must be
+    the same on every rank.
 
     Arguments not listed here are those of :func:`logitless.linear_log_probs`.
 
     Args:
-        hidden: As in :func:`linear_cross_entropy`.
-        weight: As in :func:`linear_cross_entropy`.
+        hidden: As in :func:`logitless.distributed.linear_cross_entropy`.
+        weight: As in :func:`logitless.distributed.linear_cross_entropy`.
         ids: Classes of the whole vocabulary, ``[..., K]`` with K <= 64, the same on every rank. With
             ``sequence_parallel`` the shape decides whether they are those of all tokens or of this rank's. This also
             holds for a temperature for each row.
-        group: As in :func:`linear_cross_entropy`.
-        vocab_start: As in :func:`linear_cross_entropy`.
-        vocab_total: As in :func:`linear_cross_entropy`.
-        sequence_parallel: As in :func:`linear_cross_entropy`.
-        bias: As in :func:`linear_cross_entropy`.
+        group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
+        sequence_parallel: As in :func:`logitless.distributed.linear_cross_entropy`.
+        bias: As in :func:`logitless.distributed.linear_cross_entropy`.
 
     Returns:
         The log-probabilities of all tokens, ``[..., K]``.
 
     Raises:
-        The errors of :func:`linear_cross_entropy`.
+        TypeError, ValueError, BudgetTooSmallError, CommunicationError: As in
+            :func:`logitless.distributed.linear_cross_entropy`.
     """
     _options.check_names("linear_log_probs", options, _options.ID_OPTIONS)
     group = checked_group(group)
@@ -179,14 +181,14 @@ def linear_top_k(
     Arguments not listed here are those of :func:`logitless.linear_top_k`.
 
     Args:
-        hidden: As in :func:`linear_cross_entropy`.
-        weight: As in :func:`linear_cross_entropy`.
+        hidden: As in :func:`logitless.distributed.linear_cross_entropy`.
+        weight: As in :func:`logitless.distributed.linear_cross_entropy`.
         k: The number of logits, from 1 to the smaller of 64 and the rows of all ranks' shards.
-        group: As in :func:`linear_cross_entropy`.
-        vocab_start: As in :func:`linear_cross_entropy`.
-        vocab_total: As in :func:`linear_cross_entropy`.
-        sequence_parallel: As in :func:`linear_cross_entropy`.
-        bias: As in :func:`linear_cross_entropy`.
+        group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
+        sequence_parallel: As in :func:`logitless.distributed.linear_cross_entropy`.
+        bias: As in :func:`logitless.distributed.linear_cross_entropy`.
         temperature: A number or a tensor. With ``sequence_parallel`` the shape of a tensor with one for each row
             decides whether it covers all tokens or this rank's.
 
@@ -194,7 +196,8 @@ def linear_top_k(
         ``ids`` and ``log_probs`` of all tokens, ``[..., k]``.
 
     Raises:
-        The errors of :func:`linear_cross_entropy`.
+        TypeError, ValueError, BudgetTooSmallError, CommunicationError: As in
+            :func:`logitless.distributed.linear_cross_entropy`.
     """
     _options.check_names("linear_top_k", options, _options.TOP_K_OPTIONS)
     group = checked_group(group)
