@@ -156,9 +156,9 @@ def linear_cross_entropy(
 
     Returns:
         The loss in float32 (float64 for float64 inputs), also under autocast. It is a scalar, or has the target's shape
-        with reduction "none". With ``return_stats`` the result is a :class:`LinearCrossEntropyOutput`. DTensors give
-        DTensors, replicated or sharded as the hidden states' tokens are. A weight sharded by FSDP2 with plain hidden
-        states gives plain tensors (docs/distributed.md).
+            with reduction "none". With ``return_stats`` the result is a :class:`LinearCrossEntropyOutput`. DTensors
+            give DTensors, replicated or sharded as the hidden states' tokens are. A weight sharded by FSDP2 with plain
+            hidden states gives plain tensors (docs/distributed.md).
 
     Raises:
         TypeError: An argument has the wrong type, dtype or layout, or DTensors are among plain tensors. The message
@@ -221,7 +221,7 @@ def linear_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, **options: Unp
 
     Returns:
         The log-probabilities, ``[..., K]``, in float32 (float64 for float64 inputs). They are differentiable with
-        respect to hidden, weight, bias, and a learned scale or temperature.
+            respect to hidden, weight, bias, and a learned scale or temperature.
 
     Raises:
         TypeError, ValueError, BudgetTooSmallError, NotImplementedError: As in :func:`linear_cross_entropy`.
@@ -251,7 +251,7 @@ def linear_top_k(hidden: Tensor, weight: Tensor, k: int, **options: Unpack[TopKO
 
     Returns:
         ``ids`` and ``log_probs``, ``[..., k]``, in descending order of the logits. Equal logits come in the order of
-        their ids. A NaN comes before all numbers, so the first id is the argmax. They have no gradient.
+            their ids. A NaN comes before all numbers, so the first id is the argmax. They have no gradient.
 
     Raises:
         TypeError, ValueError, BudgetTooSmallError: As in :func:`linear_cross_entropy`.
