@@ -239,7 +239,7 @@ def for_each(compute: Callable[[dict[str, Any]], Outputs], upstream: dict[str, A
     batched = [value for value in upstream.values() if is_batched(value)]
     if not batched or torch._C._functorch.is_functorch_wrapped_tensor(batched[0]):
         return compute(upstream)
-    # A device's backward thread counts levels on its own, from 0; the only vmap there is this one.
+    # A device's backward thread has its own count, which is 0. This vmap is the only one there, of level 1.
     level = max(torch._C._vmapmode_increment_nesting() - 1, 1)
     torch._C._vmapmode_decrement_nesting()
     plain = {
@@ -408,8 +408,7 @@ class Head(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, d_scale, d_temperature, None
 
 
-# PyTorch's own apply also looks for transforms of torch.func and for tensors of ended ones. can_run_eagerly() has done
-# so.
+# PyTorch's own apply also looks for transforms of torch.func and for tensors of ended ones. can_run_eagerly() does so.
 _apply: Any = super(torch.autograd.Function, Head).apply
 
 

@@ -128,7 +128,7 @@ def linear_cross_entropy(
         shift: Position s of the last target dimension predicts ``targets[..., s + shift]``. ``hidden`` is not copied.
         max_workspace_bytes: Hard bound of the memory beyond inputs, outputs and gradients, for each pass, in bytes or
             as a size such as ``"256MiB"``. ``"fastest"`` takes the fastest plan, whatever it needs. None takes the
-            smallest plan predicted within 3% of the fastest, and at most a quarter of the float32 logits + 64 MiB
+            smallest plan predicted within 3% of the fastest. It takes at most a quarter of the float32 logits + 64 MiB
             while that costs at most 6%.
         main_grad: A float32 buffer, ``[V, D]``. The backward pass adds the gradient of ``weight`` to it, and autograd
             sees none. In eager mode it does so only where that gradient is requested

@@ -281,7 +281,7 @@ class _PreparedCall:
         self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "weight": _row_major(c)}
         self.read["targets"] = np.require(y, None, ["C", "A"])
         self.stats = stats_of(x)
-        if self.options["num_items"] == 0:  # as an option, 0 is none
+        if self.options["num_items"] == 0:  # the option 0 would mean none
             self.read["num_items"] = np.zeros((), self.stats)
         if bias is not None:
             self.read["bias"] = np.require(bias, None, ["C", "A"])

@@ -16,9 +16,9 @@ GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
 
 
 class PassKey(NamedTuple):
-    """All that tells passes apart beside tensors and options."""
+    """A pass without its tensors and options."""
 
-    kind: int
+    kind: int  # FORWARD, BACKWARD or FORWARD_BACKWARD
     flags: Flags = Flags()
     function: str = "linear_cross_entropy"
     ranks: Any = None  # call.Ranks

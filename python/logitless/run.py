@@ -157,7 +157,7 @@ def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tenso
 
     The gradients of scale and temperature follow from it. Scaling the logits by scale is like scaling hidden, so the
     gradient of scale is <hidden, d_hidden> / scale. Without a softcap, scaling the logits by the inverse temperature is
-    like scaling hidden and bias together, so the gradient of T is -(<hidden, d_hidden> + <bias, d_bias>) / T.
+    like scaling hidden and bias together. So the gradient of T is -(<hidden, d_hidden> + <bias, d_bias>) / T.
     """
     rows = max(1, (1 << 20) // max(1, hidden.shape[1]))
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
@@ -323,7 +323,7 @@ class Run:
     def _launch(self, buffers: Any, written: Tensors) -> None:
         if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
             return native.run_on_host(self.plan, buffers)
-        # PyTorch's allocator reuses it in stream order, so on CUDA it may be freed when this returns.
+        # PyTorch's allocator reuses memory in stream order, so on CUDA this may be freed before the run ends.
         workspace = self._new_workspace()
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         native.run(self.plan, buffers, workspace.data_ptr(), stream)

@@ -102,8 +102,8 @@ def _layout(a: Arguments) -> _Layout:
     if not isinstance(hidden, DTensor):
         raise TypeError(
             "weight: expected a plain tensor or an FSDP parameter with plain hidden states, got a DTensor of "
-            f"placements {weight.placements}: whether its ranks hold the same tokens or tokens of their own "
-            "cannot be told. With the same tokens on all ranks pass hidden as DTensor.from_local(hidden, mesh, "
+            f"placements {weight.placements} (whether its ranks hold the same tokens or tokens of their own is "
+            "unknown). With the same tokens on all ranks pass hidden as DTensor.from_local(hidden, mesh, "
             "[Replicate()]), or call logitless.distributed.linear_cross_entropy(hidden, weight.to_local(), targets, "
             "group=mesh.get_group()); with tokens of their own unshard the weight first, or pass "
             "weight.full_tensor(grad_placements=[Partial()]) and divide its gradient by what the trainer divides by"
