@@ -1,9 +1,9 @@
 """Logitless: the loss of a language model's head and its gradients, without the logits.
 
-``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``, ``logitless.linear_divergence``,
-``logitless.linear_log_probs`` and ``logitless.linear_top_k`` need PyTorch (2.6 or newer); ``logitless.nn.FusedHead``,
-``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules of ``logitless.compat`` need it, too;
-``logitless.numpy`` needs numpy; ``logitless.plan`` and ``logitless.backends`` need neither.
+These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
+``logitless.linear_divergence``, ``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.nn.FusedHead``,
+``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules of ``logitless.compat``. ``logitless.numpy``
+needs numpy. ``logitless.plan`` and ``logitless.backends`` need neither.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports PyTorch, numpy or the native library, which knows the version, only when what needs it is used."""
+    """Imports PyTorch, numpy, or the native library, which knows the version, at the first use that needs it."""
     if name == "__version__":
         return version()
     if name in ("compat", "distributed", "nn", "numpy", "transformers", "trl"):
@@ -108,8 +108,8 @@ def __getattr__(name: str) -> Any:
 
 warn_without_cuda()
 
-# FlopCounterMode copies what is registered when it begins: with PyTorch here, the operators are from the start. What
-# keeps them from being made is told where they are used.
+# FlopCounterMode copies the registered formulas when it begins, so the operators are registered now if PyTorch is
+# imported. An error is reported where they are used.
 if "torch" in sys.modules:
     with contextlib.suppress(Exception):
         importlib.import_module(".autograd", __name__)

@@ -9,7 +9,7 @@ from . import native
 
 
 def main() -> int:
-    """Becomes the program of this package's folder ``bin``; ``logitless model`` is Python's own."""
+    """Replaces this process by the program in this package's folder ``bin``; ``logitless model`` runs in Python."""
     if sys.argv[1:2] == ["model"]:
         from .cost_model.command import main as model
 

@@ -1,8 +1,9 @@
-"""The preparation of a call: arguments checked, cast and resolved to a PreparedCall. Every interface goes through
-``prepare``; what the call does then is in autograd.py.
+"""The preparation of a call: checks and casts arguments, and resolves them to a PreparedCall.
 
-What a call does depends on its options and on the layouts of its tensors, not on data. Where nothing of PyTorch watches
-(``suits``), it is found by one key, checked and planned where the key is new.
+Every interface goes through ``prepare``. autograd.py then runs the call.
+
+A prepared call depends on options and on the layouts of tensors, not on data. In eager mode (``can_run_eagerly``) it is
+looked up by one key, and made only if the key is new.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from .options import (
     dense_message,
     shape_text,
 )
-from .passes import Pass
-from .run import CODES, check_learned_scale, check_learned_temperature, place, stats_dtype
+from .passes import PassKey
+from .run import CODES, check_learned_scale, check_learned_temperature, device_key, stats_dtype
 
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
 DEFAULTS = _options.DEFAULTS
 
 
-# ---- whether PyTorch only computes: nothing traces, counts, replaces or transforms what is called
+# ---- eager mode: nothing in PyTorch traces, counts, replaces or transforms calls
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-# Keys of tensors in memory of a device; others are sparse, nested, batched, functional, negated views, ...
+# Dispatch keys of plain tensors; others are sparse, nested, batched, functional, negated views, ...
 _PLAIN_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView")
 
 
@@ -59,13 +60,13 @@ _OTHER_BITS = ~_bits(_PLAIN_KEYS)
 
 
 def _are_default_devices() -> bool:
-    """Whether all modes of functions are of torch.set_default_device, which changes nothing that names its device."""
+    """Whether all function modes are those of torch.set_default_device, which changes no call that names a device."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return all(type(mode) is DeviceContext for mode in modes)
 
 
 def are_off() -> bool:
-    """No compiler, mode, transform, trace or level of forward-mode differentiation is on in this thread."""
+    """Whether no compiler, mode, transform, trace or level of forward-mode differentiation is on in this thread."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -77,7 +78,7 @@ def are_off() -> bool:
 
 
 def are_plain(tensors: Iterable[object]) -> bool:
-    """Tensors of no subclass, whose memory holds their values; None is left out."""
+    """Whether all are of no subclass, with memory that holds their values. Skips None."""
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS):
             return False
@@ -85,11 +86,11 @@ def are_plain(tensors: Iterable[object]) -> bool:
 
 
 def has_dtensor(values: Iterable[object]) -> bool:
-    """Whether one of them is a torch.distributed.tensor.DTensor, which is not imported for this."""
+    """Whether one of them is a DTensor, without importing torch.distributed.tensor."""
     return any(isinstance(value, Tensor) and hasattr(type(value), "placements") for value in values)
 
 
-# ---- checks by name
+# ---- checks; name: the argument's, for messages
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -99,9 +100,9 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
     if tensor.device.type == "meta":
         raise ValueError(
-            f"{name}: expected a tensor on the CPU or a CUDA device, got device meta: it holds no values, as of a "
-            "model made on meta or whose weights are offloaded (accelerate loads those of a module around its own "
-            "forward only); load it first"
+            f"{name}: expected a tensor on the CPU or a CUDA device, got device meta: it holds no values, as in a "
+            "model made on meta or with offloaded weights (accelerate loads a module's weights only around its own "
+            "forward); load it first"
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name}: expected a tensor on the CPU or a CUDA device, got device {tensor.device}")
@@ -128,21 +129,21 @@ def check_plain(name: str, tensor: Tensor) -> None:
 
 
 def _how_to_gather(name: str, tensor: Tensor) -> str:
-    """Names the placements of a DTensor, and what to pass instead."""
+    """Returns the end of a message: the placements of a DTensor, and the tensor to pass instead."""
     placements = tuple(tensor.placements)  # type: ignore[attr-defined]
     if all(placement.is_replicate() for placement in placements):
-        call, part = "to_local", "which is all of it"
+        call, part = "to_local", "which is the whole tensor"
     else:
-        call, part = "full_tensor", "as to_local() is a part of it"
+        call, part = "full_tensor", "as to_local() is only a part"
     text = f"of placements {placements}: pass {name}.{call}(), {part}"
     if name not in ("weight", "bias", "scale", "temperature", "student_weight", "student_bias"):
         return text
     text += (
-        f"; where ranks hold tokens of their own, as under FSDP, {call}(grad_placements=[Partial()]), or its gradient "
-        "is that of this rank's tokens"
+        f"; where ranks hold tokens of their own, as under FSDP, pass {call}(grad_placements=[Partial()]), else its "
+        "gradient is that of this rank's tokens alone"
     )
     if call == "full_tensor":
-        text += ". A head sharded over the vocabulary is for logitless.linear_cross_entropy"
+        text += ". logitless.linear_cross_entropy takes a head sharded over the vocabulary, with hidden as a DTensor"
     return text
 
 
@@ -171,7 +172,7 @@ def check_constant(name: str, tensor: Tensor, hint: str) -> None:
 
 
 def check_numbers(name: str, tensor: Tensor | None, shape: Sequence[int], meaning: str, constant: str) -> None:
-    """Real numbers without a gradient. constant: what to do for one."""
+    """Checks real numbers without a gradient. constant: how to get one, for the message."""
     if tensor is not None:
         check_tensor(name, tensor)
         check_real(name, tensor)
@@ -180,7 +181,7 @@ def check_numbers(name: str, tensor: Tensor | None, shape: Sequence[int], meanin
 
 
 def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> None:
-    """Hidden states, weight and bias of a head, by the caller's names."""
+    """Checks hidden states, weight and bias of a head, by the caller's names."""
     for name, tensor in tensors.items():
         if tensor is not None:
             check_tensor(name, tensor)
@@ -190,7 +191,7 @@ def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> N
 def check_operands(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, least_vocab: int = 1
 ) -> None:
-    """All of it but the shape of targets."""
+    """Checks all but the shape of targets."""
     check_tensor("hidden", hidden)
     check_tensor("targets", targets)
     if targets.dtype.is_floating_point and targets.dim() == hidden.dim():
@@ -214,23 +215,23 @@ def check_main_grad(main_grad: Tensor, weight: Tensor, stats: torch.dtype) -> No
 
 
 def check_linear(linear: nn.Module) -> None:
-    """The layer whose weight a loss takes: an adapter's around it would have no part in the loss, and no gradient."""
+    """Checks the layer whose weight a loss takes. An adapter around it would be left out of loss and gradients."""
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         raise UnsupportedError(
-            f"linear: expected a torch.nn.Linear, got a {kind}, of which the loss has the weight alone"
+            f"linear: expected a torch.nn.Linear, got a {kind} (the loss would use its weight alone)"
         )
 
 
-# ---- options that are numbers, given as numbers or as tensors of one element
+# ---- options that are numbers or tensors of one element
 
 _LOSS_OPTIONS = tuple(_options.LOSS_OPTIONS)
-_LEARNED = ("scale", "temperature")  # a tensor of one element may have a gradient
-UNUSED = _options.make_options(DEFAULTS, 1) | {"top_k": 0}  # the operator's options of a function that lacks them
+_LEARNED = ("scale", "temperature")  # their tensors may have a gradient
+UNUSED = _options.make_options(DEFAULTS, 1) | {"top_k": 0}  # the operator's options where a function lacks them
 
 
 def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
-    """The scalar of a tensor of one element, checked; without its gradient unless it is learned."""
+    """Checks a tensor of one element and returns it as a scalar, detached unless it is learned."""
     check_tensor(name, tensor)
     if tensor.numel() != 1:
         raise ValueError(f"{name}: expected one element, got shape {shape_text(tensor.shape)}")
@@ -243,12 +244,14 @@ def scalar(name: str, tensor: Tensor, *, learned: bool = False) -> Tensor:
 
 
 def value(name: str, number: Any) -> Any:
-    """A number, of a tensor too, which waits for its device. What is being compiled keeps the tensor, but of threshold,
-    whose range is checked here."""
+    """Returns a number, or a tensor's number, which waits for its device.
+
+    Code that is being compiled keeps the tensor, except for threshold, whose range is checked in Python.
+    """
     if not isinstance(number, Tensor):
         return number
-    found = scalar(name, number, learned=name in _LEARNED).detach()
-    return found if torch.compiler.is_compiling() and name != "threshold" else found.item()
+    tensor = scalar(name, number, learned=name in _LEARNED).detach()
+    return tensor if torch.compiler.is_compiling() and name != "threshold" else tensor.item()
 
 
 def _is_static(value: Any) -> bool:
@@ -259,20 +262,20 @@ def _is_static(value: Any) -> bool:
     from torch.fx.experimental import symbolic_shapes
 
     known = getattr(symbolic_shapes, "has_static_value", None)
-    return known is None or known(value)  # an older PyTorch compiles for each number
+    return known is None or known(value)  # an older PyTorch compiles anew for each number
 
 
 def _as_tensor(number: Any) -> Tensor:
     if isinstance(number, Tensor):
         return number.to("cpu", torch.float64)
     one = torch.ones((), dtype=torch.float64, device="cpu")
-    return one * (math.nan if number is None else number)  # a product: PyTorch makes an input of a symbol there
+    return one * (math.nan if number is None else number)  # a product turns a symbol into an input of the graph
 
 
-def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
-    """The options with their numbers as a list, and ``numbers`` where compiled code must not hold them as constants.
+def pack_numbers(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
+    """Returns the options with their numbers as a list, and a tensor of them if compiled code must not hold constants.
 
-    The size of draws that are kept follows from the threshold, which is a constant there.
+    The threshold stays a constant where draws are kept, as it determines their size.
     """
     values = [options[name] for name in NUMBERS]
     others = {name: value for name, value in options.items() if name not in NUMBERS}
@@ -289,24 +292,24 @@ def split(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], T
 
 
 _GIVEN = "hidden weight targets bias class_weight token_weight row_temperature target_weight main_grad".split()
-TENSORS = len(_GIVEN)  # tensors or None
+TENSORS = len(_GIVEN)  # the first fields are tensors or None
 _FIELDS: dict[str, Any] = dict.fromkeys((*_GIVEN, "num_items", "seed"))
-FIRST_OPTION = len(_FIELDS)  # those before may be tensors
+FIRST_OPTION = len(_FIELDS)  # the fields before it may be tensors
 _FIELDS |= {name: value for name, value in DEFAULTS.items() if name in _options.HEAD_OPTIONS and name not in _FIELDS}
 _FIELDS |= {"return_stats": False, "compute_dtype": _options.F32}
-_namedtuple: Any = collections.namedtuple  # of names that no type checker knows
+_namedtuple: Any = collections.namedtuple  # its names are computed, so no type checker knows them
 _Fields: Any = _namedtuple("_Fields", _FIELDS, defaults=list(_FIELDS.values())[3:])
 
 
 class Arguments(_Fields):  # type: ignore[misc]
-    """Tensors, what may be one, and the options of HeadOptions.
+    """The arguments of a call: tensors, num_items and seed, which may be tensors, and the options of HeadOptions.
 
-    These are no tensors once without_number_tensors has been called.
+    Options are no tensors after without_number_tensors().
 
     Attributes:
-        row_temperature: a number for each row, in the place of temperature.
-        target_weight: of the target's shape, exactly where rows have several targets.
-        compute_dtype: to which products round float32 tensors; of logitless_dtype.
+        row_temperature: A number for each row; replaces temperature.
+        target_weight: Has the target's shape. It is given exactly if rows have several targets.
+        compute_dtype: The logitless_dtype to which products round float32 tensors.
     """
 
     __slots__ = ()
@@ -325,11 +328,11 @@ class Arguments(_Fields):  # type: ignore[misc]
         def _asdict(self) -> dict[str, Any]: ...
 
     def rows(self) -> torch.Size:
-        """The shape of what there is one for each row of."""
+        """Returns the shape of vectors with one element a row."""
         return self.hidden.shape[:-1]
 
     def has_several_targets(self) -> bool:
-        """Their weights tell it: a target with one dimension too many is a mistake."""
+        """Whether rows have several targets. Without target_weight, targets with one more dimension are a mistake."""
         return self.target_weight is not None and self.targets.dim() == self.hidden.dim()
 
 
@@ -337,9 +340,10 @@ Learned = tuple[Tensor | None, ...]  # the options of _LEARNED as scalars, None 
 
 
 def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
-    """A temperature for each of these rows in its own field.
+    """Moves a temperature with one number for each row into its own field.
 
-    One of a single row is that row's, so that the row has the bits that it has in a batch; a learned one is of all.
+    A tensor of one element for a single row counts as that row's, so the row has the bits that it has in a batch. A
+    learned temperature is always one for all rows.
     """
     given = a.temperature
     if not isinstance(given, Tensor):
@@ -349,7 +353,7 @@ def with_row_temperature(a: Arguments, rows: Sequence[int]) -> Arguments:
 
 
 def ids_of(a: Arguments) -> Arguments:
-    """The targets as ids, several a row, whose log-probabilities are wanted."""
+    """Returns arguments whose targets are several ids a row."""
     check_tensor("hidden", a.hidden)
     check_tensor("ids", a.targets)
     if a.targets.dim() != a.hidden.dim():
@@ -360,15 +364,15 @@ def ids_of(a: Arguments) -> Arguments:
 
 
 def tokens_of(a: Arguments, rows: Sequence[int]) -> Arguments:
-    """Rows without targets, of which none is ignored."""
+    """Returns arguments without a use for targets: all are 0, so that no row is ignored."""
     targets = torch.zeros(tuple(rows), dtype=torch.int64, device=a.hidden.device)
     return a._replace(hidden=a.hidden.detach(), targets=targets)
 
 
 def autocast(a: Arguments) -> Arguments:
-    """The arguments as autocast wants those of F.linear, which are cast unless they are float64.
+    """Casts the arguments where autocast would cast those of F.linear, which leaves out float64.
 
-    Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients at once.
+    Float32 tensors stay as they are: products round them a part at a time, and write float32 gradients directly.
     """
     device = a.hidden.device.type
     if not torch.is_autocast_enabled(device):
@@ -378,7 +382,7 @@ def autocast(a: Arguments) -> Arguments:
 
 
 def cast_by_autocast(*operands: Tensor) -> tuple[list[Tensor], int]:
-    """Operands of products where autocast is on, and the dtype to which products round the float32 ones."""
+    """Returns operands as autocast wants them, and the dtype to which products round float32 ones."""
     dtypes = {tensor.dtype for tensor in operands}
     if torch.float64 in dtypes:
         return list(operands), _options.F32
@@ -402,7 +406,10 @@ def check_seed(seed: Seed, device: torch.device) -> None:
 
 
 def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
-    """A scalar on the device, made outside of the operators: a recomputed forward pass draws the same elements."""
+    """Returns a scalar on the device.
+
+    It is made outside of the operators, so a recomputed forward pass draws the same elements.
+    """
     if isinstance(seed, Tensor):
         return seed.reshape(())
     if seed is None or isinstance(seed, torch.Generator):
@@ -411,14 +418,17 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
 
 
 def check_head(a: Arguments) -> None:
-    """hidden, weight, bias and targets, before they are cast."""
+    """Checks hidden, weight, bias and targets before they are cast."""
     check_operands(a.hidden, a.weight, a.bias, a.targets)
     check_targets_shape("targets", a.targets.shape, a.hidden.shape[:-1], a.has_several_targets())
 
 
 def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
-    """All others but options that are numbers; to be called with cast arguments. rows: the shape of what there is one
-    for each row of; in_group: of ranks that hold the head together, whose class weights are of all."""
+    """Checks all other arguments except options that are numbers. They must be cast already.
+
+    rows: the shape of vectors with one element a row. in_group: whether ranks hold the head together; class weights are
+    then those of the whole vocabulary.
+    """
     operands = {"hidden": a.hidden, "weight": a.weight, "bias": a.bias}
     _options.check_float64(torch.float64, operands)
     if a.class_weight is not None:
@@ -433,15 +443,15 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
         check_constant("class_weight", a.class_weight, "class weights have no gradient")
     of_rows = "one for each row" if a.has_several_targets() else "that of targets"
     check_numbers("token_weight", a.token_weight, rows, of_rows, 'use reduction="none" and multiply')
-    hint = "of one element it may, of one for each row it is a constant"
+    hint = "one element may, one for each row is a constant"
     check_numbers("temperature", a.row_temperature, rows, f"{of_rows}, or one element", hint)
     if a.has_several_targets():
         _options.check_several_targets(a.class_weight, a.gradient)
     if a.target_weight is not None:
         if not a.has_several_targets():
             raise ValueError(
-                "target_weight: expected None with one target a row, got a tensor; targets of several have one more "
-                "dimension, and token_weight has weights of rows"
+                "target_weight: expected None with one target a row, got a tensor; several targets a row have one more "
+                "dimension, and token_weight takes weights of rows"
             )
         hint = "use logitless.linear_log_probs and multiply"
         check_numbers("target_weight", a.target_weight, a.targets.shape, "that of targets", hint)
@@ -464,30 +474,30 @@ def learned(a: Arguments) -> Learned:
 
 
 def without_number_tensors(a: Arguments) -> Arguments:
-    """Options that are numbers as numbers (where nothing is compiled), which waits for their devices."""
+    """Returns arguments whose options are numbers, unless code is being compiled. Waits for the tensors' devices."""
     return a._replace(**{name: value(name, getattr(a, name)) for name in _NUMBER_OPTIONS})
 
 
 def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tensor]:
-    """The tensors of the problem, without seed and numbers; of learned options those whose gradients are wanted."""
+    """Returns the tensors of the problem without seed and numbers, and the learned options with wanted gradients."""
     hidden, stats = a.hidden, stats_dtype(a.hidden)
-    found = {
+    inputs = {
         "hidden": hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1]),
         "weight": a.weight,
         "targets": a.targets,
     }
     if a.bias is not None:
-        found["bias"] = a.bias
+        inputs["bias"] = a.bias
     if a.class_weight is not None:
-        found["class_weight"] = a.class_weight.to(stats)
+        inputs["class_weight"] = a.class_weight.to(stats)
     vectors = {"token_weight": a.token_weight, "temperature": a.row_temperature}
-    found |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
+    inputs |= {name: given.to(stats).reshape(-1) for name, given in vectors.items() if given is not None}
     if a.target_weight is not None:
-        found["target_weight"] = a.target_weight.to(stats).reshape(-1, a.targets.shape[-1])
+        inputs["target_weight"] = a.target_weight.to(stats).reshape(-1, a.targets.shape[-1])
     if isinstance(a.num_items, Tensor):
-        found["num_items"] = scalar("num_items", a.num_items)
+        inputs["num_items"] = scalar("num_items", a.num_items)
     scalars = zip(("learned_scale", "learned_temperature"), learned, (trained.scale, trained.temperature))
-    return found | {name: given for name, given, wanted in scalars if given is not None and wanted}
+    return inputs | {name: given for name, given, wanted in scalars if given is not None and wanted}
 
 
 # ---- preparation
@@ -496,25 +506,25 @@ def inputs_of(a: Arguments, learned: Learned, trained: Wants) -> dict[str, Tenso
 class Ranks(NamedTuple):
     """A group of ranks that hold the head together, as operators take it."""
 
-    group: str  # its name
+    group: str  # the group's name
     group_size: int
     vocab_start: int  # -1: the shards are in the order of ranks
-    vocab_total: int  # -1: as many as all have
-    sequence_parallel: bool  # hidden holds the rank's tokens
-    own_targets: bool  # so does what is given for each token
-    seed_given: bool  # in the place of one that each rank draws
+    vocab_total: int  # -1: the sum of all shards
+    sequence_parallel: bool  # hidden holds this rank's tokens alone
+    own_targets: bool  # targets and other vectors of tokens do as well
+    seed_given: bool  # by the caller, so no rank draws one
 
     def tokens(self, hidden: Tensor) -> int:
-        """Tokens of all ranks. hidden: this rank's."""
+        """Returns the number of tokens of all ranks. hidden: this rank's."""
         return int(hidden.shape[0]) * (self.group_size if self.sequence_parallel else 1)
 
 
 class CallOf(NamedTuple):
-    """A function of _options.FUNCTIONS, and what its callers know beside the arguments.
+    """A function of _options.FUNCTIONS, with properties of the call beside its arguments.
 
     Attributes:
-        ranks: of a group, whose callers check operands and targets.
-        rows: the shape of all ranks' tokens; None: that of the hidden states'.
+        ranks: The group of ranks; its callers check operands and targets.
+        rows: The shape of all ranks' tokens; None: that of the hidden states.
     """
 
     function: str = "linear_cross_entropy"
@@ -524,7 +534,7 @@ class CallOf(NamedTuple):
 
 
 class PreparedCall:
-    """A kind of call: what it does. Made with the first one's arguments, cast and checked."""
+    """The passes and options of all calls with one key. Made from the first call's cast arguments, which it checks."""
 
     def __init__(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         ranks, rows = of.ranks, a.rows() if of.rows is None else of.rows
@@ -542,40 +552,45 @@ class PreparedCall:
         self._choose(a, learned, of)
         trained = self.trained
         if trained.scale and not isinstance(options["scale"], Tensor) and not torch.compiler.is_compiling():
-            # A compiled graph knows no number of a tensor; its run checks it.
+            # A compiled graph does not know a tensor's number; its run checks it.
             check_learned_scale(options["scale"])
         if trained.temperature and not isinstance(options["softcap"], Tensor):
             check_learned_temperature(options["softcap"])
-        self.trains, self.together = any(trained), self.asked.kind == _options.FORWARD_BACKWARD
-        self.later = self.asked._replace(kind=_options.BACKWARD, flags=Flags(*trained))
-        told = _options.FUNCTIONS[of.function].tells or ("loss",)
-        asked = (*names, *(("counts",) if self.asked.flags.want_counts else ()))
+        self.trains, self.together = any(trained), self.pass_key.kind == _options.FORWARD_BACKWARD
+        self.later = self.pass_key._replace(kind=_options.BACKWARD, flags=Flags(*trained))
+        results = _options.FUNCTIONS[of.function].outputs or ("loss",)
+        requested = (*names, *(("counts",) if self.pass_key.flags.want_counts else ()))
         constant = (*_options.CONSTANT, "counts", *DRAW_STATS)
-        self.outputs = (*told, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in asked))
-        self.constant = tuple(name for name in self.outputs if name in constant or (self.together and name not in told))
-        # autograd.py keeps these, where nothing watches: the run, and the tensors that are its first arguments.
+        self.outputs = (*results, *(name for name in (*_options.DIFFERENTIABLE, *constant) if name in requested))
+        self.constant = tuple(
+            name for name in self.outputs if name in constant or (self.together and name not in results)
+        )
+        # autograd.py keeps these in eager mode: the run, and the names of tensors that are its first arguments as is.
         self.run: Any = None
         self.reads: tuple[str, ...] | None = None
 
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
-        """Which passes: gradients together with the loss, or after it, once the upstream gradients are known.
+        """Chooses the passes: gradients with the loss, or later, once the upstream gradients are known.
 
-        Sets trained (whose gradients are wanted), asked (the first pass: FORWARD, or FORWARD_BACKWARD; its flags have
-        the gradients that it makes or that its backward pass will be asked for), draws (whether it reads the seed),
-        draw_stats (whether the statistics of the draw want a pass of their own) and passes_over_draw (whether a draw is
-        left out that a pass with gradients would make).
+        Sets these attributes:
+            trained: whose gradients are wanted.
+            pass_key: the first pass, FORWARD or FORWARD_BACKWARD. Its flags have the gradients that it computes, or
+                that its backward pass will compute.
+            draws: whether it reads the seed.
+            draw_stats: whether the statistics of the draw need a pass of their own.
+            passes_over_draw: whether it leaves out a draw that a pass with gradients would make.
         """
         names = self.names
         tensors = (a.hidden, a.weight, a.bias, *learned)
         require = [t is not None and t.requires_grad for t in tensors]
-        # Compiled code runs under no inference mode, and cannot ask for it.
+        # Compiled code does not run under inference mode, and cannot query it.
         inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
         grad = torch.is_grad_enabled() and not inference and of.function != "linear_top_k"
         trained = self.trained = Wants(*(grad and wanted for wanted in require))
         self.draws = self.draw_stats = self.passes_over_draw = False
         if of.function != "linear_cross_entropy":
             flags = Flags(stats=("lse",) if of.function == "linear_log_probs" else ()).with_gradients(trained)
-            self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
+            self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
             return
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
         stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
@@ -586,16 +601,16 @@ class PreparedCall:
         flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
         if any(trained) and not later:
             flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
-            self.asked, self.draws = Pass(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
+            self.pass_key, self.draws = PassKey(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
             return
         self.draws = sparsified and any(trained)
         self.draw_stats = want_draw_stats
         self.passes_over_draw = sparsified and any(require) and not self.draws and not want_draw_stats
         if any(trained):
-            # lse is read later. A rank keeps no draws: a backward pass makes them again, from the same seed.
+            # The backward pass reads lse. A rank keeps no draws: the backward pass repeats them from the same seed.
             flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))
             flags = flags._replace(keeps_draws=self.draws and of.ranks is None).with_gradients(trained)
-        self.asked = Pass(_options.FORWARD, flags, of.function, of.ranks)
+        self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
 
 
 class Prepared(NamedTuple):
@@ -604,7 +619,7 @@ class Prepared(NamedTuple):
     call: PreparedCall
     a: Arguments
     learned: Learned
-    direct: bool  # whether nothing watches, so that no operator is needed
+    direct: bool  # eager mode: no operator is needed
 
 
 _calls: Cache[Any, PreparedCall] = Cache(256)
@@ -613,8 +628,8 @@ _INTEGER_OPTIONS = ("ignore_index", "shift", "max_workspace_bytes")
 _NUMBER_OPTIONS = tuple(name for name in NUMBERS if name != "num_items")
 
 
-def suits(a: Arguments) -> bool:
-    """Whether nothing watches, and the tensors are plain ones."""
+def can_run_eagerly(a: Arguments) -> bool:
+    """Whether nothing in PyTorch watches calls, and the tensors are plain ones."""
     if not are_off():
         return False
     tensors: tuple[object, ...] = a[:TENSORS]
@@ -624,22 +639,22 @@ def suits(a: Arguments) -> bool:
 
 
 def prepare(a: Arguments, of: CallOf = CallOf(), plain: bool | None = None) -> Prepared:
-    """Checks, casts and resolves what a function is called with. plain: what suits() says, where that is known."""
-    return _prepare_plain(a, of) if (suits(a) if plain is None else plain) else _prepare_watched(a, of)
+    """Checks, casts and resolves the arguments of a call. plain: the result of can_run_eagerly(), where it is known."""
+    return _prepare_plain(a, of) if (can_run_eagerly(a) if plain is None else plain) else _prepare_watched(a, of)
 
 
 def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
-    """Prepares by traceable code, which a compiled graph runs as it is."""
+    """Prepares a call with code that a compiler can trace."""
     if of.ranks is None:
         check_head(a)
     a = autocast(a)
-    found = learned(a)
+    scalars = learned(a)
     a = without_number_tensors(a)
-    return Prepared(PreparedCall(a, found, of), a, found, False)
+    return Prepared(PreparedCall(a, scalars, of), a, scalars, False)
 
 
 def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
-    found = learned(a)
+    scalars = learned(a)
     types = tuple(map(type, a[FIRST_OPTION:]))
     if not _SIMPLE.issuperset(types):
         a = _simplified(a)
@@ -648,23 +663,23 @@ def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
         a = a._replace(num_items=_known_num_items(a))
     if torch.is_autocast_enabled("cuda" if a.hidden.is_cuda else "cpu"):
         a = autocast(a)
-    key = _key(a, found, types, of)
+    key = _key(a, scalars, types, of)
     try:
         call = _calls.get(key)
-    except TypeError:  # an option that can be no key, and is none: refused by name
+    except TypeError:  # an option of a wrong type, which a check reports by name
         return _prepare_watched(a, of)
     if call is None:
         if of.ranks is None:
             check_head(a)
-        call = PreparedCall(a, found, of)
+        call = PreparedCall(a, scalars, of)
         _calls.put(key, call)
     elif a.seed is not None:
         check_seed(a.seed, a.hidden.device)
-    return Prepared(call, a, found, True)
+    return Prepared(call, a, scalars, True)
 
 
 def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) -> tuple[Any, ...]:
-    """All that what a call does depends on. types: of the options, as equal ones of other types may be refused."""
+    """Returns all that a PreparedCall depends on. types: the options' types, as 1, 1.0 and True are equal."""
     tensors: tuple[Tensor | None, ...] = a[:TENSORS]
     num_items = a.num_items
     return (
@@ -676,13 +691,13 @@ def _key(a: Arguments, learned: Learned, types: tuple[type, ...], of: CallOf) ->
         *[t is not None and t.requires_grad for t in learned],
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        place(a.hidden, a.weight),
+        device_key(a.hidden, a.weight),
         of,
     )
 
 
 def _plain(value: Any) -> Any:
-    """Returns what is like a number, and may change, as a number; else as it is."""
+    """Returns objects like numbers, such as arrays, as numbers, as they may change later; others unchanged."""
     if type(value) in _SIMPLE:
         return value
     if hasattr(type(value), "__index__"):
@@ -691,7 +706,7 @@ def _plain(value: Any) -> Any:
 
 
 def _simplified(a: Arguments) -> Arguments:
-    """Options that are tensors as numbers, and such that can be a key."""
+    """Returns arguments whose options can be a key: numbers instead of tensors, tuples instead of lists."""
     a = without_number_tensors(a)
     a = a._replace(**{name: _plain(getattr(a, name)) for name in (*_INTEGER_OPTIONS, *_NUMBER_OPTIONS)})
     if isinstance(a.return_stats, Sequence) and not isinstance(a.return_stats, str):
@@ -700,7 +715,7 @@ def _simplified(a: Arguments) -> Arguments:
 
 
 def _known_num_items(a: Arguments) -> Any:
-    """A number where the CPU knows it."""
+    """Returns num_items as a number if the CPU knows it."""
     if not isinstance(a.num_items, Tensor):
         return _plain(a.num_items)
     if a.hidden.is_cuda or a.reduction != "mean":

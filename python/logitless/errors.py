@@ -1,5 +1,8 @@
-"""The exceptions of logitless. Bad arguments raise plain ``TypeError`` or ``ValueError`` as well, so callers that
-catch those need not know this module."""
+"""The exceptions of logitless.
+
+Bad arguments raise ``TypeError`` or ``ValueError``, plain ones or subclasses defined here, so callers that catch those
+need not know this module.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ class LogitlessError(Exception):
     """Base of every error that the native library reports.
 
     Attributes:
-        argument: which one it is about; ``""`` where the message is all that is known, as the next two.
-        expected: what was expected of it.
-        got: what was got.
-        required_bytes: the smallest budget or workspace that works; None where none is too small.
-        row: of a target that is out of range, its place in ``targets``; else None.
+        argument: The name of the argument. This one and the next two are ``""`` where only the message is known.
+        expected: The expected value.
+        got: The value that was passed.
+        required_bytes: The smallest budget or workspace that works; None unless one was too small.
+        row: The index in ``targets`` of a target that is out of range; else None.
     """
 
     argument = expected = got = ""
@@ -25,8 +28,10 @@ class InvalidArgumentError(LogitlessError, ValueError):
 
 
 class InvalidTargetError(LogitlessError, ValueError, IndexError):
-    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its place and value. It is an
-    ``IndexError``, too, which PyTorch raises."""
+    """A target is neither in ``[0, V)`` nor ``ignore_index``; the message has its place and value.
+
+    It is also an ``IndexError``, which PyTorch raises.
+    """
 
 
 class BudgetTooSmallError(LogitlessError, ValueError):
@@ -42,7 +47,7 @@ class UnsupportedError(LogitlessError, NotImplementedError):
 
 
 class BackendUnavailableError(LogitlessError, RuntimeError):
-    """A backend or instruction set asked for by name is not usable here."""
+    """The backend or engine chosen by name is not usable here."""
 
 
 class OutOfMemoryError(LogitlessError, MemoryError):
@@ -54,8 +59,8 @@ class InternalError(LogitlessError, RuntimeError):
 
 
 class CommunicationError(LogitlessError, RuntimeError):
-    """A collective of a group of ranks failed; what the group's backend raised is its cause."""
+    """A collective of a group of ranks failed; the exception of the group's backend is its cause."""
 
 
 class LibraryNotFoundError(LogitlessError, ImportError):
-    """The native library is not where it is looked for, or cannot be loaded."""
+    """The native library was not found, or cannot be loaded."""

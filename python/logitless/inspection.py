@@ -1,5 +1,4 @@
-"""Tells what the library would do: its version, backends and plans, and whether it was built for CUDA. Needs neither
-PyTorch nor numpy."""
+"""The library's version, backends and plans, and whether it was built for CUDA. Needs neither PyTorch nor numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from . import native
 from . import options as _options
 from .errors import LibraryNotFoundError
 from .native import PlanInfo
-from .options import takes
+from .options import accepts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,8 +30,8 @@ class Backend:
 
     Attributes:
         name: ``cuda``, ``cpu`` or ``reference``.
-        description: the device, its instruction sets and the one chosen.
-        why_unavailable: empty when it is usable on this machine.
+        description: The device, its engines and the chosen one.
+        why_unavailable: Why it is not usable on this machine; empty if it is.
     """
 
     name: str
@@ -41,13 +40,13 @@ class Backend:
 
 
 def version() -> str:
-    """The version of the native library."""
+    """Returns the version of the native library."""
     text: bytes = native.library().logitless_version()
     return text.decode()
 
 
 def backends() -> list[Backend]:
-    """All backends, usable or not."""
+    """Returns all backends, usable or not, in order of preference."""
     lib = native.library()
     result = []
     for index in range(lib.logitless_backend_count()):
@@ -60,13 +59,13 @@ def backends() -> list[Backend]:
 
 
 def default_threads() -> int:
-    """PyTorch's number of threads where PyTorch is in use, else as many as the machine gives."""
+    """Returns PyTorch's number of threads where PyTorch is imported, else 0: as many as the machine has."""
     torch: Any = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else 0
 
 
 class PlanOptions(_options.MethodOptions, total=False):
-    """Options of a problem that is planned."""
+    """Options of plan() and plans()."""
 
     dtype: Any
     weight_dtype: Any
@@ -86,7 +85,7 @@ _MORE |= {"top_k": 0, "targets_per_row": 0}
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
-    """Returns what native.plan_of and native.list_plans take."""
+    """Returns the arguments of native.plan_of and native.list_plans."""
     o = _options.filled(function, _NAMES, given, _MORE)
     gradients = _options.gradient_names(o["gradients"], _GRADIENTS)
     tokens, vocab, hidden = sizes
@@ -106,11 +105,11 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
         targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
     )
     threads = default_threads() if o["threads"] is None else o["threads"]
-    return spec, threads, o["backend"], _place(o["device"])
+    return spec, threads, o["backend"], _parse_device(o["device"])
 
 
-def _place(device: Any) -> int | str:
-    """An ordinal of a CUDA device, the host, or the name of a model."""
+def _parse_device(device: Any) -> int | str:
+    """Returns the ordinal of a CUDA device, HOST, or the name of a model."""
     if device is None:
         return native.HOST
     if isinstance(device, int) and not isinstance(device, bool):
@@ -121,70 +120,71 @@ def _place(device: Any) -> int | str:
             'device: expected a torch.device, "cpu", "cuda", "cuda:N", an ordinal of a CUDA device, a model of one '
             f'(such as "h200") or None, got {type(device).__name__}'
         )
-    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
-    if found is None:
+    match = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", name)
+    if match is None:
         return name
-    if found[1] == "cpu":
+    if match[1] == "cpu":
         return native.HOST
-    if found[2] is not None:
-        return int(found[2])
-    torch = sys.modules.get("torch")  # whose current device "cuda" is
+    if match[2] is not None:
+        return int(match[2])
+    torch = sys.modules.get("torch")  # "cuda" is its current device
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
-@takes(PlanOptions, **_MORE)
+@accepts(PlanOptions, **_MORE)
 def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> PlanInfo:
-    """The plan of a loss (with its gradients) of ``tokens`` rows; allocates and computes nothing.
+    """Returns the plan of a loss of ``tokens`` rows, with its gradients. Allocates and computes nothing.
 
     Args:
-        tokens: N, rows of hidden.
-        vocab: V, rows of the head's weight.
-        hidden: D, columns of both.
-        dtype: of hidden; a name ("bfloat16", "bf16"), a torch dtype or a numpy dtype.
-        weight_dtype: of the head's weight; None: as ``dtype``.
-        gradients: which are wanted, out of ``hidden``, ``weight``, ``bias``; none: loss only.
-        bias: whether there is a bias.
-        max_workspace_bytes: hard bound of memory beyond inputs and outputs: bytes, a size such as ``"256MiB"``,
+        tokens: N, the rows of hidden.
+        vocab: V, the rows of weight.
+        hidden: D, the columns of both.
+        dtype: The dtype of hidden: a name ("bfloat16", "bf16"), a torch dtype or a numpy dtype.
+        weight_dtype: The dtype of weight. None means ``dtype``.
+        gradients: The wanted gradients, from ``hidden``, ``weight`` and ``bias``. None of them means loss only.
+        bias: Whether there is a bias.
+        max_workspace_bytes: Hard bound of the memory beyond inputs and outputs: bytes, a size such as ``"256MiB"``,
             ``"fastest"`` or None, as in :func:`logitless.linear_cross_entropy`.
-        threads: None: PyTorch's number where PyTorch is in use, else the machine's.
-        backend: by name; None: the first of :func:`backends` that can run the problem.
-        device: that holds the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a CUDA
-            device; or the model of one that need not be here: ``"a100"``, ``"a10"``, ``"l40s"``,
-            ``"rtx-4090"``, ``"rtx-5090"``, ``"h100"``, ``"h200"``, ``"b200"``. None: the CPU.
+        threads: Threads of the CPU. None means PyTorch's number where PyTorch is imported, else the machine's.
+        backend: A backend's name. None means the first of :func:`backends` that can run the problem.
+        device: The device of the tensors: a ``torch.device``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or the ordinal of a
+            CUDA device. None means the CPU. The model of a GPU that need not be present is another choice: ``"a100"``,
+            ``"a10"``, ``"l40s"``, ``"rtx-4090"``, ``"rtx-5090"``, ``"h100"``, ``"h200"`` or ``"b200"``.
         gradient: ``"exact"``, ``"sparsified"`` or ``"always-sparsified"``.
-        threshold: of sparsified gradients, in [2^-126, 1].
-        batch_invariant: as in :func:`logitless.linear_cross_entropy`.
-        top_k: k of :func:`logitless.linear_top_k`, which is a loss without gradients; 0: none.
-        targets_per_row: K where a row has several targets, as of :func:`logitless.linear_log_probs`; 0: one.
+        threshold: Threshold of sparsified gradients, in [2^-126, 1].
+        batch_invariant: As in :func:`logitless.linear_cross_entropy`.
+        top_k: k of :func:`logitless.linear_top_k`, a problem without gradients. 0 means a loss.
+        targets_per_row: K where rows have several targets, as in :func:`logitless.linear_log_probs`. 0 means one.
 
     Raises:
-        BudgetTooSmallError: no plan fits; its ``required_bytes`` is the smallest budget that works.
-        InvalidArgumentError: a size out of range.
+        BudgetTooSmallError: No plan fits. Its ``required_bytes`` is the smallest budget that works.
+        InvalidArgumentError: A size is out of range.
     """
     return native.plan_of(*_planned("plan", (tokens, vocab, hidden), options)).info
 
 
-@takes(PlanOptions, **_MORE)
+@accepts(PlanOptions, **_MORE)
 def plans(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -> list[PlanInfo]:
-    """The plans among which :func:`plan` chooses, for the same arguments: those that fit the budget."""
+    """Returns the plans among which :func:`plan` chooses for the same arguments: all that fit the budget."""
     return native.list_plans(*_planned("plans", (tokens, vocab, hidden), options))
 
 
 # ---- a build without CUDA
 
-_DEVICES = Path("/dev")  # with a file nvidia0 for the first GPU
+_DEVICES = Path("/dev")  # has a file nvidia0 for the first GPU
 
 
 def why_no_cuda() -> str:
-    """Why the library has no CUDA kernels, and what to do; empty where it has, or nothing is known."""
+    """Returns why the library has no CUDA kernels, and a remedy; empty if it has them, or the reason is unknown."""
     try:
         return native.library_path().with_name("no_cuda.txt").read_text(encoding="utf-8").strip()
-    except (OSError, LibraryNotFoundError):  # the latter is said where the library is used
+    except (OSError, LibraryNotFoundError):  # a missing library is reported where it is used
         return ""
 
 
 def warn_without_cuda() -> None:
-    """Where there is a GPU that CUDA would show; without a call of CUDA, which no process may fork after."""
+    """Warns if the machine has a GPU and the library no CUDA kernels. Calls no CUDA function: no process may fork after
+    one."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     why = why_no_cuda() if not is_hidden and any(_DEVICES.glob("nvidia[0-9]*")) else ""
     if why:

@@ -1,9 +1,8 @@
 """The C ABI (include/logitless/) through ctypes: the library, its structs and prototypes, contexts, plans and runs.
 
-ctypes releases the GIL during every call. tests/python compares the mirrors with the header. Contexts and plans, the
-part of every call that does not depend on data, are cached: a plan depends on shapes, dtypes and options only. They may
-be used by several threads at once, and after a fork: they hold no threads, and the library runs a loop of a forked
-process on threads of that loop alone.
+ctypes releases the GIL during every call. tests/python compares the mirrors with the header. Contexts and plans are
+cached, as they depend on shapes, dtypes and options, not on data. Several threads may use them at once. They also work
+after a fork: they hold no threads, and in a forked process the library starts new threads for each parallel loop.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ABI_VERSION = 1
 LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
 
 
-# Functions of logitless/distributed.h take data (and what is received), count, dtype, stream, host.
+# Functions of logitless/distributed.h: data (and where to receive), count, dtype, stream, host.
 ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
 ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
 
@@ -54,14 +53,14 @@ _TYPES: dict[str, Any] = {
 
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
-    """Fields of a struct as C declares it, ``"int32 rank, size; char name[32]"``, by the names of _TYPES."""
-    found = []
+    """Parses the fields of a C struct, ``"int32 rank, size; char name[32]"``, with the type names of _TYPES."""
+    fields = []
     for declaration in declarations.split(";"):
         kind, names = declaration.split(maxsplit=1)
         for name in names.split(","):
             name, _, size = name.strip(" \n]").partition("[")
-            found.append((name, _TYPES[kind] * int(size) if size else _TYPES[kind]))
-    return found
+            fields.append((name, _TYPES[kind] * int(size) if size else _TYPES[kind]))
+    return fields
 
 
 class ContextOptions(ctypes.Structure):
@@ -124,12 +123,12 @@ _FILES = {"win32": "logitless.dll", "darwin": "liblogitless.dylib"}
 
 
 def package_folders() -> Iterable[Path]:
-    """Folders of this package: an editable installation has its modules in one and the native library in another."""
+    """Returns this package's folders. An editable installation has modules in one, the native library in another."""
     return [Path(folder).resolve() for folder in sys.modules[__package__ or ""].__path__]
 
 
 def library_path() -> Path:
-    """The file of the native library: ``LOGITLESS_LIBRARY`` when it is set, else the one inside this package."""
+    """Returns the file of the native library: ``LOGITLESS_LIBRARY`` if set, else the file in this package."""
     override = os.environ.get(LIBRARY_VARIABLE)
     if override:
         path = Path(override)
@@ -146,7 +145,7 @@ def library_path() -> Path:
     )
 
 
-_FUNCTIONS = {  # what each returns, and its arguments
+_FUNCTIONS = {  # types of result and arguments
     "version": "text",
     "plan_kind_name": "text int32",
     "abi_version": "int32",
@@ -189,13 +188,13 @@ def library() -> ctypes.CDLL:
 
 
 class Schema:
-    """Options and tensors as the library lists them.
+    """The library's lists of options and tensors.
 
     Attributes:
-        options: by name, each with id, name, type, default, doc, and its range (lowest, highest) or values.
-        tensors: by name, each with id, name, shape, dtype, role, matrix, planned, null, needed and doc.
-        Buffers: a ctypes structure with a pointer a tensor, and a stride a matrix, by name. Its memory is the array
-            of ``logitless_tensor`` that a run takes.
+        options: By name: id, name, type, default, doc, and a range (lowest, highest) or values.
+        tensors: By name: id, name, shape, dtype, role, matrix, planned, null, needed and doc.
+        Buffers: A ctypes structure with a pointer for each tensor and a stride for each matrix, by name. Its memory is
+            the array of ``logitless_tensor`` that a run takes.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -221,11 +220,11 @@ def schema() -> Schema:
 
 
 def _load_before_fork() -> None:
-    """A child must not use the OpenMP threads of its parent, which it does not have: the library watches for forks."""
+    """Loads the library before a fork, as it must watch for forks: a child lacks its parent's OpenMP threads."""
     try:
         library()
     except errors.LibraryNotFoundError:
-        pass  # said where the library is used
+        pass  # reported where the library is used
 
 
 if hasattr(os, "register_at_fork"):
@@ -244,7 +243,7 @@ _ERRORS: dict[int, type[errors.LogitlessError]] = {
 
 
 def check(status: int) -> None:
-    """Raises the exception of a failed call. The message is the calling thread's own."""
+    """Raises the exception of a failed call. The library keeps a last error for each thread."""
     if status == OK:
         return
     lib, info = library(), ErrorInfo()
@@ -260,10 +259,10 @@ def check(status: int) -> None:
 
 
 class Cache(Generic[K, V]):
-    """Holds the last ``size`` values used at least, and twice as many at most.
+    """Holds at least the ``size`` values used last, and at most twice as many.
 
-    Values that are used move from the old half to the young one, which becomes the old one when it is full. Threads
-    may use it at once: at worst a value is made twice.
+    A used value moves from the old half to the young half. A full young half becomes the old one. Threads may use it at
+    once; at worst a value is made twice.
     """
 
     def __init__(self, size: int) -> None:
@@ -275,12 +274,12 @@ class Cache(Generic[K, V]):
         return len(self._young) + len(self._old)
 
     def get(self, key: K) -> V | None:
-        found = self._young.get(key)
-        if found is None:
-            found = self._old.pop(key, None)
-            if found is not None:
-                self.put(key, found)
-        return found
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.pop(key, None)
+            if value is not None:
+                self.put(key, value)
+        return value
 
     def put(self, key: K, value: V) -> None:
         if len(self._young) >= self._size:
@@ -288,17 +287,18 @@ class Cache(Generic[K, V]):
         self._young[key] = value
 
 
-HOST = -1  # the device of buffers in host memory; others are ordinals of CUDA devices
+HOST = -1  # the device of host memory; CUDA devices have their ordinals
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """All that a plan depends on, by the names of options.def and tensors.def.
+    """All that a plan depends on beside the context, by the names of options.def and tensors.def.
 
     Attributes:
-        options: numbers and flags by value, choices by number or text.
-        tensors: what a run reads and writes, each with its dtype, a logitless_dtype where it has one of several.
-        added: gradients that a run adds to.
+        options: Numbers and flags by value, choices by number or text.
+        tensors: The tensors that a run reads and writes, with their logitless_dtype. It is ignored for a tensor
+            that has only one.
+        added: Gradients that a run adds to.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -309,7 +309,7 @@ class Spec:
         return dataclasses.replace(self, options=tuple((dict(self.options) | options).items()))
 
     def to_c(self) -> tuple[Any, int, Any, int]:
-        """Options and tensor descriptors, as logitless_plan_create takes them."""
+        """Returns options and tensor descriptors as logitless_plan_create takes them."""
         lists = schema()
         options, tensors = [], []
         for name, value in self.options:
@@ -327,8 +327,11 @@ class Spec:
 
 
 def spec(sizes: tuple[int, int, int], tensors: Mapping[str, int], added: Iterable[str] = (), **options: Any) -> Spec:
-    """A problem by names. sizes: tokens, vocab, hidden; tensors: dtype codes of all, with hidden, weight and
-    targets; options: as the library lists them, ``pass_`` for ``pass``."""
+    """Returns a problem.
+
+    sizes: tokens, vocab, hidden. tensors: dtype codes, including those of hidden, weight and targets. options: by the
+    library's names, with ``pass_`` for ``pass``.
+    """
     named = zip(("tokens", "vocab", "hidden"), sizes)
     given = {name.rstrip("_"): value for name, value in options.items()}
     return Spec((*named, *given.items()), tuple(tensors.items()), tuple(added))
@@ -336,25 +339,25 @@ def spec(sizes: tuple[int, int, int], tensors: Mapping[str, int], added: Iterabl
 
 @dataclasses.dataclass(frozen=True)
 class PlanInfo:
-    """How one problem would be run.
+    """A plan of one problem.
 
     Attributes:
         kind: ``forward``, ``whole``, ``token_chunks``, ``vocab_chunks``, ``backward`` or ``sparsified``.
-        backend: which backend runs it.
-        threads: threads used: those asked for, or fewer where a problem is too small for them.
-        workspace_bytes: memory beyond inputs and outputs; exact.
-        cost_matmuls: work in units of one bare matrix product of the problem (2 N V D FLOP).
-        predicted_seconds: the planner's estimate.
-        token_chunk: rows whose exponentials are kept at once, 0 for none.
-        config: the kernels' configuration, for people.
-        engine: which kernels, by the name that ``backend="cpu:NAME"`` or ``"cuda:NAME"`` takes.
-        reason: why these, for people.
-        draws_bytes: memory of drawn elements that a forward pass keeps for a later backward pass.
-        cached_columns: the first columns of the vocabulary, whose exponentials are kept for the gradients, 0 for none.
-        vocab_window: columns that are made at once of those that are not kept, 0 for no such cut.
-        gathers: of a group of ranks: all-gathers in a run, of row statistics, guesses of lse and, on the host, cuts.
-        gathered_bytes: that they bring to each rank.
-        choice: why it was chosen among others, for people; empty in lists of plans.
+        backend: The backend that runs it.
+        threads: The number of threads: the requested one, or fewer if the problem is too small for them.
+        workspace_bytes: The exact memory beyond inputs and outputs.
+        cost_matmuls: The work in matmuls of the problem, of 2 N V D FLOP each.
+        predicted_seconds: The planner's estimate of the time.
+        token_chunk: Rows whose exp logits are kept at one time; 0 means none.
+        config: The kernels' configuration, for people.
+        engine: The engine, by the name in ``backend="cpu:NAME"`` or ``"cuda:NAME"``.
+        reason: Why this engine was chosen, for people.
+        draws_bytes: Memory of drawn elements that a forward pass keeps for a later backward pass.
+        cached_columns: The first columns of the vocabulary, whose exp logits are kept for the gradients; 0 means none.
+        vocab_window: Columns beyond these whose logits exist at one time; 0 means that they are not cut.
+        gathers: All-gathers in a run of a group of ranks: of row statistics, lse estimates and, on the host, cuts.
+        gathered_bytes: Bytes that these bring to each rank.
+        choice: Why the plan was chosen among others, for people; empty in lists of plans.
     """
 
     kind: str
@@ -376,16 +379,16 @@ class PlanInfo:
 
 
 def _to_info(info: Any) -> PlanInfo:
-    found: dict[str, Any] = {field.name: getattr(info, field.name) for field in dataclasses.fields(PlanInfo)}
-    found["kind"] = library().logitless_plan_kind_name(info.kind)
-    found = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
-    return PlanInfo(**found)
+    fields: dict[str, Any] = {field.name: getattr(info, field.name) for field in dataclasses.fields(PlanInfo)}
+    fields["kind"] = library().logitless_plan_kind_name(info.kind)
+    fields = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return PlanInfo(**fields)
 
 
 class _Handle:
-    """Owns one object of the library."""
+    """Owns an object of the library."""
 
-    _destroy: Any = None  # until there is something to destroy
+    _destroy: Any = None  # set once there is an object to destroy
 
     def __init__(self, pointer: ctypes.c_void_p, destroy: Any) -> None:
         self.pointer = pointer
@@ -418,7 +421,7 @@ def _context(threads: int, backend: str | None, device: int | str) -> _Handle:
 
 
 class Plan(_Handle):
-    """A logitless_plan; it holds copies of all that it needs of its context."""
+    """A logitless_plan, which copies all that it needs from its context."""
 
     def __init__(self, spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> None:
         lib = library()
@@ -437,7 +440,7 @@ def plan_of(spec: Spec, threads: int, backend: str | None = None, device: int | 
 
 
 def enough(*passes: Callable[[], T]) -> list[T]:
-    """Makes every plan within one budget; where that is too small, raises the refusal that asks for most."""
+    """Makes every plan within one budget. If it is too small, raises the error with the largest required_bytes."""
     made, refused = [], None
     for make in passes:
         try:
@@ -451,7 +454,7 @@ def enough(*passes: Callable[[], T]) -> list[T]:
 
 
 def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int | str = HOST) -> list[PlanInfo]:
-    """All plans that the planner considers for a problem."""
+    """Returns all plans that the planner considers for a problem."""
     capacity = 64
     infos: Any = (PlanInfoStruct * capacity)()
     count = ctypes.c_int32()
@@ -462,9 +465,9 @@ def list_plans(spec: Spec, threads: int, backend: str | None = None, device: int
 
 
 class Workspace:
-    """Page-aligned memory of one run, given back to the system with this object.
+    """Page-aligned memory of one run, returned to the system with this object.
 
-    Huge pages, where the system lends them on request, save most of the page faults of a fresh allocation.
+    Huge pages save most of the page faults of a fresh allocation, where the system grants them on request.
     """
 
     _HUGE = 4 << 20
@@ -490,7 +493,7 @@ def run(
     stream: int | None = None,
     communicator: Communicator | None = None,
 ) -> None:
-    """Runs a plan in a workspace of the plan's size; that of a rank's shard with the other ranks."""
+    """Runs a plan in a workspace of the plan's size. The plan of a rank's shard needs a communicator."""
     size, lib = plan.info.workspace_bytes, library()
     arguments = plan.pointer, ctypes.byref(buffers), len(schema().tensors), workspace, size, stream
     if communicator is None:
@@ -502,7 +505,7 @@ def run(
 
 
 def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:
-    """Runs a plan in a workspace of its own."""
+    """Runs a plan in a fresh workspace in host memory."""
     workspace = Workspace(plan.info.workspace_bytes)
     run(plan, buffers, workspace.address)
 
@@ -510,7 +513,7 @@ def run_on_host(plan: Plan, buffers: ctypes.Structure) -> None:
 def scale_gradients(
     data: Sequence[int], dtypes: Sequence[int], sizes: Sequence[int], factor: int, device: int, stream: int
 ) -> None:
-    """logitless_scale_gradients"""
+    """Calls logitless_scale_gradients."""
     count = len(data)
     arrays = struct.pack(f"{count}P", *data), struct.pack(f"{count}i", *dtypes), struct.pack(f"{count}q", *sizes)
     context = _context(1, None, device)
@@ -518,5 +521,5 @@ def scale_gradients(
 
 
 def run_divergence(given: Divergence, threads: int, device: int, stream: int | None = None) -> None:
-    """logitless_divergence_run"""
+    """Calls logitless_divergence_run."""
     check(library().logitless_divergence_run(_context(threads, None, device).pointer, ctypes.byref(given), stream))

@@ -1,5 +1,5 @@
-"""Modules: ``logitless.LinearCrossEntropyLoss``, a head and its loss as one, and ``logitless.nn.FusedHead``, a head
-that owns its weight, and computes its loss.
+"""Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss, and ``logitless.nn.FusedHead``, a model's
+``lm_head`` that also computes its loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import options as _options
 from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, takes
+from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, accepts
 from .run import torch_dtype
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ Head = TypeVar("Head", bound="FusedHead")
 _CALL = _options.names_of(CallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
 
-# Keywords of PyTorch's module, in its order.
+# Keywords of torch.nn.LinearCrossEntropyLoss in their order; its weight is class_weight here.
 _UPSTREAM = "out_features bias device dtype reduction class_weight ignore_index label_smoothing options".split()
 
 
 def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
-    """Checks the options that a module is made with, and keeps them as attributes."""
+    """Checks the options of a module's constructor and keeps them as attributes."""
     _options.check_names(type(module).__name__, given, LOSS_OPTIONS)
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
@@ -50,42 +50,50 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
 
 
 def _kept(module: nn.Module, temperature: Number | None) -> Any:
-    """The options of a call. temperature: in the place of the module's."""
-    found = {name: getattr(module, name) for name in _NAMES}
+    """Returns the options of a call. temperature: replaces the module's unless None."""
+    options = {name: getattr(module, name) for name in _NAMES}
     if temperature is not None:
-        found["temperature"] = temperature
-    return found
+        options["temperature"] = temperature
+    return options
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """A linear head and its cross entropy, with the constructor and state_dict of ``torch.nn.LinearCrossEntropyLoss``.
+    """A linear head with its cross entropy.
 
-    The head is ``self.linear``; assign another module's weight to ``self.linear.weight`` to tie them. Options are
-    those of :func:`logitless.linear_cross_entropy`.
+    The constructor has the parameters of ``torch.nn.LinearCrossEntropyLoss`` in their order, and then more. PyTorch's
+    ``weight`` is called ``class_weight`` here, in the state dict as well. ``logitless.compat.torch`` has a module with
+    PyTorch's own names. The head is ``self.linear``; assign another module's weight to ``self.linear.weight`` to tie
+    them.
+
+    Shapes: hidden ``[..., D]``, targets ``[...]``. The loss is a scalar, or ``[...]`` with reduction "none".
 
     Args:
-        in_features: D, size of each hidden state.
-        num_classes: V, size of the vocabulary.
-        out_features: only ``()``; here for the signature.
-        bias: whether the head has a bias ``[V]``.
-        device: of the head: the CPU or a CUDA device.
-        dtype: of the head: a torch.dtype, or a name such as "bf16".
+        in_features: D, the size of each hidden state.
+        num_classes: V, the size of the vocabulary.
+        out_features: Only ``()`` is supported.
+        bias: Whether the head has a bias, ``[V]``.
+        device: The head's device: the CPU or a CUDA device.
+        dtype: The head's dtype: a torch.dtype, or a name such as "bf16".
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        class_weight: class weights ``[V]``, kept as a buffer.
-        ignore_index: None means -100.
-        label_smoothing: in [0, 1].
-        options: PyTorch's choice of chunks; accepted and not used, for Logitless plans from ``max_workspace_bytes``.
-        scale, temperature: as in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the
-            module. The other options of the signature have the meanings of that function's.
+        class_weight: A weight for each class, ``[V]``, kept as a buffer.
+        ignore_index: Rows with this target have no loss and no gradient. None means -100.
+        label_smoothing: A number in [0, 1].
+        options: PyTorch's choice of chunks. It is accepted and not used: Logitless plans from ``max_workspace_bytes``.
+        scale: As in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the module.
+        temperature: As in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the module.
 
-    Shapes: hidden ``[..., D]``, targets ``[...]``; the loss is a scalar, or ``[...]`` with reduction "none".
+    The other options have the meanings they have in :func:`logitless.linear_cross_entropy`.
+
+    Raises:
+        ValueError: ``class_weight`` has another shape, or an option is out of range.
+        NotImplementedError: ``out_features`` is not ``()``.
     """
 
     class_weight: Tensor | None
     reduction: str
     gradient: str
 
-    @takes(LossOptions, _UPSTREAM, ignore_index=None)
+    @accepts(LossOptions, _UPSTREAM, ignore_index=None)
     def __init__(
         self,
         in_features: int,
@@ -111,7 +119,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.register_buffer("class_weight", class_weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=torch_dtype(dtype))
 
-    @takes(CallOptions)
+    @accepts(CallOptions)
     def forward(
         self,
         hidden: Tensor,
@@ -122,9 +130,18 @@ class LinearCrossEntropyLoss(nn.Module):
         return_stats: bool | Sequence[str] = False,
         **call: Unpack[CallOptions],
     ) -> Tensor | LinearCrossEntropyOutput:
-        """The loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`.
+        """Returns the loss, or with ``return_stats`` a :class:`LinearCrossEntropyOutput`.
 
-        temperature: in the place of the module's, such as one for each row.
+        Args:
+            hidden: Hidden states, ``[..., D]``.
+            targets: Class indices, ``[...]``, or ``[..., K]`` with ``target_weight``.
+            target_weight: Weights of several targets a row, as in :func:`logitless.linear_cross_entropy`.
+            temperature: Replaces the module's, for example with one for each row.
+            return_stats: As in :func:`logitless.linear_cross_entropy`, as are all other options.
+
+        Raises:
+            UnsupportedError: ``self.linear`` is no plain ``nn.Linear``, but for example an adapter's layer.
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
         check_linear(self.linear)
         return linear_cross_entropy(
@@ -148,30 +165,37 @@ class LinearCrossEntropyLoss(nn.Module):
 
 
 class FusedHead(nn.Linear):
-    """A linear layer in the place of a model's ``lm_head``, which called with labels returns their loss.
+    """A linear layer that replaces a model's ``lm_head`` and, called with labels, returns their loss.
 
         model.lm_head = logitless.nn.FusedHead.from_linear(model.lm_head, shift=1)
         loss = model.lm_head(hidden, labels)
 
-    Called with hidden states only it is the linear layer that it replaces, so the model's own forward and ``generate``
-    work as before, and apply what they do to logits themselves. The state dict has the keys of ``nn.Linear``.
+    Called with hidden states only, it is the linear layer that it replaces. The model's own forward and ``generate``
+    work as before, and apply their own scale or softcap to the logits. The state dict has the keys of ``nn.Linear``.
 
-    The weight is read within the module's own call, so hooks around it see every use: FSDP2 may shard the head as a
-    unit of its own, and its gradients are reduced as those of any layer.
+    The weight is read within the module's own call, so hooks around it see every use. FSDP2 may shard the head as a
+    unit of its own and reduces its gradients like any layer's.
 
-    LoRA on the head is not for it: PEFT's layer adds its product to whatever the head returns, so with labels to a
-    loss. That is refused, though not within ``torch.compile``, which traces no frames.
+    LoRA on the head is not supported: PEFT's layer adds its product to the head's result, so with labels to a loss.
+    Such a call raises an error, except within ``torch.compile``, which traces no frames.
     ``logitless.transformers.patch`` computes the loss of such a head.
 
     Args:
-        in_features: D, size of each hidden state.
-        vocab: V, size of the vocabulary.
-        bias: whether the head has a bias ``[V]``.
-        device: of the head.
-        dtype: of the head: a torch.dtype, or a name such as "bf16".
-        class_weight: ``weight`` of :func:`logitless.linear_cross_entropy`, ``[V]``; not in the state dict.
-        scale, temperature: as in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the
-            head, and in its state dict. The other options of the signature have the meanings of that function's.
+        in_features: D, the size of each hidden state.
+        vocab: V, the size of the vocabulary.
+        bias: Whether the head has a bias, ``[V]``.
+        device: The head's device.
+        dtype: The head's dtype: a torch.dtype, or a name such as "bf16".
+        class_weight: As in :func:`logitless.linear_cross_entropy`, ``[V]``; not in the state dict.
+        scale: As in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the head, and in
+            its state dict.
+        temperature: As in :func:`logitless.linear_cross_entropy`. A ``torch.nn.Parameter`` is learned with the head,
+            and in its state dict.
+
+    The other options have the meanings they have in :func:`logitless.linear_cross_entropy`.
+
+    Raises:
+        ValueError: ``class_weight`` has another shape, or an option is out of range.
     """
 
     class_weight: Tensor | None
@@ -179,7 +203,7 @@ class FusedHead(nn.Linear):
     softcap: Number | None
     temperature: Number
 
-    @takes(LossOptions)
+    @accepts(LossOptions)
     def __init__(
         self,
         in_features: int,
@@ -198,19 +222,22 @@ class FusedHead(nn.Linear):
         _keep(self, options)
 
     @classmethod
-    @takes(FusedHeadOptions)
+    @accepts(FusedHeadOptions)
     def from_linear(
         cls: type[Head],
         linear: nn.Linear,
         **options: Unpack[FusedHeadOptions],
     ) -> Head:
-        """A head with the very parameters of ``linear``: those that are tied to others stay tied. Options: the class's.
+        """Returns a head with the very parameters of ``linear``, so tied parameters stay tied.
 
         Call it before the model is wrapped, sharded or given hooks, which stay with ``linear``.
 
+        Args:
+            linear: The layer to replace. The options are those of the class.
+
         Raises:
-            TypeError: not a plain ``nn.Linear``, such as a quantised one or one with parametrizations.
-            ValueError: a layer with hooks, or with a weight that is sharded already.
+            TypeError: The layer is no plain ``nn.Linear``: it is quantised, for example, or has parametrizations.
+            ValueError: The layer has hooks, or its weight is sharded already.
         """
         _check_plain(linear)
         head = cls(
@@ -224,7 +251,7 @@ class FusedHead(nn.Linear):
         head.bias = linear.bias
         return head.train(linear.training)
 
-    @takes(CallOptions)
+    @accepts(CallOptions)
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
@@ -235,17 +262,23 @@ class FusedHead(nn.Linear):
         transformed: bool = False,
         **call: Unpack[CallOptions],
     ) -> Tensor | LinearCrossEntropyOutput:
-        """With labels ``[...]`` the loss of ``hidden`` ``[..., D]``, or with ``return_stats`` a
-        :class:`logitless.LinearCrossEntropyOutput`; without them what ``nn.Linear`` returns.
+        """Returns the loss of labels, or without labels the logits of ``nn.Linear``.
+
+        With ``return_stats`` the loss is a :class:`logitless.LinearCrossEntropyOutput`.
 
         Args:
-            temperature: in the place of the head's, such as one for each row.
-            transformed: without labels, the logits that the loss is of: see :meth:`logits`.
+            hidden: Hidden states, ``[..., D]``.
+            labels: Class indices, ``[...]``.
+            temperature: Replaces the head's, for example with one for each row.
+            return_stats: As in :func:`logitless.linear_cross_entropy`, as are all other options.
+            transformed: True returns the logits that the loss uses, without labels; see :meth:`logits`.
 
         Raises:
-            ValueError: ``transformed`` with labels; without them what only a loss has, or a temperature unless
-                ``transformed``. And what :func:`logitless.linear_cross_entropy` raises.
-            UnsupportedError: labels through an adapter's layer around the head, such as PEFT's LoRA.
+            ValueError: ``transformed`` is given with labels; or an option of the loss without labels; or a temperature
+                without labels or ``transformed``.
+            UnsupportedError: The call has labels and comes from an adapter's layer around the head, such as PEFT's
+                LoRA.
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
         _options.check_names("forward", call, _CALL)
         if labels is None:
@@ -260,8 +293,8 @@ class FusedHead(nn.Linear):
             raise ValueError("transformed: expected False with labels, got True")
         if isinstance(labels, Tensor) and labels.dim() == hidden.dim():
             raise ValueError(
-                f"labels: expected one for each row, got shape {list(labels.shape)}; several, with target_weight, are "
-                "for logitless.linear_cross_entropy"
+                f"labels: expected one for each row, got shape {list(labels.shape)} (logitless.linear_cross_entropy "
+                "takes several, with target_weight)"
             )
         if not torch.compiler.is_compiling():
             refuse_adapter(self)
@@ -277,8 +310,10 @@ class FusedHead(nn.Linear):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits that the loss is of, ``[..., V]``, with scale, softcap and temperature; through the module's call,
-        and with its hooks."""
+        """Returns the logits that the loss uses, ``[..., V]``, with bias, scale, softcap and temperature.
+
+        They are computed in the module's own call, so its hooks run.
+        """
         made: Tensor = self(hidden, transformed=True)
         return made
 
@@ -306,11 +341,11 @@ def _kind(value: object) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-_CALLS = 6  # frames between an adapter's forward and the head's, with hooks of both
+_CALLS = 6  # the most frames between an adapter's forward and the head's, with hooks of both
 
 
 def refuse_adapter(head: nn.Module) -> None:
-    """Refuses a call that comes from a layer with ``base_layer``, as PEFT names what it adds its own product to."""
+    """Refuses a call from an adapter's layer. PEFT gives such a layer the head as ``base_layer``."""
     frame = sys._getframe(2)
     for _ in range(_CALLS):
         caller = frame.f_locals.get("self")
@@ -318,7 +353,7 @@ def refuse_adapter(head: nn.Module) -> None:
             kind = f"{type(caller).__module__}.{type(caller).__name__}"
             raise UnsupportedError(
                 f"labels: expected a call of {type(head).__name__} itself, got one of {kind} around it, which adds "
-                "logits to what the head returns; logitless.transformers.patch has the loss of such a head"
+                "logits to the head's result; logitless.transformers.patch computes the loss of such a head"
             )
         if frame.f_back is None:
             return

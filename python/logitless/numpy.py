@@ -1,8 +1,7 @@
-"""``logitless.numpy.linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k``: of numpy arrays. Needs numpy,
-not PyTorch.
+"""``linear_cross_entropy``, ``linear_log_probs`` and ``linear_top_k`` for numpy arrays. Needs numpy, not PyTorch.
 
-Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes). Those of the other byte order are
-copied; results are in the machine's own.
+Arrays are float32, float16, float64 or bfloat16 (the dtype of the package ml_dtypes). Arrays in the other byte order
+are copied; results are in the machine's own.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from .options import (
     ReductionOptions,
     ScaleOptions,
     Wants,
+    accepts,
     names_of,
     shape_text,
-    takes,
 )
-from .passes import Pass, results, spec_of, stats_of
+from .passes import PassKey, results, spec_of, stats_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +43,7 @@ GRADIENTS = ("hidden", "weight", "bias")
 
 
 class TopKOptions(ScaleOptions, total=False):
-    """As logitless.options, of arrays."""
+    """As in logitless.options, with arrays."""
 
     bias: ArrayLike | None
     temperature: ArrayLike
@@ -71,10 +70,11 @@ _MORE: dict[str, Any] = {"gradients": False, "grad_loss": None, "threads": 0, "b
 
 @dataclasses.dataclass(frozen=True)
 class LinearCrossEntropyResult:
-    """Loss, and of statistics and gradients those asked for; the others are None.
+    """The loss, and the requested statistics and gradients; the others are None.
 
-    Statistics have the target's shape (rows without a target hold 0, and -1 in ``argmax``), gradients the shape and
-    dtype of their arrays. Gradients are those of the reduced loss, or of ``grad_loss * loss`` summed.
+    Statistics are those of :class:`logitless.LinearCrossEntropyOutput`. They have the target's shape; rows without a
+    target hold 0, and -1 in ``argmax``. Gradients have the shape and dtype of their arrays. They are those of the
+    reduced loss, or of the sum of ``grad_loss * loss``.
     """
 
     loss: Any
@@ -103,7 +103,7 @@ class LinearTopK(NamedTuple):
     log_probs: Any  # float32, or float64 for float64 inputs
 
 
-@takes(LossOptions, **_MORE)
+@accepts(LossOptions, **_MORE)
 def linear_cross_entropy(
     hidden: ArrayLike,
     weight: ArrayLike,
@@ -112,33 +112,40 @@ def linear_cross_entropy(
     return_stats: bool | Sequence[str] = False,
     **options: Unpack[LossOptions],
 ) -> LinearCrossEntropyResult:
-    """Cross entropy of ``softmax(hidden @ weight.T)`` without the logits; formulas and options as in
-    :func:`logitless.linear_cross_entropy`.
+    """Computes the cross entropy of ``softmax(hidden @ weight.T)`` without holding the logits.
+
+    The formulas and all options not listed here are those of :func:`logitless.linear_cross_entropy`.
 
     Args:
-        hidden: ``[..., D]``.
-        weight: ``[V, D]``.
-        targets: ``[...]``, int64 or int32; or ``[..., K]``, K <= 64, with ``target_weight``.
-        bias: ``[V]``.
-        temperature: a number, or an array of ``hidden.shape[:-1]``.
-        target_weight: weights of several targets a row, of the target's shape.
-        gradients: True for all, or names out of ``hidden``, ``weight``, ``bias``.
-        grad_loss: upstream gradient of the loss, a scalar or with reduction "none" of the target's shape; None: 1.
-        threads: 0: as many as the machine gives.
-        backend: by name; None: the first that can run the problem.
-        seed: of sparsified gradients: the same seed gives the same bits. An integer or a generator; None draws one from
-            ``numpy.random``. ``kept_count`` and ``draw_variance`` of ``return_stats`` want some of the ``gradients``.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        targets: Class indices, int64 or int32, ``[...]``, or ``[..., K]`` with ``target_weight`` and K <= 64.
+        bias: Added to the logits, ``[V]``.
+        temperature: A number, or an array of shape ``hidden.shape[:-1]``.
+        target_weight: Weights of several targets a row, of the target's shape.
+        gradients: True for all gradients, or names from ``hidden``, ``weight`` and ``bias``.
+        grad_loss: The upstream gradient of the loss: a scalar, or with reduction "none" an array of the target's shape.
+            None means 1.
+        threads: The number of threads. 0 means as many as the machine has.
+        backend: A backend's name. None means the first that can run the problem.
+        seed: Seed of sparsified gradients, an integer or a generator; equal seeds give equal bits. None draws one from
+            ``numpy.random``.
+        return_stats: As in :func:`logitless.linear_cross_entropy`. ``kept_count`` and ``draw_variance`` need some of
+            the ``gradients``.
+
+    Returns:
+        A :class:`LinearCrossEntropyResult`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or range.
-        LogitlessError: its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
+        TypeError, ValueError: An argument has the wrong type, dtype, shape or range.
+        LogitlessError: One of its subclasses, such as ``BudgetTooSmallError`` with ``required_bytes``.
     """
     o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(targets)
     if y.ndim == x.ndim and y.dtype.kind == "f":
         raise TypeError(_options.dense_message(y.dtype))
     several = o["target_weight"] is not None and y.ndim == x.ndim
-    call = _Call("linear_cross_entropy", x, c, y, o, several)
+    call = _PreparedCall("linear_cross_entropy", x, c, y, o, several)
     if several:
         _options.check_several_targets(o["class_weight"], o["gradient"])
     elif o["target_weight"] is not None:
@@ -164,55 +171,66 @@ def linear_cross_entropy(
     want_counts = any(name in names for name in _options.COUNTS)
     flags = Flags(want_draw_stats=bool(draw_stats), want_counts=want_counts, stats=stats)
     flags = flags.with_gradients(Wants(*(name in wanted for name in GRADIENTS)))
-    found = call.run(FORWARD_BACKWARD if wanted else FORWARD, flags)
+    outputs = call.run(FORWARD_BACKWARD if wanted else FORWARD, flags)
 
-    asked: dict[str, Any] = {
-        name: found[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
+    requested: dict[str, Any] = {
+        name: outputs[name].reshape(shape) for name in (*_options.OF_ROWS, *draw_stats) if name in names
     }
-    counts = dict(zip(_options.COUNTS, found["counts"].tolist())) if want_counts else {}
+    counts = dict(zip(_options.COUNTS, outputs["counts"].tolist())) if want_counts else {}
     return LinearCrossEntropyResult(
-        loss=found["loss"].reshape(shape) if o["reduction"] == "none" else found["loss"][()],
-        **asked,
+        loss=outputs["loss"].reshape(shape) if o["reduction"] == "none" else outputs["loss"][()],
+        **requested,
         **{name: count for name, count in counts.items() if name in names},
-        d_hidden=found["d_hidden"].reshape(x.shape) if "hidden" in wanted else None,
-        d_weight=found.get("d_weight"),
-        d_bias=found.get("d_bias"),
+        d_hidden=outputs["d_hidden"].reshape(x.shape) if "hidden" in wanted else None,
+        d_weight=outputs.get("d_weight"),
+        d_bias=outputs.get("d_bias"),
     )
 
 
-@takes(TopKOptions, **_MORE)
+@accepts(TopKOptions, **_MORE)
 def linear_top_k(hidden: ArrayLike, weight: ArrayLike, k: int, **options: Unpack[TopKOptions]) -> LinearTopK:
-    """The k largest logits of each row of ``hidden @ weight.T``, without ever holding all of them; arguments and
-    results as of :func:`logitless.linear_top_k`.
+    """Computes the k largest logits of each row of ``hidden @ weight.T`` without holding all of them.
+
+    Arguments not listed here, results and errors are those of :func:`logitless.linear_top_k`.
 
     Args:
-        temperature, threads, backend: as in :func:`linear_cross_entropy`.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        k: The number of logits, from 1 to the smaller of 64 and V.
+        temperature: As in :func:`logitless.numpy.linear_cross_entropy`.
+        threads: As in :func:`logitless.numpy.linear_cross_entropy`.
+        backend: As in :func:`logitless.numpy.linear_cross_entropy`.
     """
     o = _options.filled("linear_top_k", names_of(TopKOptions), options, _MORE)
     x, c = _operand(hidden), _operand(weight)
-    y = np.zeros(x.shape[:-1], np.int64)  # that no row is ignored
-    found = _Call("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
-    return LinearTopK(*(found[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
+    y = np.zeros(x.shape[:-1], np.int64)  # no row is ignored
+    outputs = _PreparedCall("linear_top_k", x, c, y, o, False, _options.checked_k(k, *c.shape[:1])).run()
+    return LinearTopK(*(outputs[name].reshape((*y.shape, k)) for name in ("top_ids", "top_log_probs")))
 
 
-@takes(IdOptions, **_MORE)
+@accepts(IdOptions, **_MORE)
 def linear_log_probs(
     hidden: ArrayLike, weight: ArrayLike, ids: ArrayLike, **options: Unpack[IdOptions]
 ) -> NDArray[Any]:
-    """Log-probabilities ``[..., K]`` of given ids; arguments and results as of :func:`logitless.linear_log_probs`.
+    """Computes the log-probabilities of ids, ``[..., K]``, without holding the logits.
 
-    Their gradients with upstream gradients g are those of :func:`linear_cross_entropy` with the target ids,
+    Arguments not listed here, results and errors are those of :func:`logitless.linear_log_probs`. The gradients for
+    upstream gradients g are those of :func:`logitless.numpy.linear_cross_entropy` with the ids as targets,
     ``target_weight=-g`` and reduction "sum".
 
     Args:
-        ids: ``[..., K]``, K <= 64, int64 or int32.
-        temperature, threads, backend: as in :func:`linear_cross_entropy`.
+        hidden: Hidden states, ``[..., D]``.
+        weight: The head's weight, ``[V, D]``.
+        ids: Ids, int64 or int32, ``[..., K]`` with K <= 64.
+        temperature: As in :func:`logitless.numpy.linear_cross_entropy`.
+        threads: As in :func:`logitless.numpy.linear_cross_entropy`.
+        backend: As in :func:`logitless.numpy.linear_cross_entropy`.
     """
     o = _options.filled("linear_log_probs", names_of(IdOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(ids)
     if y.ndim != x.ndim:
         raise ValueError(f"ids: expected shape {shape_text((*x.shape[:-1], 'K'))}, got {shape_text(y.shape)}")
-    call = _Call("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
+    call = _PreparedCall("linear_log_probs", x, c, y, o | {"reduction": "sum"}, True)
     call.read["target_weight"] = np.ones((len(call.read["hidden"]), y.shape[-1]), call.stats)
     return call.run()["target_log_probs"].reshape(y.shape)
 
@@ -221,13 +239,13 @@ def linear_log_probs(
 
 
 def _operand(values: ArrayLike) -> NDArray[Any]:
-    """An array in the machine's own byte order."""
+    """Returns an array in the machine's own byte order."""
     array = np.asarray(values)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _row_major(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself when the library can read it by a stride between rows."""
+    """Returns the array itself if the library can read it with a stride between rows, else a copy."""
     item, (rows, columns) = array.itemsize, array.shape
     contiguous_rows = columns == 1 or array.strides[1] == item
     ordered = rows <= 1 or (array.strides[0] >= columns * item and array.strides[0] % item == 0)
@@ -236,8 +254,8 @@ def _row_major(array: NDArray[Any]) -> NDArray[Any]:
     return np.array(array, order="C")
 
 
-class _Call:
-    """A call: its arrays by the library's names, and its options. several: targets a row."""
+class _PreparedCall:
+    """A call: its arrays by the library's names, and its options. several: whether rows have several targets."""
 
     def __init__(
         self,
@@ -263,7 +281,7 @@ class _Call:
         self.read = {"hidden": _row_major(x.reshape(-1, x.shape[-1])), "weight": _row_major(c)}
         self.read["targets"] = np.require(y, None, ["C", "A"])
         self.stats = stats_of(x)
-        if self.options["num_items"] == 0:  # as an option, 0 is none
+        if self.options["num_items"] == 0:  # the option 0 would mean none
             self.read["num_items"] = np.zeros((), self.stats)
         if bias is not None:
             self.read["bias"] = np.require(bias, None, ["C", "A"])
@@ -276,7 +294,7 @@ class _Call:
             )
 
     def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
-        """Real numbers of rows or classes, unless None."""
+        """Adds real numbers of rows or classes, unless None."""
         if values is None:
             return
         array = np.asarray(values)
@@ -285,20 +303,20 @@ class _Call:
             raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
         self.read[tensor or name] = np.require(array, self.stats, ["C", "A"]).reshape(-1)
 
-    def run(self, pass_: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
-        asked, read = Pass(pass_, flags, self.function), self.read
-        plan = native.plan_of(spec_of(asked, read, self.options), *self.place)
-        returned = results(asked, read, self.options)
-        found = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in returned.items()}
+    def run(self, kind: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
+        pass_key, read = PassKey(kind, flags, self.function), self.read
+        plan = native.plan_of(spec_of(pass_key, read, self.options), *self.place)
+        returned = results(pass_key, read, self.options)
+        outputs = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in returned.items()}
         buffers: Any = native.schema().buffers()
-        for name, array in (read | found).items():
+        for name, array in (read | outputs).items():
             if name != "counts":
                 setattr(buffers, name, array.ctypes.data)
-        if "counts" in found:
-            found["counts"][:] = 0
-            buffers.valid_count = found["counts"][1:].ctypes.data
+        if "counts" in outputs:
+            outputs["counts"][:] = 0
+            buffers.valid_count = outputs["counts"][1:].ctypes.data
             if "argmax" in flags.stats:
-                buffers.correct_count = found["counts"].ctypes.data
+                buffers.correct_count = outputs["counts"].ctypes.data
         for name in ("hidden", "weight"):
             rows = read[name]
             setattr(buffers, f"{name}_stride", rows.strides[0] // rows.itemsize if len(rows) > 1 else 0)
@@ -306,11 +324,11 @@ class _Call:
             native.run_on_host(plan, buffers)
         except InvalidTargetError as error:
             raise _options.named_target(error, read["targets"].shape, self.targets) from None
-        return found
+        return outputs
 
 
 def _seed(seed: int | np.random.Generator | None) -> NDArray[np.int64]:
-    """A scalar to read."""
+    """Returns the seed as an array, which the library reads; None draws one from numpy.random."""
     if seed is None:
         seed = int(np.random.randint(_options.SEED_RANGE))
     elif isinstance(seed, np.random.Generator):

@@ -1,7 +1,7 @@
 """The schema of a call: options, statistics, dtypes. Knows neither PyTorch nor numpy.
 
-Each option, statistic and dtype is described once, here: every interface goes through these tables. Most ranges are
-checked by the library, whose messages name argument, expected and got.
+These tables describe each option, statistic and dtype once, and every interface uses them. The library checks most
+ranges; its messages name argument, expected and got.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
 FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
 MOST_TOP_K = 64
-MOST_TARGETS = 64  # of a row
-ONE_TARGET_STATS = ("correct_count", "is_top1")  # of several targets none is the right one
-SEED_RANGE = 1 << 62  # of the seeds drawn from a generator
+MOST_TARGETS = 64  # targets a row
+ONE_TARGET_STATS = ("correct_count", "is_top1")  # with several targets no class is the right one
+SEED_RANGE = 1 << 62  # seeds drawn from a generator are below it
 
-# ---- the options of a head, which signatures unpack; logitless.linear_cross_entropy says what they mean
+# ---- the options of a head, which signatures unpack; the docstring of logitless.linear_cross_entropy explains them
 
 
 class Budget(TypedDict, total=False):
@@ -47,7 +47,7 @@ class MethodOptions(Budget, total=False):
 
 
 class ScaleOptions(Budget, total=False):
-    """Options of logits of which there is one for all rows."""
+    """Options of logits with one value for all rows."""
 
     scale: Number
     softcap: Number | None
@@ -60,7 +60,7 @@ class LogitOptions(ScaleOptions, total=False):
 
 
 class ReductionOptions(ScaleOptions, MethodOptions, total=False):
-    """Options of a loss but the temperature, which may be an array of another kind."""
+    """Options of a loss without the temperature, which may be an array of another kind."""
 
     reduction: str
     ignore_index: int | None
@@ -74,7 +74,7 @@ class LossOptions(ReductionOptions, LogitOptions, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of a module's call, beside those that the module keeps."""
+    """Options of a module's call beside those that the module keeps."""
 
     token_weight: Tensor | None
     num_items: Number | None
@@ -84,7 +84,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class HeadOptions(LossOptions, CallOptions, total=False):
-    """Options of a call of a loss."""
+    """All options of linear_cross_entropy."""
 
     bias: Tensor | None
     class_weight: Tensor | None
@@ -129,10 +129,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ORDER = [name for known in DEFAULTS for name in ((known, "return_stats") if known == "main_grad" else (known,))]
 
 
-def takes(options: type, first: Sequence[str] = (), **others: Any) -> Callable[[F], F]:
-    """Shows the options that a function unpacks in its signature, in the order of DEFAULTS behind its own.
+def accepts(options: type, first: Sequence[str] = (), **others: Any) -> Callable[[F], F]:
+    """Shows the options that a function unpacks in its signature: behind its own parameters, in the order of DEFAULTS.
 
-    first: keywords before all others; others: defaults that are not those of DEFAULTS.
+    first: keywords that come before all others. others: defaults that differ from DEFAULTS.
     """
     order, defaults = [*first, *(name for name in _ORDER if name not in first)], DEFAULTS | others
 
@@ -159,7 +159,7 @@ def names_of(options: type) -> frozenset[str]:
 
 LOSS_OPTIONS, HEAD_OPTIONS = names_of(LossOptions), names_of(HeadOptions)
 TOP_K_OPTIONS, ID_OPTIONS = names_of(TopKOptions), names_of(IdOptions)
-# Those that may be numbers of tensors, in the order of DEFAULTS.
+# Options that are numbers or tensors of one element, in the order of DEFAULTS.
 NUMBERS = tuple(
     name
     for name in DEFAULTS
@@ -174,7 +174,7 @@ def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> N
 
 
 def filled(function: str, known: frozenset[str], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options, whose names are checked, and the defaults of others. others: as in takes()."""
+    """Checks the names of the given options and adds the defaults of those left out. others: as in accepts()."""
     check_names(function, given, known)
     return {**DEFAULTS, **others, **given}
 
@@ -185,7 +185,7 @@ F32, BF16, F16, F64, I32, I64 = range(6)  # logitless_dtype
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)  # logitless_pass
 
 
-# By PyTorch's and numpy's names; numpy has bfloat16 of the package ml_dtypes.
+# Keys are the names of PyTorch and numpy, whose bfloat16 comes from the package ml_dtypes.
 FLOATS = {"float32": F32, "bfloat16": BF16, "float16": F16, "float64": F64}
 INTEGER_DTYPES = {"int32": I32, "int64": I64}
 CODES = FLOATS | INTEGER_DTYPES
@@ -197,10 +197,10 @@ _SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 
 
 def name_of(dtype: Any) -> str:
-    """``float32`` of "float32", "f32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
+    """Returns "float32" for "float32", "f32", torch.float32, numpy.float32 or numpy.dtype("float32")."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-    found = str(name or dtype).rpartition(".")[2]
-    return _SHORT.get(found, found)
+    text = str(name or dtype).rpartition(".")[2]
+    return _SHORT.get(text, text)
 
 
 def float_code(argument: str, dtype: Any) -> int:
@@ -218,7 +218,7 @@ def target_code(dtype: Any, argument: str = "targets") -> int:
 
 
 def check_float64(float64: Any, operands: Mapping[str, Any], of: str = "of hidden, weight and bias") -> None:
-    """That of tensors (torch.float64) or arrays (numpy.float64) all are float64 or none is; None is left out."""
+    """Checks that all tensors (torch.float64) or arrays (numpy.float64) are float64 or none is; skips None."""
     (first, like), *others = operands.items()
     for name, operand in others:
         if operand is not None and (operand.dtype == float64) != (like.dtype == float64):
@@ -231,12 +231,12 @@ def check_float64(float64: Any, operands: Mapping[str, Any], of: str = "of hidde
 
 
 class Statistic(NamedTuple):
-    """One of each row."""
+    """A statistic with one value a row."""
 
-    name: str  # of return_stats, and of the tensor in tensors.def
-    dtype: str = ""  # of its array; "": that of the loss
-    differentiable: bool = False  # then there is a tensor grad_<name>
-    is_default: bool = False  # whether return_stats=True asks for it
+    name: str  # in return_stats and in tensors.def
+    dtype: str = ""  # "": the dtype of the loss
+    differentiable: bool = False  # if so, there is a tensor grad_<name>
+    is_default: bool = False  # whether return_stats=True includes it
 
 
 STATISTICS = (
@@ -250,31 +250,31 @@ STATISTICS = (
     Statistic("is_top1", dtype="bool"),
     Statistic("max_logit"),
 )
-COUNTS = ("correct_count", "valid_count")  # scalars; the former wants argmax, too
-DRAW_STATS = ("kept_count", "draw_variance")  # of sparsified gradients
+COUNTS = ("correct_count", "valid_count")  # scalars; the former also needs argmax
+DRAW_STATS = ("kept_count", "draw_variance")  # with sparsified gradients only
 
 OF_ROWS = tuple(statistic.name for statistic in STATISTICS)
 DIFFERENTIABLE = tuple(statistic.name for statistic in STATISTICS if statistic.differentiable)
 CONSTANT = tuple(statistic.name for statistic in STATISTICS if not statistic.differentiable)
-STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # tensors
+STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # names of tensors
 DEFAULT_STATS = (*(statistic.name for statistic in STATISTICS if statistic.is_default), *COUNTS)
 STAT_NAMES = (*DEFAULT_STATS, *(name for name in OF_ROWS if name not in DEFAULT_STATS), *DRAW_STATS)
 
 
 def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of rows among them, in the order of the list."""
-    asked = set(names)
-    return tuple(name for name in OF_ROWS if name in asked)
+    """Returns the names that are statistics of rows, in the order of STATISTICS."""
+    requested = set(names)
+    return tuple(name for name in OF_ROWS if name in requested)
 
 
-# ---- what is asked of a pass
+# ---- functions, and the gradients and statistics of a pass
 
 
 class Function(NamedTuple):
     """A public function over logits."""
 
-    targets: str  # its name of the targets
-    tells: tuple[str, ...] = ()  # what it returns in the place of a loss: names of tensors
+    targets: str  # the name of its targets in messages
+    outputs: tuple[str, ...] = ()  # tensors that it returns instead of a loss
 
 
 FUNCTIONS = {
@@ -282,11 +282,11 @@ FUNCTIONS = {
     "linear_log_probs": Function("ids", ("target_log_probs",)),
     "linear_top_k": Function("targets", ("top_ids", "top_log_probs")),
 }
-INTEGERS = ("ignore_index", "shift", "sequence_length", "max_workspace_bytes", "top_k")  # options of a pass
+INTEGERS = ("ignore_index", "shift", "sequence_length", "max_workspace_bytes", "top_k")  # options that are integers
 
 
 class Wants(NamedTuple):
-    """Which gradients."""
+    """Gradients that are wanted."""
 
     hidden: bool = False
     weight: bool = False
@@ -296,7 +296,7 @@ class Wants(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Gradients, statistics, and what becomes of draws."""
+    """Gradients and statistics of a pass, and its use of draws."""
 
     want_d_hidden: bool = False
     want_d_weight: bool = False
@@ -306,7 +306,7 @@ class Flags(NamedTuple):
     keeps_draws: bool = False
     want_draw_stats: bool = False
     want_counts: bool = False
-    stats: tuple[str, ...] = ()  # of rows, in the order of STATISTICS
+    stats: tuple[str, ...] = ()  # statistics of rows, in the order of STATISTICS
 
     def wants(self) -> Wants:
         return Wants(*map(bool, self[: len(Wants._fields)]))
@@ -319,9 +319,9 @@ class Flags(NamedTuple):
         return self.want_d_scale or self.want_d_temperature
 
 
-# ---- what a backward pass reads of a forward pass: names of tensors
+# ---- tensors that a forward pass saves for its backward pass
 
-LSE = ("lse", "lse_residual")  # of all of them: a forward pass writes both or none
+LSE = ("lse", "lse_residual")  # a forward pass writes both or none
 SAVED = (*LSE, "entropy", "draws")
 
 # ---- checks
@@ -332,7 +332,7 @@ def shape_text(shape: Any) -> str:
 
 
 def gradient_names(gradients: bool | Iterable[str], possible: Sequence[str]) -> tuple[str, ...]:
-    """Which are wanted; True for all that are possible."""
+    """Returns the names of the wanted gradients; True stands for all possible ones."""
     if isinstance(gradients, bool):
         return tuple(possible) if gradients else ()
     names = tuple(gradients)
@@ -370,7 +370,7 @@ def check_matrices(arrays: Mapping[str, Any], least_vocab: int = 1) -> None:
 
 
 def _is_symbol(value: Any) -> bool:
-    """Whether PyTorch compiles with it, so that it is to stay a symbol."""
+    """Whether PyTorch traces the value, so that it must stay a symbol."""
     return type(value).__name__ in ("SymInt", "SymFloat", "FakeTensor", "FunctionalTensor")
 
 
@@ -380,12 +380,12 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, float) or _is_symbol(value):
         return value  # type: ignore[no-any-return]
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number of float64's range, got a larger one") from None
-    except TypeError:  # of what holds a number only sometimes, as arrays
+    except TypeError:  # arrays hold a number only sometimes
         raise TypeError(f"{name}: expected a number, got {value!r}") from None
-    return value if isinstance(value, int) else found
+    return value if isinstance(value, int) else result
 
 
 def integer(name: str, value: Any) -> int:
@@ -393,10 +393,10 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
     if _is_symbol(value):
         return value  # type: ignore[no-any-return]
-    found = operator.index(value)
-    if not -(1 << 63) <= found < 1 << 63:
-        raise ValueError(f"{name}: expected an integer of 64 bits, got {found}")
-    return found
+    result = operator.index(value)
+    if not -(1 << 63) <= result < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {result}")
+    return result
 
 
 def checked_num_items(value: Any, reduction: str) -> float:
@@ -413,43 +413,43 @@ _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
 
 
 def size(text: str) -> int | None:
-    """Bytes of "256MiB", "1GB", "64k", "1.5GiB" or "4096", as the command line takes them; None for another text."""
+    """Parses "256MiB", "1GB", "64k", "1.5GiB" or "4096" as the command line does; None for any other text."""
     lowered = text.lower()
     digits = len(lowered) - len(lowered.lstrip("0123456789."))
     number, unit = lowered[:digits], lowered[digits:].lstrip(" ").removesuffix("b")
     if number.count(".") > 1 or number in ("", ".") or unit not in _UNITS:
         return None
-    found = float(number) * _UNITS[unit]
-    return int(found) if found < 2.0**62 else None
+    count = float(number) * _UNITS[unit]
+    return int(count) if count < 2.0**62 else None
 
 
 def budget(value: int | str | None) -> int:
-    """max_workspace_bytes as the library takes it: 0 for None, FASTEST for "fastest"."""
+    """Returns max_workspace_bytes as the library takes it: 0 for None, FASTEST for "fastest"."""
     if value is None:
         return 0
-    found: int | None
+    result: int | None
     if isinstance(value, str):
-        found = FASTEST if value == "fastest" else size(value)
+        result = FASTEST if value == "fastest" else size(value)
     else:
-        found = integer("max_workspace_bytes", value)
-    if found is None or found <= 0:
+        result = integer("max_workspace_bytes", value)
+    if result is None or result <= 0:
         raise ValueError(
             'max_workspace_bytes: expected a positive number of bytes, a size such as "256MiB", "fastest" or None, got '
             f"{value!r}"
         )
-    return found
+    return result
 
 
 def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
-    """The options of a pass, checked: 0 for None but of num_items, of which 0 is a number."""
+    """Checks the options of a pass. None becomes 0, except for num_items, where 0 is a number of its own."""
     reduction, ignore_index, num_items = given["reduction"], given["ignore_index"], given["num_items"]
     check_choice("reduction", reduction, REDUCTIONS)
     method = checked_method(given)
-    found = {
+    numbers = {
         name: 0.0 if given[name] is None and DEFAULTS[name] is None else number(name, given[name]) for name in NUMBERS
     }
     return {
-        **found,
+        **numbers,
         **method,
         "reduction": reduction,
         "ignore_index": DEFAULTS["ignore_index"] if ignore_index is None else integer("ignore_index", ignore_index),
@@ -462,21 +462,21 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
 
 
 def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of MethodOptions, checked; the budget as it is given."""
-    found = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
-    budget(found["max_workspace_bytes"])
-    check_choice("gradient", found["gradient"], GRADIENTS)
-    if not isinstance(found["batch_invariant"], bool):
-        raise TypeError(f"batch_invariant: expected a bool, got {type(found['batch_invariant']).__name__}")
-    if found["batch_invariant"] and found["gradient"] != "exact":
+    """Checks the options of MethodOptions; the budget stays as it was given."""
+    method = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
+    budget(method["max_workspace_bytes"])
+    check_choice("gradient", method["gradient"], GRADIENTS)
+    if not isinstance(method["batch_invariant"], bool):
+        raise TypeError(f"batch_invariant: expected a bool, got {type(method['batch_invariant']).__name__}")
+    if method["batch_invariant"] and method["gradient"] != "exact":
         raise ValueError(
-            f'batch_invariant: expected False unless gradient is "exact", got True with "{found["gradient"]}", whose '
-            "sums are relative to a guess that other rows have a part in"
+            f'batch_invariant: expected False unless gradient is "exact" (the lse estimate of sparsified gradients '
+            f'depends on other rows), got True with "{method["gradient"]}"'
         )
-    threshold = found["threshold"] = number("threshold", found["threshold"])
+    threshold = method["threshold"] = number("threshold", method["threshold"])
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
-    return found
+    return method
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -492,41 +492,41 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
 
 
 def checked_k(k: Any, vocab: int = 0) -> int:
-    """vocab: 0 where the head is checked later."""
-    found, most = integer("k", k), min(MOST_TOP_K, vocab or MOST_TOP_K)
-    if not 1 <= found <= most:
+    """Checks k. vocab: 0 where the head is checked later."""
+    result, most = integer("k", k), min(MOST_TOP_K, vocab or MOST_TOP_K)
+    if not 1 <= result <= most:
         raise InvalidArgumentError(
-            f"k: expected a number in [1, {most}], the smaller one of {MOST_TOP_K} and V, got {found}"
+            f"k: expected a number in [1, {most}] (the smaller of {MOST_TOP_K} and V), got {result}"
         )
-    return found
+    return result
 
 
 def check_targets_shape(name: str, target: Sequence[int], rows: Sequence[int], several: bool) -> None:
-    """Checks the targets of rows of this shape: one for each, or several."""
+    """Checks the shape of targets: one for each row, or several."""
     if tuple(target[: len(rows)] if several else target) != tuple(rows) or len(target) != len(rows) + several:
         more = " with one more dimension of K targets" if several else ""
-        hint = "; several targets a row want target_weight" if len(target) == len(rows) + 1 and not several else ""
+        hint = "; several targets a row need target_weight" if len(target) == len(rows) + 1 and not several else ""
         raise InvalidArgumentError(
-            f"{name}: expected shape {shape_text(rows)} (that of hidden without its last dimension){more}, got "
+            f"{name}: expected shape {shape_text(rows)} (hidden without its last dimension){more}, got "
             f"{shape_text(target)}{hint}"
         )
     if several and not 1 <= target[-1] <= MOST_TARGETS:
         raise InvalidArgumentError(
-            f"{name}: expected at most {MOST_TARGETS} targets a row (ids and weights of the K largest probabilities; "
-            f"those of the whole vocabulary are not taken), got {target[-1]}"
+            f"{name}: expected at most {MOST_TARGETS} targets a row (ids and weights of the K largest "
+            f"probabilities, not the whole vocabulary), got {target[-1]}"
         )
 
 
 def dense_message(dtype: Any) -> str:
     return (
         f"targets: expected class indices, int64 or int32, got {dtype}; probabilities of the whole vocabulary are not "
-        f"taken: pass the ids of at most {MOST_TARGETS} classes a row as targets [..., K], and their probabilities as "
-        "target_weight"
+        f"supported: pass the ids of at most {MOST_TARGETS} classes a row as targets [..., K], and their probabilities "
+        "as target_weight"
     )
 
 
 def check_several_targets(class_weight: object, gradient: str) -> None:
-    """Refuses what several targets a row exclude."""
+    """Refuses options that several targets a row exclude."""
     if class_weight is not None:
         raise ValueError(
             "class_weight: expected None with several targets a row, got class weights; multiply target_weight by "
@@ -537,7 +537,7 @@ def check_several_targets(class_weight: object, gradient: str) -> None:
 
 
 def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool = False) -> tuple[str, ...]:
-    """Which statistics are asked for; all but the default ones by name only. several: targets a row."""
+    """Returns the names of the requested statistics; True stands for the default ones. several: targets a row."""
     if isinstance(return_stats, bool):
         default = tuple(name for name in DEFAULT_STATS if not (several and name in ONE_TARGET_STATS))
         return default if return_stats else ()
@@ -558,7 +558,8 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool
 
 
 def named_target(error: InvalidTargetError, shape: Sequence[int], name: str = "targets") -> InvalidTargetError:
-    """The library's refusal of a target out of range, with the caller's name of it and its place in that shape."""
+    """Returns the library's error of a target out of range with the caller's name of the targets and its place in
+    them."""
     place: list[int] = []
     rest = error.row or 0
     for size in reversed(shape):

@@ -1,4 +1,4 @@
-"""Results of the package's functions, made of what a call has found."""
+"""The results of the package's functions, made from the outputs of a call."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from .options import check_targets_shape
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """Statistics that ``return_stats`` asked for; the others are None.
+    """The loss and the statistics that ``return_stats`` requested; the others are None.
 
-    Per-token tensors have the shape ``hidden.shape[:-1]``.
+    Tensors of rows have the shape ``hidden.shape[:-1]``. Rows without a target (``ignore_index``, or none after the
+    shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``, ``entropy`` and ``target_logit`` are differentiable (see
+    ``differentiable_stats``). The logits z are those after scale, softcap and temperature.
 
-    Rows without a target (``ignore_index``, or none after the shift) hold 0, and -1 in ``argmax``. ``nll``, ``lse``,
-    ``entropy`` and ``target_logit`` are differentiable (see ``differentiable_stats``). The target's log-probability is
-    ``-nll``.
-
-    Of the logits z, after scale, softcap and temperature: ``target_logit`` is z_y, ``mean_logit`` sum_j z_j / V,
-    ``max_logit`` the largest, ``log_sum_sq_probs`` log sum_j p_j^2 (minus the Renyi entropy of order 2), and
-    ``is_top1`` (bool) says whether the target is the argmax, the first of equals. Of several targets a row, there is no
-    ``is_top1`` and no ``correct_count``.
-
-    Of sparsified gradients: ``kept_count`` (int32) says how many elements a row's gradient was made of, its target
-    included; ``draw_variance`` estimates the variance of the drawn row of dz over its squared norm, so its root is
-    the row's relative error.
+    Attributes:
+        loss: The loss, a scalar, or one for each row with reduction "none".
+        nll: lse - z_y, so ``-nll`` is the target's log-probability.
+        lse: log sum_j exp z_j.
+        entropy: The entropy of the softmax, in nats.
+        argmax: The class of the largest logit, the first of equal ones; int64.
+        correct_count: The number of rows whose target is the argmax; None with several targets a row.
+        valid_count: The number of rows with a target.
+        kept_count: The number of elements, the target's included, from which a row's sparsified gradient was made;
+            int32.
+        draw_variance: An estimate of the variance of the drawn row of dz over its squared norm. Its root is the row's
+            relative error.
+        target_logit: z_y.
+        mean_logit: sum_j z_j / V.
+        log_sum_sq_probs: log sum_j p_j^2, which is minus the Renyi entropy of order 2.
+        is_top1: Whether the target is the argmax; bool. None with several targets a row.
+        max_logit: The largest z_j.
     """
 
     loss: Tensor
@@ -56,9 +63,9 @@ class LinearTopK(NamedTuple):
 
 
 def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | LinearCrossEntropyOutput:
-    """The result of linear_cross_entropy. rows: the shape of per-row outputs, where the hidden states have another."""
-    found, a = perform(prepared), prepared.a
-    loss = found["loss"]
+    """Returns the result of linear_cross_entropy. rows: the shape of per-row outputs; None: hidden's."""
+    outputs, a = perform(prepared), prepared.a
+    loss = outputs["loss"]
     if a.return_stats is False and a.reduction != "none":
         return loss
     rows = a.rows() if rows is None else rows
@@ -66,18 +73,18 @@ def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | L
         loss = loss.reshape(rows)
     if a.return_stats is False:
         return loss
-    asked: dict[str, Tensor] = {}
+    stats: dict[str, Tensor] = {}
     for name in prepared.call.names:
         if name in _options.COUNTS:
-            asked[name] = found["counts"][_options.COUNTS.index(name)]
+            stats[name] = outputs["counts"][_options.COUNTS.index(name)]
         else:
-            value = found[name].reshape(rows)
-            asked[name] = value if a.differentiable_stats else value.detach()
-    return LinearCrossEntropyOutput(loss=loss, **asked)
+            value = outputs[name].reshape(rows)
+            stats[name] = value if a.differentiable_stats else value.detach()
+    return LinearCrossEntropyOutput(loss=loss, **stats)
 
 
 def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropyOutput:
-    """The loss of a whole vocabulary, without DTensors. plain: as in prepare()."""
+    """Returns the loss over a whole vocabulary, without DTensors. plain: as in prepare()."""
     return loss_of(prepare(a, plain=plain))
 
 
@@ -86,7 +93,7 @@ def log_probs_of(prepared: Prepared, rows: Sequence[int]) -> Tensor:
 
 
 def log_probs(a: Arguments) -> Tensor:
-    """Log-probabilities of a whole vocabulary; the targets are the ids."""
+    """Returns log-probabilities over a whole vocabulary; the targets are the ids."""
     rows = getattr(a.hidden, "shape", ())[:-1]
     a = with_row_temperature(ids_of(a), rows)
     check_targets_shape("ids", a.targets.shape, rows, True)
@@ -94,12 +101,12 @@ def log_probs(a: Arguments) -> Tensor:
 
 
 def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
-    found = perform(prepared)
-    return LinearTopK(found["top_ids"].reshape((*rows, k)), found["top_log_probs"].reshape((*rows, k)))
+    outputs = perform(prepared)
+    return LinearTopK(outputs["top_ids"].reshape((*rows, k)), outputs["top_log_probs"].reshape((*rows, k)))
 
 
 def top_k(a: Arguments, k: int) -> LinearTopK:
-    """The largest logits of a whole vocabulary; there are no targets."""
+    """Returns the largest logits of a whole vocabulary; there are no targets."""
     check_tensor("hidden", a.hidden)
     rows = a.hidden.shape[:-1]
     a = with_row_temperature(tokens_of(a, rows), rows)

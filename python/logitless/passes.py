@@ -1,5 +1,7 @@
-"""The tensors that a pass reads and writes, by the names of tensors.def, and its plan. Knows neither PyTorch nor
-numpy."""
+"""The tensors that a pass reads and writes, by the names of tensors.def, and the problem of its plan.
+
+Knows neither PyTorch nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from .options import BACKWARD, FORWARD, LSE, Flags, name_of
 GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
 
 
-class Pass(NamedTuple):
-    """A pass, but for tensors and options."""
+class PassKey(NamedTuple):
+    """A pass without its tensors and options."""
 
-    kind: int
+    kind: int  # FORWARD, BACKWARD or FORWARD_BACKWARD
     flags: Flags = Flags()
     function: str = "linear_cross_entropy"
     ranks: Any = None  # call.Ranks
@@ -27,43 +29,43 @@ class Result(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    device: str = ""  # "": that of hidden
+    device: str = ""  # "": the device of hidden
 
 
 def stats_of(hidden: Any) -> str:
-    """The dtype of losses, statistics and weights of rows and classes."""
+    """Returns the dtype of losses, statistics, and weights of rows and classes."""
     return "float64" if name_of(hidden.dtype) == "float64" else "float32"
 
 
-def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """The tensors that a pass returns. counts holds correct and valid rows, the former 0 without argmax; a plan tells
-    the size of draws.
+def results(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+    """Returns the tensors that a pass returns.
 
-    The gradient of the weight is among them also where it is added to main_grad, which is not known here.
+    counts holds correct and valid rows, the former 0 without argmax. The size of draws stays 0, as only a plan knows
+    it. d_weight is included even if it is added to main_grad, which is not known here.
     """
-    pass_, flags, function, _ = asked
+    kind, flags, function, _ = pass_key
     hidden, weight, bias = read["hidden"], read["weight"], read.get("bias")
     rows, stats = (hidden.shape[0],), stats_of(hidden)
-    found: dict[str, Result] = {}
-    if pass_ != BACKWARD:
+    outputs: dict[str, Result] = {}
+    if kind != BACKWARD:
         if function != "linear_top_k":
-            found["loss"] = Result(rows if options["reduction"] == "none" else (), stats)
+            outputs["loss"] = Result(rows if options["reduction"] == "none" else (), stats)
         for statistic in _options.STATISTICS:
             if statistic.name in flags.stats:
-                found[statistic.name] = Result(rows, statistic.dtype or stats)
+                outputs[statistic.name] = Result(rows, statistic.dtype or stats)
         if flags.want_counts:
-            found["counts"] = Result((2,), "int64")
-        for name in _options.FUNCTIONS[function].tells:
+            outputs["counts"] = Result((2,), "int64")
+        for name in _options.FUNCTIONS[function].outputs:
             columns = options["top_k"] or read["targets"].shape[-1]
-            found[name] = Result((*rows, columns), "int64" if name == "top_ids" else stats)
-    if pass_ == FORWARD:
+            outputs[name] = Result((*rows, columns), "int64" if name == "top_ids" else stats)
+    if kind == FORWARD:
         if "lse" in flags.stats:
-            found["lse_residual"] = Result(rows, stats)
+            outputs["lse_residual"] = Result(rows, stats)
         if flags.keeps_draws:
-            found["draws"] = Result((0,), "uint8")
-        return found
+            outputs["draws"] = Result((0,), "uint8")
+        return outputs
     if flags.want_draw_stats:
-        found |= {"kept_count": Result(rows, "int32"), "draw_variance": Result(rows, stats)}
+        outputs |= {"kept_count": Result(rows, "int32"), "draw_variance": Result(rows, stats)}
     gradients = (
         Result(tuple(hidden.shape), name_of(hidden.dtype)),
         Result(tuple(weight.shape), name_of(weight.dtype)),
@@ -71,35 +73,40 @@ def results(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) ->
         Result((), stats),
         Result((), stats),
     )
-    return found | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
+    return outputs | {name: result for name, result, on in zip(GRADIENTS, gradients, flags.wants()) if on}
 
 
-def writes(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """The tensors that the library writes. Gradients of learned numbers are made of d_hidden and d_bias before
-    these are rounded. A d_weight that is read is added to."""
-    found, hidden, flags = results(asked, read, options), read["hidden"], asked.flags
+def writes(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+    """Returns the tensors to allocate for the library, which writes them.
+
+    The gradients of learned numbers need d_hidden and d_bias before these are rounded. A d_weight among the inputs is
+    added to, so it is left out.
+    """
+    outputs, hidden, flags = results(pass_key, read, options), read["hidden"], pass_key.flags
     if flags.learns_numbers():
-        found["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
+        outputs["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
     if flags.want_d_temperature and "bias" in read:
-        found["d_bias"] = Result(tuple(read["bias"].shape), stats_of(hidden))
+        outputs["d_bias"] = Result(tuple(read["bias"].shape), stats_of(hidden))
     for name in ("counts", "d_scale", "d_temperature", *(["d_weight"] if "d_weight" in read else [])):
-        found.pop(name, None)
-    return found
+        outputs.pop(name, None)
+    return outputs
 
 
-def spec_of(asked: Pass, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
-    """The problem of tensors that are there; they may be fake ones, whose sizes become constants. options: the resolved
-    ones; more: others of a plan."""
+def spec_of(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
+    """Returns the problem of these tensors, which may be fake ones; their sizes become constants.
+
+    options: resolved by resolve_options(). more: further options of a plan.
+    """
     (tokens, hidden), (vocab, _) = read["hidden"].shape, read["weight"].shape
     given = {name: int(value) if name in _options.INTEGERS else value for name, value in options.items()}
     given |= {"num_items": options["num_items"] or 0.0}
     if "target_weight" in read:
         given["targets_per_row"] = int(read["target_weight"].shape[1])
-    # An earlier pass made these, or will.
+    # Another pass writes lse and entropy, so they are no part of this problem.
     tensors = {name: name_of(array.dtype) for name, array in read.items() if name not in (*LSE, "entropy")}
-    tensors |= {name: result.dtype for name, result in writes(asked, read, options).items()}
-    if asked.flags.keeps_draws:
+    tensors |= {name: result.dtype for name, result in writes(pass_key, read, options).items()}
+    if pass_key.flags.keeps_draws:
         tensors["draws"] = "uint8"
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
     added = ("d_weight",) if "d_weight" in read else ()
-    return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=asked.kind, **given, **more)
+    return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_key.kind, **given, **more)

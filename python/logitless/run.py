@@ -1,10 +1,10 @@
-"""Runs of the library on tensors: no autograd, no dispatcher.
+"""Runs of the library on tensors, without autograd and without the dispatcher.
 
-What of a run depends on no data (its plan, the strides, the sizes of what it writes) is a Run, found again by the
-layouts of the tensors and the options.
+A Run holds what does not depend on data: the plan, the strides and the sizes of outputs. It is looked up by the layouts
+of the tensors and the options.
 
-Shapes, everywhere below the public functions: hidden [N, D], weight [V, D], bias [V], targets of N elements in the
-caller's shape, or of N x K with a target_weight [N, K]; vectors of rows and classes have stats_dtype.
+Below the public functions shapes are: hidden [N, D], weight [V, D], bias [V], and targets of N elements in the caller's
+shape, or of N x K with a target_weight [N, K]. Vectors of rows and classes have stats_dtype.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from . import options as _options
 from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
 from .options import LSE, Flags, Wants
-from .passes import Pass, Result, spec_of, writes
+from .passes import PassKey, Result, spec_of, writes
 
-# Names of tensors that are others for the caller.
+# Tensors that have another name for the caller.
 _ARGUMENTS = {
     "d_weight": "main_grad",
     "learned_scale": "scale",
@@ -36,34 +36,34 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """torch.bfloat16 of "bf16" or "bfloat16"; what is no text as it is."""
+    """Returns torch.bfloat16 for "bf16" or "bfloat16", and anything but text unchanged."""
     return DTYPES[_options.float_code("dtype", dtype)] if isinstance(dtype, str) else dtype
 
 
-Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_weight that is given is added to
-# A pass has these beside the library's: scalars whose gradients are wanted, with the options' values, and float64
-# numbers on the CPU, which take the place of the options NUMBERS.
+Tensors = dict[str, Tensor]  # by the names of tensors.def; a d_weight among inputs is added to
+# A pass has these tensors beside the library's: scalars whose gradients are wanted, with the values of the options, and
+# float64 numbers on the CPU, which replace the options NUMBERS.
 OF_PASS = ("learned_scale", "learned_temperature", "numbers")
 
 
 def stats_dtype(hidden: Tensor) -> torch.dtype:
-    """dtype of losses, statistics and weights of rows and classes."""
+    """Returns the dtype of losses, statistics, and weights of rows and classes."""
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-# In the order of Arguments.
+# The order is that of Arguments.
 _READ = ("hidden", "weight", "targets", "bias", "class_weight", "token_weight", "temperature", "target_weight")
 
 
 def read_as_they_are(arguments: Iterable[Any], tensors: Tensors) -> tuple[str, ...] | None:
-    """The names of tensors that readable() returned, if they are the first of these Arguments."""
+    """Returns the names of the tensors from readable() if they are the first of these Arguments, else None."""
     names = tuple(tensors)
     same = names == _READ[: len(names)] and all(tensors[name] is given for name, given in zip(names, arguments))
     return names if same else None
 
 
 def rows(matrix: Tensor) -> Tensor:
-    """The matrix itself when its rows are contiguous and do not overlap, whatever their stride."""
+    """Returns the matrix itself if its rows are contiguous and do not overlap, at any stride; else a copy."""
     if matrix.is_contiguous():
         return matrix
     count, columns = matrix.shape
@@ -78,45 +78,45 @@ def row_stride(matrix: Tensor) -> int:
 
 
 def rows_are_aligned(matrix: Tensor) -> bool:
-    """Whether every row begins at a multiple of 16 bytes, as far as rows are that long."""
+    """Whether every row begins at a multiple of 16 bytes. True if their length is no such multiple."""
     size = matrix.element_size()
     if matrix.shape[1] * size % 16 != 0:
-        return True  # rows of such a length are copied anyway
+        return True  # the kernels copy such rows anyway
     return matrix.data_ptr() % 16 == 0 and (matrix.shape[0] <= 1 or matrix.stride(0) * size % 16 == 0)
 
 
 def are_unaligned(hidden: Tensor, weight: Tensor) -> bool:
-    """The option unaligned_rows."""
+    """Returns the option unaligned_rows."""
     return hidden.is_cuda and not (rows_are_aligned(hidden) and rows_are_aligned(weight))
 
 
-def resolved(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The operator's options with their numbers by name: those that tensors on the CPU hold, too."""
-    found = joined(options, given.get("numbers"))
+def resolve_options(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the operator's options with all numbers by name, including those in tensors on the CPU."""
+    resolved = unpack_numbers(options, given.get("numbers"))
     if "num_items" in given and given["hidden"].device.type == "cpu":
-        found["num_items"] = _options.checked_num_items(given["num_items"].item(), found["reduction"])
+        resolved["num_items"] = _options.checked_num_items(given["num_items"].item(), resolved["reduction"])
     if "learned_scale" in given:
-        check_learned_scale(found["scale"])
+        check_learned_scale(resolved["scale"])
     if "learned_temperature" in given:
-        check_learned_temperature(found["softcap"])
-    return found
+        check_learned_temperature(resolved["softcap"])
+    return resolved
 
 
 def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
-    """The tensors that the library reads, in layouts that it reads. num_items: the resolved option."""
+    """Returns the tensors that the library reads, in layouts that it supports. num_items: the resolved option."""
     hidden = given["hidden"]
-    found = {
-        name: rows(tensor) if name in ("hidden", "weight") else tensor.contiguous()  # itself where it is
+    tensors = {
+        name: rows(tensor) if name in ("hidden", "weight") else tensor.contiguous()
         for name, tensor in given.items()
         if name not in OF_PASS
     }
-    if num_items == 0:  # as an option, 0 is none
-        found["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
+    if num_items == 0:  # the option 0 would mean none
+        tensors["num_items"] = torch.zeros((), dtype=stats_dtype(hidden), device=hidden.device)
     elif "num_items" in given:
-        del found["num_items"]
-        if num_items is None:  # which only the device knows
-            found["num_items"] = given["num_items"].to(hidden.device, stats_dtype(hidden))
-    return found
+        del tensors["num_items"]
+        if num_items is None:  # only the device knows it
+            tensors["num_items"] = given["num_items"].to(hidden.device, stats_dtype(hidden))
+    return tensors
 
 
 # ---- options that are numbers
@@ -126,21 +126,21 @@ def readable(given: Mapping[str, Tensor], num_items: float | None) -> Tensors:
 LEAST_LEARNED_SCALE = 2.0**-64
 
 
-def joined(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
-    """The options with their numbers by name: those of the tensor if there is one."""
-    found = dict(options)
-    numbers = found.pop("numbers")
-    found |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
-    if math.isnan(found["num_items"]):
-        found["num_items"] = None
-    return found
+def unpack_numbers(options: Mapping[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+    """Returns the options with their numbers by name. The numbers are those of the tensor if there is one."""
+    unpacked = dict(options)
+    numbers = unpacked.pop("numbers")
+    unpacked |= zip(_options.NUMBERS, numbers if tensor is None else tensor.tolist())
+    if math.isnan(unpacked["num_items"]):
+        unpacked["num_items"] = None
+    return unpacked
 
 
 def check_learned_scale(scale: float) -> None:
     if not abs(scale) >= LEAST_LEARNED_SCALE:
         raise ValueError(
             "scale: expected a magnitude of at least 2^-64 where its gradient is wanted (the product of hidden "
-            f"and its gradient over scale), got {scale}"
+            f"and its gradient, divided by scale), got {scale}"
         )
 
 
@@ -148,22 +148,22 @@ def check_learned_temperature(softcap: float) -> None:
     if softcap != 0:
         raise ValueError(
             "temperature: expected one that does not require grad with a softcap (its gradient is made of those of "
-            f"hidden and bias, which is no way past a softcap), got one that does, and softcap {softcap}"
+            f"hidden and bias, which holds only without a softcap), got one that does, and softcap {softcap}"
         )
 
 
 def inner_product(hidden: Tensor, d_hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """<hidden, d_hidden> of [N, D], rows by rows, added up in a scalar of float64. dtype: of hidden in the products.
+    """Returns <hidden, d_hidden> of [N, D] matrices as a float64 scalar. dtype: hidden's dtype in the products.
 
-    The gradients of scale and temperature are made of it. Logits depend on scale as on the size of hidden, so that of
-    scale is <hidden, d_hidden> / scale. Without a softcap they depend on the inverse of the temperature as on the
-    sizes of hidden and bias together, so that of the temperature is -(<hidden, d_hidden> + <bias, d_bias>) / T.
+    The gradients of scale and temperature follow from it. Scaling the logits by scale is like scaling hidden, so the
+    gradient of scale is <hidden, d_hidden> / scale. Without a softcap, scaling the logits by the inverse temperature is
+    like scaling hidden and bias together. So the gradient of T is -(<hidden, d_hidden> + <bias, d_bias>) / T.
     """
     rows = max(1, (1 << 20) // max(1, hidden.shape[1]))
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, start + rows)
-        gradient = d_hidden[part]  # 0 in ignored rows, whatever those of hidden hold
+        gradient = d_hidden[part]  # 0 in ignored rows, where hidden may hold NaN
         total += torch.where(gradient == 0, 0, hidden[part].to(dtype) * gradient).sum(dtype=torch.float64)
     return total
 
@@ -175,48 +175,51 @@ _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # None:
 
 
 def _allows_tf32() -> bool:
-    """PyTorch's permission of TF32 in products of float32 matrices on CUDA devices."""
+    """Whether PyTorch permits TF32 in products of float32 matrices on CUDA devices."""
     return bool(_precision("cuda", "matmul") == "tf32" if _precision else torch._C._get_cublas_allow_tf32())
 
 
-def _asked() -> str | None:
-    return os.environ.get("LOGITLESS_CUDA_ENGINE")  # sm90, mma or portable in place of the library's choice
+def _chosen_engine() -> str | None:
+    return os.environ.get("LOGITLESS_CUDA_ENGINE")  # sm90, mma or portable instead of the library's choice
 
 
-def place(hidden: Tensor, weight: Tensor) -> Any:
-    """Returns what plans depend on beside devices and layouts: threads of the CPU; on CUDA the alignment of both, the
-    engine chosen by name and whether TF32 is permitted."""
+def device_key(hidden: Tensor, weight: Tensor) -> Any:
+    """Returns what plans depend on beside devices and layouts.
+
+    On the CPU it is the number of threads. On CUDA it is the alignment of both matrices, the chosen engine and whether
+    TF32 is permitted.
+    """
     if not hidden.is_cuda:
         return torch.get_num_threads()
-    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _asked(), _allows_tf32()
+    return hidden.data_ptr() % 16, weight.data_ptr() % 16, _chosen_engine(), _allows_tf32()
 
 
 def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
-    """The plan for tensors on a device."""
+    """Returns the plan for tensors on a device."""
     if device.type == "cpu":
         return native.plan_of(spec, torch.get_num_threads())
-    name = _asked()
+    name = _chosen_engine()
     spec = spec.with_options(allow_tf32=_allows_tf32())
     with torch.cuda.device(device):
         return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
 
 def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flags) -> int:
-    """Bytes that a forward pass keeps of its draws, from sizes alone: the tensors may be fake ones."""
+    """Returns the bytes of draws that a forward pass keeps. Only sizes count, so the tensors may be fake ones."""
     tensors = {name: tensor for name, tensor in given.items() if name in _READ}
-    asked = Pass(_options.FORWARD, flags.with_gradients(Wants()))
-    spec = spec_of(asked, tensors, options | {"num_items": None}, unaligned_rows=False)
+    pass_key = PassKey(_options.FORWARD, flags.with_gradients(Wants()))
+    spec = spec_of(pass_key, tensors, options | {"num_items": None}, unaligned_rows=False)
     return plan_on(spec, given["hidden"].device).info.draws_bytes
 
 
-# The one of PyTorch's functions for the current stream of a device that makes no object.
+# PyTorch's function for a device's current stream that creates no object.
 stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda device: torch.cuda.current_stream(device).cuda_stream
 )
 
 
-_DRAWS_ALIGNMENT = 64  # in bytes, of tensors.def; PyTorch's allocators give it
-_SMALL_WORKSPACE = 1 << 16  # bytes on the host: the page faults of fresh memory would be most of a small run
+_DRAWS_ALIGNMENT = 64  # bytes, as in tensors.def; PyTorch's allocators align to it
+_SMALL_WORKSPACE = 1 << 16  # bytes on the host; below, page faults of fresh memory would dominate a run
 _ROWS = ("lse", "lse_residual", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
 
 
@@ -239,7 +242,7 @@ def _check_rows(tensors: Tensors) -> None:
 
 
 def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """As torch.empty of contiguous tensors, in half of its time."""
+    """Returns a function like torch.empty for contiguous tensors, which takes half the time."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -249,18 +252,18 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 class Run:
-    """One pass over tensors of one layout, with the same options, as often as it is called and by any thread."""
+    """One pass over tensors of one layout with the same options. Any thread may call it, any number of times."""
 
-    def __init__(self, asked: Pass, tensors: Tensors, options: dict[str, Any]) -> None:
-        hidden, weight, flags = tensors["hidden"], tensors["weight"], asked.flags
+    def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> None:
+        hidden, weight, flags = tensors["hidden"], tensors["weight"], pass_key.flags
         _check_rows(tensors)
-        self.asked, self.device = asked, hidden.device
-        self._targets_name = _options.FUNCTIONS[asked.function].targets  # in messages
+        self.pass_key, self.device = pass_key, hidden.device
+        self._targets_name = _options.FUNCTIONS[pass_key.function].targets  # for messages
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
-        spec = spec_of(asked, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
+        spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
         self.plan = plan_on(self._specified(spec), self.device)
         draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
-        if asked.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
+        if pass_key.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
             raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
@@ -268,13 +271,13 @@ class Run:
         self._temperature: float = options["temperature"]
         rounds = options["compute_dtype"] != _options.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
-        written = writes(asked, tensors, options)
+        written = writes(pass_key, tensors, options)
         if "draws" in written:
             written["draws"] = Result((self.plan.info.draws_bytes,), "uint8")
         self._writes = [
             (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
         ]
-        self._has_counts = flags.want_counts and asked.kind != _options.BACKWARD
+        self._has_counts = flags.want_counts and pass_key.kind != _options.BACKWARD
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
@@ -285,11 +288,11 @@ class Run:
         self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
 
     def _specified(self, spec: native.Spec) -> native.Spec:
-        """The problem of the tensors, and what is known beside them."""
+        """Returns the problem with options beyond those of the tensors; a rank's run adds its shard."""
         return spec
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        """Reads (and adds to) tensors of that layout. Returns what it has written, by the names of results()."""
+        """Reads (and adds to) tensors of the run's layout. Returns the tensors written, by the names of results()."""
         written: Tensors = {}
         if "draws" in tensors and tensors["draws"].data_ptr() % _DRAWS_ALIGNMENT:  # a hook of saved tensors moved them
             tensors = tensors | {"draws": tensors["draws"].clone()}
@@ -320,16 +323,17 @@ class Run:
     def _launch(self, buffers: Any, written: Tensors) -> None:
         if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
             return native.run_on_host(self.plan, buffers)
-        # From PyTorch's allocators; on CUDA freed when this returns, to be used again in stream order.
+        # PyTorch's allocator reuses memory in stream order, so on CUDA this may be freed before the run ends.
         workspace = self._new_workspace()
         stream = None if self._ordinal is None else stream_of(self._ordinal)
         native.run(self.plan, buffers, workspace.data_ptr(), stream)
 
     def _with_numbers(self, written: Tensors, tensors: Tensors) -> Tensors:
-        """The gradients of scale and temperature, and those that they are made of, rounded, as far as they are wanted.
+        """Adds the gradients of scale and temperature, and rounds d_hidden and d_bias, as far as they are wanted.
 
-        inner_product says what they are."""
-        flags, hidden, bias = self.asked.flags, tensors["hidden"], tensors.get("bias")
+        inner_product() explains the formulas.
+        """
+        flags, hidden, bias = self.pass_key.flags, tensors["hidden"], tensors.get("bias")
         d_hidden = written.pop("d_hidden")
         product = inner_product(hidden, d_hidden, self._product_dtype)
         if flags.want_d_scale:
@@ -353,64 +357,75 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
-def find(asked: Pass, tensors: Tensors, options: dict[str, Any]) -> Run:
-    """The run of tensors of these names and layouts. options: the resolved ones."""
+def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> Run:
+    """Returns the run of tensors with these names and layouts. options: resolved ones."""
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (asked, hidden.device, place(hidden, weight), *options.values(), *tensors)
+    key = (pass_key, hidden.device, device_key(hidden, weight), *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
-        run = Run(asked, tensors, options)
+        run = Run(pass_key, tensors, options)
         _runs.put(key, run)
     return run
 
 
-def find_forward(asked: Pass, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
-    """As find(), of a forward pass. Its flags have the gradients that its backward pass will be asked for, for which
-    the budget must be enough as well: those of the loss and every statistic that may have one. Other upstream
-    gradients, some of these, need no more memory."""
-    flags, hidden, weight = asked.flags, tensors["hidden"], tensors["weight"]
-    wants, now = flags.wants(), asked._replace(flags=flags.with_gradients(Wants()))
+def find_forward(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
+    """Returns the run of a forward pass whose flags have the gradients of its later backward pass.
+
+    The budget must also be enough for that backward pass, with upstream gradients of the loss and every statistic that
+    may have one. A backward pass with fewer upstream gradients needs no more memory.
+    """
+    flags, hidden, weight = pass_key.flags, tensors["hidden"], tensors["weight"]
+    wants, now = flags.wants(), pass_key._replace(flags=flags.with_gradients(Wants()))
     if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
         return find(now, tensors, options)
-    stats = flags.stats if asked.function == "linear_cross_entropy" else ()
+    stats = flags.stats if pass_key.function == "linear_cross_entropy" else ()
     given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
     if main_grad is not None and wants.weight:
         given["d_weight"] = main_grad
-    later = Pass(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
+    later = PassKey(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
     spec = spec_of(later, tensors | given, options, unaligned_rows=are_unaligned(hidden, weight))
-    found: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
-    return found[0]  # type: ignore[no-any-return]
+    runs: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
+    return runs[0]  # type: ignore[no-any-return]
 
 
 def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> Tensors:
-    """Tensors that a backward pass reads, in layouts that it can read; and main_grad, to which it adds."""
+    """Returns the tensors that a backward pass reads, in supported layouts, and main_grad, to which it adds."""
     for name in LSE:
         if name not in given:
-            raise RuntimeError(f"{name}: expected what the forward pass has saved, got None")
+            raise RuntimeError(f"{name}: expected the tensor saved by the forward pass, got None")
     read = {name: value for name, value in given.items() if name != "entropy" or "grad_entropy" in given}
-    found = readable(read, options["num_items"])
-    return found if main_grad is None or not flags.want_d_weight else found | {"d_weight": main_grad}
+    tensors = readable(read, options["num_items"])
+    return tensors if main_grad is None or not flags.want_d_weight else tensors | {"d_weight": main_grad}
 
 
-def run_pass(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
-    """Runs a pass. given: of a backward pass with what the forward pass has saved, and upstream gradients. options: the
-    resolved ones. The gradient of the weight is added to main_grad [V, D] where that is given; a forward pass checks
-    it: flags and main_grad are as in find_forward."""
-    if main_grad is not None and asked.flags.want_d_weight:
+def run_pass(
+    pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
+) -> Tensors:
+    """Runs a pass.
+
+    A backward pass adds the gradient of the weight to main_grad [V, D] if it is given. A forward pass only checks that
+    buffer; its flags and main_grad are as in find_forward().
+
+    given: for a backward pass, includes the tensors saved by the forward pass and the upstream gradients. options:
+    resolved ones.
+    """
+    if main_grad is not None and pass_key.flags.want_d_weight:
         check_own_memory(main_grad, given)
-    if asked.kind == _options.BACKWARD:
-        tensors = read_later(given, main_grad, options, asked.flags)
-        return find(asked, tensors, options)(tensors)
+    if pass_key.kind == _options.BACKWARD:
+        tensors = read_later(given, main_grad, options, pass_key.flags)
+        return find(pass_key, tensors, options)(tensors)
     tensors = readable(given, options["num_items"])
-    if asked.kind == _options.FORWARD:
-        return find_forward(asked, tensors, options, main_grad)(tensors)
-    return find(asked, tensors, options)(tensors)
+    if pass_key.kind == _options.FORWARD:
+        return find_forward(pass_key, tensors, options, main_grad)(tensors)
+    return find(pass_key, tensors, options)(tensors)
 
 
 def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:
-    """``gradient *= factor`` of contiguous gradients on a CUDA device, where only the device knows the factor. What is
-    0 stays 0, and nothing is done if the factor is 1."""
+    """Computes ``gradient *= factor`` for contiguous gradients on a CUDA device without reading the factor on the host.
+
+    Zeros stay 0 even if the factor is infinite or NaN. With a factor of 1 the kernel does nothing.
+    """
     if not gradients:
         return
     device, factor = factor.device.index, factor.to(stats_dtype(gradients[0]))
@@ -428,7 +443,7 @@ def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:
 
 
 class _Region(NamedTuple):
-    """Pieces of memory of the same width, by addresses; exact: without gaps that are counted in."""
+    """Pieces of memory of one width at one stride, by addresses. exact: no piece includes gaps."""
 
     start: int
     width: int
@@ -441,7 +456,7 @@ class _Region(NamedTuple):
 
 
 def _region(tensor: Tensor) -> _Region | None:
-    """None of a tensor without memory."""
+    """Returns the memory of a tensor; None if it has none."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if start == 0 or tensor.numel() == 0:
         return None
@@ -471,7 +486,7 @@ def _meet(a: _Region, b: _Region) -> bool:
 
 
 def check_own_memory(main_grad: Tensor, given: Mapping[str, Tensor]) -> None:
-    """Refuses a main_grad that shares bytes with what the backward pass reads."""
+    """Raises if main_grad shares bytes with tensors that the backward pass reads."""
     own = _region(main_grad)
     if own is None:
         return

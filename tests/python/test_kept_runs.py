@@ -106,8 +106,8 @@ def test_what_is_kept_answers_for_nothing_else():
         clear()
         alone[name] = [None if t is None else t.clone() for t in everything(call)]
         with Recorder():
-            by_operators = everything(call)
-        assert all(map(equal, by_operators, alone[name])), name
+            traced = everything(call)
+        assert all(map(equal, traced, alone[name])), name
     for order in ((0, 1, 2), (2, 0, 1)):
         clear()
         names = [name for part in order for name in list(calls)[part::3]]

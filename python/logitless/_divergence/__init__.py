@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .. import call
 from .. import options as _options
-from ..autograd import NOTHING, by_operator, for_each, refuse_double_backward, scaled_saved
-from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, takes
-from ..passes import GRADIENTS, Pass
+from ..autograd import NOTHING, for_each, refuse_double_backward, run_traced, scaled_saved
+from ..options import BACKWARD, FORWARD, FORWARD_BACKWARD, Budget, Flags, Wants, accepts
+from ..passes import GRADIENTS, PassKey
 from ..run import stats_dtype
 from .passes import weighted_sum
 from .problem import SAVED, Heads, Numbers
@@ -106,7 +106,7 @@ def linear_divergence(
 ) -> LinearDivergenceOutput: ...
 
 
-@takes(DivergenceOptions, _OWN, **_MORE)
+@accepts(DivergenceOptions, _OWN, **_MORE)
 def linear_divergence(
     student_hidden: Tensor,
     student_weight: Tensor,
@@ -254,7 +254,7 @@ class _Function(torch.autograd.Function):
         elif given.together:
             gradients = scaled_saved(ctx.saved_tensors, grad, given.direct)
         else:
-            asked = Pass(BACKWARD, given.flags, "linear_divergence")
+            asked = PassKey(BACKWARD, given.flags, "linear_divergence")
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
             made = for_each(lambda upstream: by_operator(asked, read | upstream, given.options), {"grad": grad})
             gradients = [made.get(name) for name in GRADIENTS]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import Found, OtherPasses, other_passes
+from ..autograd import OtherPasses, Outputs, other_passes
 from ..options import BACKWARD, F32, FORWARD, Wants, name_of
-from ..passes import GRADIENTS, Pass, Result, stats_of
+from ..passes import GRADIENTS, PassKey, Result, stats_of
 from ..run import DTYPES
 from . import sizes
 from .problem import SAVED, Heads, Numbers, Problem, RowNumbers, multiply
@@ -251,7 +251,7 @@ def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
-def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Found:
+def _run(asked: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Outputs:
     rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
     heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
     p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
@@ -274,7 +274,7 @@ def _run(asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, opt
     return {"loss": weighted_sum(by_row["divergence"], given["row_weight"]), **by_row, **sums.gradients(bias_dtype)}
 
 
-def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+def _results(asked: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     row = Result(given["student"].shape[:1], stats_of(given["student"]))
     if asked.kind == FORWARD:
         return dict.fromkeys(RowNumbers._fields, row)

@@ -41,7 +41,7 @@ class PatchOptions(_options.Budget, total=False):
     threshold: float
 
 
-@_options.takes(PatchOptions)
+@_options.accepts(PatchOptions)
 def patch(
     model: nn.Module,
     **options: Unpack[PatchOptions],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..functional import linear_cross_entropy
-from ..options import Budget, check_names, names_of, takes
+from ..options import Budget, accepts, check_names, names_of
 from ..outputs import LinearCrossEntropyOutput
 from ._targets import check_dtype, indices
 
@@ -41,7 +41,7 @@ def _outputs(
     return outputs
 
 
-@takes(_Options, bias=None, softcap=None)
+@accepts(_Options, bias=None, softcap=None)
 def log_probs_from_hidden(
     hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> Tensor:
@@ -66,7 +66,7 @@ def log_probs_from_hidden(
     return -_outputs("log_probs_from_hidden", (hidden, weight, labels), temperature, options).loss
 
 
-@takes(_Options, bias=None, softcap=None)
+@accepts(_Options, bias=None, softcap=None)
 def log_probs_and_entropy_from_hidden(
     hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, **options: Unpack[_Options]
 ) -> tuple[Tensor, Tensor]:

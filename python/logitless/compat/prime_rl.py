@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import linear_cross_entropy
-from ..options import Budget, check_names, names_of, shape_text, takes
+from ..options import Budget, accepts, check_names, names_of, shape_text
 from ..run import torch_dtype
 from ._targets import indices
 
@@ -54,7 +54,7 @@ class FusedOutputLinear(nn.Linear):
 
     softcap: float | None = None
 
-    @takes(_Options, device=None, dtype=None)
+    @accepts(_Options, device=None, dtype=None)
     def __init__(
         self, in_features: int, out_features: int, chunk_size: int | None = None, **options: Unpack[_Options]
     ) -> None:
@@ -121,7 +121,7 @@ class GemmaFusedOutputLinear(FusedOutputLinear):
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
     """
 
-    @takes(_Options, device=None, dtype=None)
+    @accepts(_Options, device=None, dtype=None)
     def __init__(
         self,
         in_features: int,

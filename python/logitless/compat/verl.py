@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..options import Budget, takes
+from ..options import Budget, accepts
 from . import _group
 from ._targets import indices
 
@@ -24,7 +24,7 @@ __all__ = ["linear_cross_entropy"]
 _REDUCTIONS = ("none", "sum", "mean")
 
 
-@takes(Budget)
+@accepts(Budget)
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

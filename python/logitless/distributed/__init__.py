@@ -1,6 +1,6 @@
-"""Parallel heads: the functions of ``logitless`` where the ranks of a group hold shards of the vocabulary.
+"""Parallel heads: the functions of ``logitless`` for groups whose ranks hold shards of the vocabulary.
 
-docs/distributed.md has what is exchanged, what is the same on every rank to the bit, and what is refused.
+docs/distributed.md lists what ranks exchange, which results have the same bits on all ranks, and which calls raise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Agreement of the ranks of a group, reached before every run.
+"""Agreement of the ranks of a group before every run.
 
-A rank that is called otherwise than the others would run other collectives, and all would wait for ever; and a rank
-that takes another cut of the vocabulary for theirs would be wrong in silence. So a header goes before every run: each
-rank tells all others what it is asked for and which rows it has. What a rank remembers it remembers of what all of them
-said, so all of them find it or none does. Hosts tell each other (_channel.py), and no device is waited for.
+If ranks were called differently, they would run different collectives and wait for ever. If a rank assumed a different
+cut of the vocabulary, its results would be wrong in silence. So before every run each rank sends a header with its call
+and its rows to all others. A rank remembers a configuration by the headers of all ranks, so either all of them find it
+or none does. Hosts exchange headers (_channel.py) without waiting for a device.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..options import shape_text
 from ._channel import Group, channel_of
 
 
-class Own(NamedTuple):
-    """What may differ from rank to rank."""
+class RankInfo(NamedTuple):
+    """Properties that may differ from rank to rank."""
 
-    rows: int  # of the weight
+    rows: int  # rows of the weight
     vocab_start: int  # -1: not given
     threads: int
-    unaligned: int  # 1: rows of the weight that the kernels copy, which is another plan
+    unaligned: int  # 1: the kernels copy rows of the weight, which needs another plan
 
 
 class Shard(NamedTuple):
-    """Where a rank's rows are in the vocabulary, and what it needs to know of the others."""
+    """The place of a rank's rows in the vocabulary, and sizes of the group."""
 
     start: int
     total: int
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
     ranks: int
 
     def packed(self, seed: int = 0) -> Tensor:
-        """As a forward pass saves it for its backward pass, with the seed of its draw; on the CPU."""
+        """Returns a tensor on the CPU that a forward pass saves, with the seed of its draw."""
         return torch.tensor((*self, seed), dtype=torch.int64)
 
     @classmethod
@@ -52,64 +52,64 @@ class Shard(NamedTuple):
         return cls(*fields), seed
 
 
-SHARD_SIZE = len(Shard._fields) + 1  # numbers of a packed shard
+SHARD_SIZE = len(Shard._fields) + 1  # elements of a packed shard
 
 
 class _Header(NamedTuple):
     """A rank's message to the others before every run, in integers."""
 
-    is_refused: int = 0  # the rank's arguments, by itself
-    fields: int = 0  # a digest of what all ranks have in common
-    targets: int = 0  # a digest
+    is_refused: int = 0  # 1: the rank's own checks failed
+    fields: int = 0  # digest of the properties that must be the same on all ranks
+    targets: int = 0  # digest of the targets
     seed: int = 0
     rows: int = 0
     vocab_start: int = -1  # -1: not given
     threads: int = 0
     unaligned: int = 0
-    remembered: int = 0  # how often a rank has looked for or kept something
+    remembered: int = 0  # how often the rank has looked up or kept a shard
 
 
 class Agreed(NamedTuple):
-    """The outcome of all ranks' headers."""
+    """The result of comparing all ranks' headers."""
 
     shard: Shard
     seed: int
-    new: Any  # None, or what is remembered when all ranks have compared their plans, too
+    new: Any  # None, or the key to remember once all ranks have compared their plans
 
 
 class _Memory:
-    """Shards of a rank by what all ranks of its group have said."""
+    """A rank's shards, by the headers of all ranks of its group."""
 
     def __init__(self) -> None:
-        self._found: Cache[Any, Shard] = Cache(256)
-        self.steps = 0  # the same on all ranks, or they may remember other things
+        self._shards: Cache[Any, Shard] = Cache(256)
+        self.steps = 0  # equal on all ranks, else they may remember different shards
 
     def get(self, key: Any) -> Shard | None:
         self.steps += 1
-        return self._found.get(key)
+        return self._shards.get(key)
 
     def put(self, key: Any, shard: Shard) -> None:
         self.steps += 1
-        self._found.put(key, shard)
+        self._shards.put(key, shard)
 
 
 _memories: weakref.WeakKeyDictionary[Group, _Memory] = weakref.WeakKeyDictionary()
 
 
 def _memory_of(group: Group) -> _Memory:
-    found = _memories.get(group)
-    if found is None:
-        found = _memories[group] = _Memory()
-    return found
+    memory = _memories.get(group)
+    if memory is None:
+        memory = _memories[group] = _Memory()
+    return memory
 
 
 def _digest(data: Any) -> int:
-    """data: bytes, or an object with a buffer of them."""
+    """Returns 64 bits. data: bytes, or an object with a buffer."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def _digest_of(targets: Tensor | None) -> int:
-    """0 of those that no header compares: of a rank's own tokens, or on a device that would be waited for."""
+    """Returns 0 for targets that headers do not compare: a rank's own, or those on a device, to avoid waiting."""
     if targets is None or targets.device.type != "cpu":
         return 0
     targets = targets.contiguous()
@@ -125,7 +125,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _check_same(name: str, values: Sequence[str]) -> None:
-    """values: those of all ranks, as text."""
+    """Raises if ranks differ. values: those of all ranks, as text."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -143,7 +143,10 @@ def _check_targets(targets: list[int], name: str) -> None:
 
 
 def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
-    """The rank's shard; the starts given, or one shard behind another. given: vocab_total."""
+    """Returns the rank's shard. Without given starts, shards follow one another in the order of ranks.
+
+    given: vocab_total.
+    """
     rows, starts = [header.rows for header in headers], [header.vocab_start for header in headers]
     if starts[0] < 0:
         starts = [sum(rows[:index]) for index in range(len(rows))]
@@ -152,7 +155,7 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
         raise InvalidArgumentError("weight: expected rows on one rank of the group at least, got none on all")
     if given is not None and given != total:
         raise InvalidArgumentError(
-            f"vocab_total: expected {total}, the rows of all ranks' shards {shape_text(rows)}, got {given}"
+            f"vocab_total: expected {total} (the rows of all ranks' shards, {shape_text(rows)}), got {given}"
         )
     end = 0
     for start, count in sorted((start, count) for start, count in zip(starts, rows) if count > 0):
@@ -166,49 +169,51 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
 
 
 def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> list[Any]:
-    """Returns what each rank sends. Raises this rank's error, or one that names the rank that failed and its error."""
+    """Returns each rank's data. Raises this rank's error, or an error with the failed rank and its message."""
     text = None if error is None else f"{type(error).__name__}: {error}"
     reports = channel_of(group).objects((mine, text))
     if error is not None:
         raise error
-    for rank, (_, told) in enumerate(reports):
-        if told is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group {failed}: {told}")
+    for rank, (_, refusal) in enumerate(reports):
+        if refusal is not None:
+            raise InvalidArgumentError(f"rank {rank} of the group {failed}: {refusal}")
     return [value for value, _ in reports]
 
 
 def refuse(group: Group, error: Exception) -> None:
-    """Tells the other ranks, which listen, that this one's arguments are refused, and raises the error."""
+    """Reports this rank's error to the other ranks, which wait for its header, and raises it."""
     _headers(group, _Header(is_refused=1))
     _of_all(group, {}, error, "refused its arguments")
 
 
 def _compare_fields(group: Group, fields: dict[str, Any]) -> None:
-    """Raises where they differ."""
+    """Raises if fields differ between ranks."""
     every = _of_all(group, fields, None, "refused its arguments")
     for name in dict.fromkeys(name for given in every for name in given):
         _check_same(name, [repr(given.get(name)) for given in every])
 
 
 def agree(
-    group: Group, fields: dict[str, Any], own: Own, targets: Tensor | None, targets_name: str, seed: int
+    group: Group, fields: dict[str, Any], own: RankInfo, targets: Tensor | None, targets_name: str, seed: int
 ) -> Agreed:
-    """Raises on every rank where they differ. Of what is new, all ranks go on to compare_plans and keep.
+    """Compares the calls of all ranks, and raises on every rank if they differ.
 
-    fields: what all ranks have in common, by the names of arguments. targets: those that all ranks have in common, too;
-    None: they will.
+    If the result is new, all ranks go on to compare_plans() and keep().
+
+    fields: properties that must be the same on all ranks, by the names of arguments. targets: those that all ranks
+    share; None: each rank has its own.
     """
     memory = _memory_of(group)
-    told = _digest(repr(tuple(fields.items())).encode())
-    mine = _Header(0, told, _digest_of(targets), seed, *own, memory.steps)
+    digest = _digest(repr(tuple(fields.items())).encode())
+    mine = _Header(0, digest, _digest_of(targets), seed, *own, memory.steps)
     headers = _headers(group, mine)
-    if any(header.is_refused or header.fields != told for header in headers):
+    if any(header.is_refused or header.fields != digest for header in headers):
         _compare_fields(group, fields)
     _check_targets([header.targets for header in headers], targets_name)
-    if fields["seed"] == "given":  # else each rank has drawn its own, and rank 0's is taken
+    if fields["seed"] == "given":  # else each rank has drawn one, and all use rank 0's
         _check_same("seed", [str(header.seed) for header in headers])
     seed = headers[0].seed
-    if len({header.remembered for header in headers}) > 1:  # one was interrupted where the others went on
+    if len({header.remembered for header in headers}) > 1:  # a rank was interrupted while the others went on
         memory = _memories[group] = _Memory()
     key = (tuple(fields.items()), tuple((h.rows, h.vocab_start, h.threads, h.unaligned) for h in headers))
     shard = memory.get(key)
@@ -218,19 +223,20 @@ def agree(
 
 
 def keep(group: Group, agreed: Agreed) -> None:
-    """Remembers a configuration that all ranks have plans for: plans are not compared again."""
+    """Remembers a configuration for which all ranks have plans, so plans are not compared again."""
     _memory_of(group).put(agreed.new, agreed.shard)
 
 
 def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) -> None:
-    """Raises on every rank where one lacks a plan, or has one that exchanges in other steps.
+    """Raises on every rank if a rank lacks a plan, or if their plans exchange in different steps.
 
-    plan: of the pass that exchanges statistics; error: of this rank, in planning that pass or a later one."""
+    plan: the plan of the pass that exchanges statistics. error: this rank's error in planning that or a later pass.
+    """
     names = ("token_chunk", "gathers")
     steps = _of_all(group, None if plan is None else [getattr(plan, name) for name in names], error, "has no plan")
-    for name, found in zip(names, zip(*steps)):
-        if len(set(found)) > 1:
+    for name, values in zip(names, zip(*steps)):
+        if len(set(values)) > 1:
             raise InvalidArgumentError(
-                f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(found)}: "
+                f"{name}: expected plans with the same exchanges on all ranks of the group, got {shape_text(values)}: "
                 "their machines or numbers of threads differ"
             )

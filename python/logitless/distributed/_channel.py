@@ -1,4 +1,4 @@
-"""How the hosts of a group's ranks talk, beside the collectives of their devices: small all-gathers in host memory."""
+"""Small all-gathers in host memory between the ranks of a group, beside the collectives of their devices."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 _WAITS = (
-    "logitless.distributed: gloo connects not all hosts of the group, so each call waits for the device. Name a "
+    "logitless.distributed: gloo does not connect all hosts of the group, so each call waits for the device. Name a "
     "network interface in GLOO_SOCKET_IFNAME, or give the group a backend for the host: "
     "init_process_group('cpu:gloo,cuda:nccl')"
 )
 
-_functions: Any = vars(dist)  # by the names that this version has
-# (output, input, group=): all ranks' inputs one after another; the rank's part of their sum.
+_functions: Any = vars(dist)  # names differ between versions of PyTorch
+# Both take (output, input, group=). Outputs: all ranks' inputs one after another; the rank's part of their sum.
 all_gather = _functions.get("all_gather_single") or dist.all_gather_into_tensor
 reduce_scatter = _functions.get("reduce_scatter_single") or dist.reduce_scatter_tensor
 
-Group = Any  # torch.distributed.ProcessGroup, which a PyTorch without distributed does not have
+Group = Any  # torch.distributed.ProcessGroup, which a PyTorch built without distributed lacks
 
 
 class Channel:
-    """Between all ranks of a group.
+    """A channel between all ranks of a group.
 
-    Where the group has no backend for the host, the channel is a gloo connection of its own, which waits for no device.
-    Where that cannot be made, it is the group's backend: the host waits for the device.
+    It uses the group's backend for the host, or a gloo connection of its own if the group has none. Neither waits for a
+    device. If that connection fails, it uses the group's backend for the device, and the host waits for the device.
     """
 
     def __init__(self, group: Group) -> None:
@@ -48,7 +48,7 @@ class Channel:
                 self._device, self._link = torch.device("cpu"), lambda: beside
 
     def numbers(self, mine: list[int]) -> list[list[int]]:
-        """Gathers the numbers of every rank; each has as many."""
+        """Gathers the numbers of every rank. All ranks must pass equally many."""
         return [part.tolist() for part in self._gathered(torch.tensor(mine, dtype=torch.int64, device="cpu"))]
 
     def objects(self, mine: Any) -> list[Any]:
@@ -65,17 +65,20 @@ class Channel:
         return every
 
     def _beside(self, group: Group) -> Any:
-        """A gloo connection of all ranks, or None on all of them."""
-        store, found = distributed_c10d.PrefixStore("logitless", distributed_c10d._get_process_group_store(group)), None
-        if not self._on_all(_has_gloo_device()):  # a rank without one would let the others wait
+        """Returns a gloo connection of all ranks, or None on all of them."""
+        store, connection = (
+            distributed_c10d.PrefixStore("logitless", distributed_c10d._get_process_group_store(group)),
+            None,
+        )
+        if not self._on_all(_has_gloo_device()):  # a rank without a device would keep the others waiting
             return None
         backend = group._get_backend(self._device)
         timeout = getattr(getattr(backend, "options", None), "_timeout", dist.default_pg_timeout)
         try:
-            found = dist.ProcessGroupGloo(store, dist.get_rank(group), self.ranks, timeout)
+            connection = dist.ProcessGroupGloo(store, dist.get_rank(group), self.ranks, timeout)
         except RuntimeError:
             pass
-        return found if self._on_all(found is not None) else None
+        return connection if self._on_all(connection is not None) else None
 
     def _on_all(self, is_so: bool) -> bool:
         return all(number for (number,) in self.numbers([int(is_so)]))
@@ -90,14 +93,14 @@ def _device_of(group: Group) -> torch.device:
 
 
 def _has_gloo_device() -> bool:
-    """This host's address, chosen as PyTorch chooses it."""
+    """Whether gloo finds an address of this host, chosen as PyTorch chooses it."""
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     try:
         for name in names.split(",") if names else ():
             dist.ProcessGroupGloo.create_device(interface=name)
         if not names:
             dist.ProcessGroupGloo.create_default_device()
-    except (AttributeError, RuntimeError):  # not built; no such interface; a host without an address
+    except (AttributeError, RuntimeError):  # gloo not built; no such interface; a host without an address
         return False
     return True
 
@@ -107,7 +110,7 @@ atexit.register(_channels.clear)  # gloo's threads must end before Python does
 
 
 def channel_of(group: Group) -> Channel:
-    found = _channels.get(group)
-    if found is None:
-        found = _channels[group] = Channel(group)
-    return found
+    channel = _channels.get(group)
+    if channel is None:
+        channel = _channels[group] = Channel(group)
+    return channel

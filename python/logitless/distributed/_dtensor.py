@@ -1,12 +1,12 @@
-"""``logitless.linear_cross_entropy`` of DTensors: what each placement means, and the local problem that it makes.
+"""``logitless.linear_cross_entropy`` with DTensors: the meaning of placements, and the local problem of each rank.
 
-Of each dimension of the mesh, by the placements of hidden and weight (see docs/distributed.md):
+For each dimension of the mesh, placements decide (see docs/distributed.md):
 
     hidden       weight      each rank computes
     Replicate   Replicate   the same
     Shard(t)    Replicate   the loss of its own tokens
-    Replicate   Shard(0)    its part of the vocabulary, of all tokens
-    Shard(t)    Shard(0)    its part of the vocabulary, of all tokens, which are gathered
+    Replicate   Shard(0)    its part of the vocabulary for all tokens
+    Shard(t)    Shard(0)    its part of the vocabulary for all tokens, which are gathered
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .group import loss_of_ranks
 
 Placements = tuple[Placement, ...]
 _PARAMETERS = ("weight", "bias", "scale", "temperature")
-_OF_TARGETS = ("targets", "target_weight")  # which have one more dimension where rows have several
+_OF_TARGETS = ("targets", "target_weight")  # one more dimension where rows have several targets
 _OF_ROWS = (*_OF_TARGETS, "token_weight", "row_temperature")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def linear_cross_entropy(a: Arguments) -> Any:
-    """As :func:`logitless.linear_cross_entropy`, where some of the tensors are DTensors.
+    """Computes :func:`logitless.linear_cross_entropy` where some of the tensors are DTensors.
 
     Raises:
-        TypeError: a mixture of plain tensors and DTensors of which the meaning is not known.
-        ValueError: meshes or placements that do not fit one another.
-        UnsupportedError: what is not built, by name.
+        TypeError: A mixture of plain tensors and DTensors has no known meaning.
+        ValueError: Meshes or placements do not fit one another.
+        UnsupportedError: The combination is not supported; the message names the argument.
     """
     a = _without_fsdp(a)
     if isinstance(a.hidden, DTensor) or isinstance(a.weight, DTensor):
-        return _Call(a).run()
+        return _PreparedCall(a).run()
     for name, value in a._asdict().items():
         if isinstance(value, DTensor):
             check_plain("temperature" if name == "row_temperature" else name, value)
@@ -52,7 +52,7 @@ def linear_cross_entropy(a: Arguments) -> Any:
 
 
 def _without_fsdp(a: Arguments) -> Arguments:
-    """With what FSDP has sharded as plain tensors."""
+    """Returns arguments with plain tensors in place of parameters that FSDP has sharded."""
     for name in _PARAMETERS:
         value = getattr(a, name)
         owner = _fsdp.owner_of(value) if isinstance(value, DTensor) else None
@@ -61,7 +61,7 @@ def _without_fsdp(a: Arguments) -> Arguments:
         if isinstance(a.hidden, DTensor):
             raise UnsupportedError(
                 f"{name}: an FSDP parameter outside its module's call, with hidden a DTensor of placements "
-                f"{a.hidden.placements}: FSDP averages the gradients of losses of plain tensors, each rank's own. "
+                f"{a.hidden.placements}: FSDP averages gradients of the ranks' own losses of plain tensors. "
                 "Pass hidden.to_local() where it is this rank's tokens, or unshard() the module first"
             )
         plain: dict[str, Any] = {name: _fsdp.gathered(name, value, owner)}
@@ -73,9 +73,9 @@ class _Layout(NamedTuple):
     hidden: DTensor
     weight: DTensor
     mesh: DeviceMesh
-    given: Placements  # of tokens, as the caller has them
-    tokens: Placements  # of tokens in the local problem
-    vocab_placements: Placements  # of the vocabulary there
+    given: Placements  # the caller's, for tokens
+    tokens: Placements  # the local problem's, for tokens
+    vocab_placements: Placements  # the local problem's, for the vocabulary
     vocab: int | None  # the dimension of the mesh over which the vocabulary is sharded
 
     def shares_tokens(self) -> bool:
@@ -83,11 +83,11 @@ class _Layout(NamedTuple):
         return any(placement.is_shard() for placement in self.tokens)
 
     def over_tokens(self, shared: Placement) -> Placements:
-        """``shared`` where ranks have tokens of their own, Replicate elsewhere."""
+        """Returns ``shared`` where ranks have tokens of their own, Replicate elsewhere."""
         return tuple(shared if placement.is_shard() else Replicate() for placement in self.tokens)
 
     def of_weight_gradient(self) -> Placements:
-        """Partial where ranks have tokens of their own, as of DTensor's own products."""
+        """Returns Partial where ranks have tokens of their own, as for DTensor's own products."""
         pairs = zip(self.tokens, self.vocab_placements, strict=True)
         return tuple(Partial() if tokens.is_shard() else weight for tokens, weight in pairs)
 
@@ -102,8 +102,8 @@ def _layout(a: Arguments) -> _Layout:
     if not isinstance(hidden, DTensor):
         raise TypeError(
             "weight: expected a plain tensor or an FSDP parameter with plain hidden states, got a DTensor of "
-            f"placements {weight.placements}: whether its ranks hold the same tokens or tokens of their own "
-            "cannot be told. With the same tokens on all ranks pass hidden as DTensor.from_local(hidden, mesh, "
+            f"placements {weight.placements} (whether its ranks hold the same tokens or tokens of their own is "
+            "unknown). With the same tokens on all ranks pass hidden as DTensor.from_local(hidden, mesh, "
             "[Replicate()]), or call logitless.distributed.linear_cross_entropy(hidden, weight.to_local(), targets, "
             "group=mesh.get_group()); with tokens of their own unshard the weight first, or pass "
             "weight.full_tensor(grad_placements=[Partial()]) and divide its gradient by what the trainer divides by"
@@ -133,7 +133,7 @@ def _placements(tensor: Any) -> Any:
 
 
 def _of_tokens(placement: Placement, dims: int) -> Placement:
-    """Of hidden [..., D] that is redistributed: tokens sharded or replicated, D whole."""
+    """Returns the placement to which hidden [..., D] is redistributed: tokens sharded or replicated, D whole."""
     if type(placement) is Shard and placement.dim < dims - 1:
         return placement
     if type(placement) in (Replicate, Shard, Partial):
@@ -142,19 +142,19 @@ def _of_tokens(placement: Placement, dims: int) -> Placement:
 
 
 def _of_vocabulary(placement: Placement) -> Placement:
-    """Of a weight [V, D] that is redistributed: the vocabulary sharded or replicated, D whole."""
+    """Returns the placement to which weight [V, D] is redistributed: V sharded or replicated, D whole."""
     if type(placement) is Shard:
-        return Shard(0)  # of Shard(1) by an all-to-all
+        return Shard(0)  # from Shard(1) by an all-to-all
     if type(placement) in (Replicate, Partial):
         return Replicate()
     raise UnsupportedError(
-        f"weight: expected placements Shard, Replicate or Partial, got {placement}; a weight that FSDP and "
-        "tensor parallelism have sharded is read within the call of its FSDP module, or after unshard()"
+        f"weight: expected placements Shard, Replicate or Partial, got {placement}; a weight sharded by FSDP "
+        "and tensor parallelism can be read within the call of its FSDP module, or after unshard()"
     )
 
 
-class _Call:
-    """The local problem of one call, and what it finds as DTensors."""
+class _PreparedCall:
+    """The local problem of one call; its results become DTensors."""
 
     def __init__(self, a: Arguments) -> None:
         self.a = a
@@ -166,26 +166,26 @@ class _Call:
         if a.shift and any(p.is_shard() and p.dim == a.hidden.dim() - 2 for p in layout.given):  # type: ignore[attr-defined]
             raise UnsupportedError(
                 f"shift: expected 0 where the last dimension of targets is sharded, got {a.shift} with placements "
-                f"{layout.given}: pass labels that are shifted already"
+                f"{layout.given}: shift the labels before the call"
             )
         if a.main_grad is not None and layout.shares_tokens():
             raise UnsupportedError(
-                "main_grad: expected None where ranks have tokens of their own, got a tensor: it would hold the "
-                "gradient of this rank's tokens only"
+                "main_grad: expected None where ranks have tokens of their own (it would hold the gradient of this "
+                "rank's tokens alone), got a tensor"
             )
 
     def run(self) -> Any:
         given = self._local_arguments()
         vocab = self.layout.vocab
         if vocab is None:
-            found: Any = loss(given)
+            result: Any = loss(given)
         else:
             start, total = self._vocab_start(given.weight), self.a.weight.shape[0]
-            found = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
+            result = loss_of_ranks(given, self.layout.mesh.get_group(vocab), start, total, self.gathered is not None)
         if self.a.return_stats is False:
-            return self._returned("loss", found)
-        values = {name: self._returned(name, getattr(found, name)) for name in ("loss", *self.names)}
-        return found._replace(**values)
+            return self._returned("loss", result)
+        values = {name: self._returned(name, getattr(result, name)) for name in ("loss", *self.names)}
+        return result._replace(**values)
 
     def _local_arguments(self) -> Arguments:
         a, layout = self.a, self.layout
@@ -213,7 +213,7 @@ class _Call:
         return _local(layout.hidden, layout.given, layout.given).movedim(dim, 0)
 
     def _of_rows(self, name: str, value: Tensor | None) -> Tensor | None:
-        """This rank's part of what there is for each token; a plain tensor holds all of it."""
+        """Returns this rank's part of a vector of tokens. A plain tensor holds the whole vector."""
         if value is None:
             return None
         shape = self.a.hidden.shape[:-1]
@@ -222,8 +222,8 @@ class _Call:
         if tuple(value.shape) != tuple(shape):
             called = "temperature" if name == "row_temperature" else name
             raise ValueError(
-                f"{called}: expected shape {_options.shape_text(shape)} (that of hidden, over all ranks, without its "
-                f"last dimension), got {_options.shape_text(value.shape)}; this rank's part of it is "
+                f"{called}: expected shape {_options.shape_text(shape)} (hidden over all ranks, without its last "
+                f"dimension), got {_options.shape_text(value.shape)}; pass this rank's part as "
                 "DTensor.from_local(part, mesh, placements)"
             )
         if not isinstance(value, DTensor):
@@ -250,7 +250,7 @@ class _Call:
         return value
 
     def _divisor(self, given: Arguments) -> Tensor:
-        """Of the mean over the tokens of all ranks: the sum of token_weight * w_y over valid rows."""
+        """Returns the mean's divisor over the tokens of all ranks: the sum of token_weight * w_y over valid rows."""
         target, weights, steps = given.targets, given.token_weight, given.shift
         ignored = -100 if given.ignore_index is None else given.ignore_index
         is_valid = target != ignored
@@ -280,7 +280,7 @@ class _Call:
         return int(start)
 
     def _returned(self, name: str, value: Tensor) -> Tensor:
-        """A number replicated; what has an element for each token sharded as the hidden is."""
+        """Returns a result as a DTensor: a number is replicated, a vector of tokens is sharded as hidden is."""
         layout = self.layout
         if value.dim() == 0:
             placements = layout.over_tokens(Partial())
@@ -295,8 +295,11 @@ class _Call:
 
 
 def _gathered_dim(layout: _Layout) -> int | None:
-    """Of hidden, where the ranks that share the vocabulary have parts of it of one size: they are gathered by the
-    group, and the gradient is reduced and scattered. Others are redistributed."""
+    """Returns the dimension of hidden that the group gathers, or None.
+
+    It is the sharded one if the ranks that share the vocabulary hold equal parts of it. Its gradient is reduced and
+    scattered. Other layouts are redistributed.
+    """
     if layout.vocab is None:
         return None
     placement = layout.given[layout.vocab]
@@ -304,7 +307,7 @@ def _gathered_dim(layout: _Layout) -> int | None:
         return None
     dim, parts = placement.dim, layout.mesh.size()
     if sum(type(other) is Shard and other.dim == dim for other in layout.given) > 1:
-        return None  # a group's parts need not be next to each other
+        return None  # the parts of a group may not be adjacent
     return dim if layout.hidden.shape[dim] % parts == 0 else None
 
 
@@ -315,7 +318,7 @@ def _moved(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
 
 
 def _local(tensor: DTensor, placements: Placements, gradient: Placements) -> Tensor:
-    """This rank's part at these placements; gradient: those of the gradient of that part."""
+    """Returns this rank's part at these placements. gradient: the placements of the part's gradient."""
     local: Tensor = _moved(tensor, placements).to_local(grad_placements=gradient)
     return local
 

@@ -1,8 +1,8 @@
-"""Weights that FSDP2 (``fully_shard``, ``replicate``) has sharded, read outside the call of the module they belong to.
+"""Weights sharded by FSDP2 (``fully_shard``, ``replicate``) that are read outside their module's call.
 
-Such a parameter is a DTensor with the placements of a vocabulary-parallel one, and means something else: its ranks hold
-tokens of their own, so its gradient is the mean over them. PyTorch puts no mark on it; what knows it is the state of
-the module that it belongs to, and nothing is assumed of a DTensor that is not found there.
+Such a parameter is a DTensor with the placements of a vocabulary-parallel one, but means something else: ranks hold
+tokens of their own, so its gradient is the mean over ranks. PyTorch does not mark it. Only the state of its module
+knows it, and nothing is assumed about a DTensor that no state knows.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from ..errors import UnsupportedError
 
 _REMEDY = (
-    "call unshard() of the FSDP module that it belongs to before reading it, or make the head a "
-    "logitless.nn.FusedHead, whose own call computes the loss"
+    "call unshard() of its FSDP module before reading it, or make the head a logitless.nn.FusedHead, whose own call "
+    "computes the loss"
 )
 
 
 class Owner(NamedTuple):
-    """FSDP's own records of a parameter; private classes of PyTorch, as of 2.13."""
+    """FSDP's own records of a parameter: instances of private classes of PyTorch, as in 2.13."""
 
     group: Any
     parameter: Any
 
 
 def owner_of(tensor: Tensor) -> Owner | None:
-    """The records of the FSDP unit whose sharded parameter this very tensor is, or None."""
+    """Returns the records of the FSDP unit that has this very tensor as a sharded parameter, or None."""
     for state in _states():
         for group in _groups(state):
             for parameter in group.fsdp_params:
@@ -46,29 +46,29 @@ def _states() -> list[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    found = getattr(state, "_fsdp_param_groups", None)
-    if found is None:  # before PyTorch 2.12
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before PyTorch 2.12
         one = getattr(state, "_fsdp_param_group", None)
-        found = [] if one is None else [one]
-    return list(found)
+        groups = [] if one is None else [one]
+    return list(groups)
 
 
 def gathered(name: str, tensor: DTensor, owner: Owner) -> Tensor:
-    """All of a sharded parameter, as a plain tensor in FSDP's ``param_dtype``: one all-gather.
+    """Returns the whole of a sharded parameter as a plain tensor in FSDP's ``param_dtype``, by one all-gather.
 
-    Its gradient is reduced over the ranks as FSDP's, in FSDP's dtype and with its divisor, and added to that of the
-    sharded parameter: one reduce-scatter in every backward pass.
+    Its gradient is reduced over ranks as in FSDP, in FSDP's dtype and with its divisor, and added to the sharded
+    parameter's: one reduce-scatter in every backward pass.
 
     Raises:
-        UnsupportedError: what FSDP does to this parameter is not done here.
+        UnsupportedError: FSDP treats this parameter in a way that is not supported here.
     """
     group, parameter = owner
     if parameter.is_dtensor:
-        raise _refusal(name, "that is sharded over a tensor-parallel mesh, too")
+        raise _refusal(name, "that is also sharded over a tensor-parallel mesh")
     if getattr(parameter, "offload_to_cpu", False):
         raise _refusal(name, "that is offloaded to the CPU")
     if hasattr(tensor._local_tensor, "fsdp_pre_all_gather"):
-        raise _refusal(name, f"of {type(tensor._local_tensor).__name__}, which has an all-gather of its own")
+        raise _refusal(name, f"of {type(tensor._local_tensor).__name__} with an all-gather of its own")
     if getattr(group, "_all_reduce_hook", None) is not None:
         raise _refusal(name, "whose gradients an all-reduce hook changes")
     policy = parameter.mp_policy

@@ -1,4 +1,4 @@
-"""The passes of a rank's shard: agreement, gathers, the run with the other ranks, sums."""
+"""The passes of a rank's shard: agreement, gathers, the run with the other ranks, and sums over ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..call import Ranks
 from ..errors import CommunicationError, InvalidArgumentError
 from ..native import Cache
 from ..options import LSE, Flags, Wants, name_of
-from ..passes import Pass, Result, results
+from ..passes import PassKey, Result, results
 from ..run import (
     DTYPES,
     Run,
     Tensors,
     check_own_memory,
+    device_key,
     layouts,
-    place,
     read_later,
     readable,
     rows_are_aligned,
@@ -34,13 +34,15 @@ from ..run import (
     stream_of,
 )
 from . import _agreement
-from ._agreement import SHARD_SIZE, Own, Shard, compare_plans
+from ._agreement import SHARD_SIZE, RankInfo, Shard, compare_plans
 from ._channel import Group, all_gather, reduce_scatter
 
 
 class _Exchange:
-    """The communicator of one run: its all-gather is that of torch.distributed, on the run's workspace, and so is its
-    all-reduce, on what the run writes."""
+    """The communicator of one run.
+
+    It gathers within the run's workspace and reduces the run's outputs, by the collectives of torch.distributed.
+    """
 
     def __init__(self, group: Group, shard: Shard, workspace: Tensor, written: Tensors) -> None:
         self._group, self._shard, self._workspace, self._written = group, shard, workspace, written
@@ -51,8 +53,8 @@ class _Exchange:
         self.communicator.all_gather, self.communicator.all_reduce = self._callbacks
 
     def close(self) -> None:
-        """Callbacks know this object, which knows them: without an end of that the workspace would live until Python
-        looks for cycles."""
+        """Breaks the cycle between this object and its callbacks, which would keep the workspace until Python collects
+        cycles."""
         del self._callbacks, self.communicator
 
     def _all_gather(self, send: int, receive: int, count: int, dtype: int, stream: int, host: int) -> int:
@@ -78,20 +80,22 @@ class _Exchange:
 
 
 class Local(NamedTuple):
-    """A rank's run is made for these; only the layouts of tensors count."""
+    """The inputs of a rank's run. Only the layouts of tensors matter to find it."""
 
-    asked: Pass
+    pass_key: PassKey
     tensors: Tensors
     options: dict[str, Any]
 
 
 class GroupRun(Run):
-    """One pass of a rank's shard over tensors of one layout. Runs outlive groups, and keep none of them alive: gloo's
-    threads must end before Python does."""
+    """One pass of a rank's shard over tensors of one layout.
 
-    def __init__(self, group: Group, shard: Shard, asked: Local) -> None:
+    Runs outlive groups and must keep none of them alive, as gloo's threads must end before Python does.
+    """
+
+    def __init__(self, group: Group, shard: Shard, local: Local) -> None:
         self.group, self._shard = weakref.ref(group), shard
-        super().__init__(*asked)
+        super().__init__(*local)
 
     def _specified(self, spec: native.Spec) -> native.Spec:
         shard = self._shard
@@ -117,69 +121,74 @@ class GroupRun(Run):
 _runs: Cache[Any, GroupRun] = Cache(256)
 
 
-def find(group: Group, shard: Shard, asked: Local) -> GroupRun:
-    pass_, tensors, options = asked
+def find(group: Group, shard: Shard, local: Local) -> GroupRun:
+    pass_key, tensors, options = local
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (group.group_name, id(group), shard, pass_, hidden.device, place(hidden, weight))
+    key = (group.group_name, id(group), shard, pass_key, hidden.device, device_key(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
-    found = _runs.get(key)
-    if found is None or found.group() is not group:  # another group may have the id of one that is gone
-        found = GroupRun(group, shard, asked)
-        _runs.put(key, found)
-    return found
+    run = _runs.get(key)
+    if run is None or run.group() is not group:  # a new group may have the id of a destroyed one
+        run = GroupRun(group, shard, local)
+        _runs.put(key, run)
+    return run
 
 
-def find_on_all(group: Group, shard: Shard, asked: Local, later: Sequence[Local]) -> GroupRun:
-    """Finds a run where every rank has one, for this pass and those that come later; else all ranks raise."""
-    found, error = None, None
+def find_on_all(group: Group, shard: Shard, now: Local, later: Sequence[Local]) -> GroupRun:
+    """Returns the run of this pass if every rank has plans for it and for the later passes; else all ranks raise."""
+    run, error = None, None
     try:
-        passes = [functools.partial(find, group, shard, one) for one in (asked, *later)]
-        found = native.enough(*passes)[0]
+        passes = [functools.partial(find, group, shard, one) for one in (now, *later)]
+        run = native.enough(*passes)[0]
     except Exception as refused:
         error = refused
-    compare_plans(group, None if found is None else found.plan.info, error)
-    assert found is not None
-    return found
+    compare_plans(group, None if run is None else run.plan.info, error)
+    assert run is not None
+    return run
 
 
 def gathered(group: Group, ranks: int, part: Tensor) -> Tensor:
-    """All ranks' parts [n, ...] one after another."""
+    """Gathers all ranks' parts [n, ...], one after another."""
     part = part.contiguous()
     whole = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
     all_gather(whole, part, group=group)
     return whole
 
 
-def add_up(group: Group, ranks: int, found: Tensors, sequence_parallel: bool) -> None:
-    """Parts of gradients that are sums over ranks become these: of the rank's own tokens with sequence_parallel."""
-    if "d_hidden" in found:
-        part = found["d_hidden"]
+def add_up(group: Group, ranks: int, outputs: Tensors, sequence_parallel: bool) -> None:
+    """Sums d_hidden and the gradients of learned numbers over ranks.
+
+    With sequence_parallel, d_hidden becomes that of the rank's own tokens.
+    """
+    if "d_hidden" in outputs:
+        part = outputs["d_hidden"]
         if sequence_parallel:
             own = part.new_empty((part.shape[0] // ranks, *part.shape[1:]))
             reduce_scatter(own, part, group=group)
-            found["d_hidden"] = own
+            outputs["d_hidden"] = own
         else:
             dist.all_reduce(part, group=group)
     for name in ("d_scale", "d_temperature"):
-        if name in found:
-            dist.all_reduce(found[name], group=group)
+        if name in outputs:
+            dist.all_reduce(outputs[name], group=group)
 
 
 # ---- passes
 
 
-def _results(asked: Pass, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
-    """As passes.results: rows of all tokens, the gradient of hidden as it is given, and a Shard in the
-    place of draws, which a backward pass reads."""
-    hidden, ranks = given["hidden"], asked.ranks
+def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+    """Returns passes.results() for the rows of all ranks' tokens.
+
+    d_hidden has the shape of this rank's hidden. A packed Shard, which the backward pass reads, replaces draws.
+    """
+    hidden, ranks = given["hidden"], pass_key.ranks
     assert ranks is not None
     every = {**given, "hidden": hidden.new_empty((ranks.tokens(hidden), hidden.shape[1]), device="meta")}
-    found = results(asked, every, options)
-    if "d_hidden" in found:
-        found["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
-    if asked.kind == _options.FORWARD:
-        found["draws"] = Result((SHARD_SIZE,), "int64", "cpu")
-    return found
+    outputs = results(pass_key, every, options)
+    if "d_hidden" in outputs:
+        outputs["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
+    if pass_key.kind == _options.FORWARD:
+        outputs["draws"] = Result((SHARD_SIZE,), "int64", "cpu")
+    return outputs
 
 
 def _text(tensor: Tensor | None) -> str | None:
@@ -187,21 +196,21 @@ def _text(tensor: Tensor | None) -> str | None:
 
 
 def _fields(
-    asked: Pass, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], ranks: Ranks
+    pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], ranks: Ranks
 ) -> dict[str, Any]:
-    """What all ranks have in common."""
-    flags, hidden, weight = asked.flags, given["hidden"], given["weight"]
+    """Returns the properties of a call that must be the same on all ranks, by the names of arguments."""
+    flags, hidden, weight = pass_key.flags, given["hidden"], given["weight"]
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
     names = {"token_weight": "token_weight", "class_weight": "class_weight"}
     names |= {name: name for name in ("temperature", "target_weight")}
     device = hidden.device.type
     return {
         "device": device,
-        "function": asked.function,
+        "function": pass_key.function,
         "sequence_parallel": ranks.sequence_parallel,
         "hidden": _text(hidden),
         "weight": f"{weight.dtype} [*, {weight.shape[1]}]",
-        _options.FUNCTIONS[asked.function].targets: _text(given["targets"]),
+        _options.FUNCTIONS[pass_key.function].targets: _text(given["targets"]),
         "k": options["top_k"],
         "bias": str(given["bias"].dtype) if "bias" in given else None,
         **{f"tensor {argument}": _text(given.get(name)) for argument, name in names.items()},
@@ -209,7 +218,7 @@ def _fields(
         "seed": None if "seed" not in given else "given" if ranks.seed_given else "drawn",
         "tensors that require grad": wanted,
         "main_grad": None if main_grad is None else "given",
-        "gradients together with the loss": asked.kind != _options.FORWARD,
+        "gradients together with the loss": pass_key.kind != _options.FORWARD,
         "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
         "vocab_start given": ranks.vocab_start >= 0,
         "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
@@ -217,10 +226,10 @@ def _fields(
     }
 
 
-def _own(weight: Tensor, ranks: Ranks) -> Own:
+def _own(weight: Tensor, ranks: Ranks) -> RankInfo:
     threads = 0 if weight.is_cuda else torch.get_num_threads()
     unaligned = weight.is_cuda and not rows_are_aligned(weight)
-    return Own(int(weight.shape[0]), ranks.vocab_start, threads, int(unaligned))
+    return RankInfo(int(weight.shape[0]), ranks.vocab_start, threads, int(unaligned))
 
 
 def group_of(ranks: Ranks) -> Group:
@@ -229,7 +238,7 @@ def group_of(ranks: Ranks) -> Group:
 
 
 def _all_tokens(given: dict[str, Tensor], ranks: Ranks, group: Group) -> dict[str, Tensor]:
-    """All ranks' tokens, and what each rank has for its own alone."""
+    """Gathers the inputs that each rank holds for its own tokens alone."""
     if not ranks.sequence_parallel:
         return given
     names = ["hidden"]
@@ -237,23 +246,25 @@ def _all_tokens(given: dict[str, Tensor], ranks: Ranks, group: Group) -> dict[st
         names += [name for name in ("targets", "token_weight", "temperature") if name in given]
         weights = given.get("target_weight")
         if weights is not None and weights.shape[0] == given["hidden"].shape[0]:
-            names += ["target_weight"]  # else upstream gradients, which are of all tokens
+            names += ["target_weight"]  # else they are upstream gradients, which cover all tokens
     return given | {name: gathered(group, ranks.group_size, given[name]) for name in names}
 
 
 def _forward(
-    asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], ranks: Ranks
+    pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], ranks: Ranks
 ) -> Tensors:
-    """A forward pass, or both in one. options: the resolved ones; flags: of a forward pass with the gradients that its
-    backward pass will be asked for."""
-    pass_, flags, function, _ = asked
+    """Runs a forward pass, or both passes in one.
+
+    options: resolved ones. The flags of a forward pass have the gradients of its later backward pass.
+    """
+    kind, flags, function, _ = pass_key
     group = group_of(ranks)
     if main_grad is not None and flags.want_d_weight:
         try:
             check_own_memory(main_grad, given)
         except Exception as error:
             _agreement.refuse(group, error)
-    own, fields = _own(given["weight"], ranks), _fields(asked, given, main_grad, options, ranks)
+    own, fields = _own(given["weight"], ranks), _fields(pass_key, given, main_grad, options, ranks)
     targets = None if ranks.own_targets else given["targets"]
     seed = int(given["seed"]) if "seed" in given and given["seed"].device.type == "cpu" else 0
     agreed = _agreement.agree(group, fields, own, targets, _options.FUNCTIONS[function].targets, seed)
@@ -261,33 +272,33 @@ def _forward(
     given = _with_seed(given, seed)
     if "class_weight" in given and given["class_weight"].shape[0] != shard.total:
         raise InvalidArgumentError(
-            f"class_weight: expected shape [{shard.total}] (one of each class of the whole vocabulary), "
+            f"class_weight: expected shape [{shard.total}] (one for each class of the whole vocabulary), "
             f"got {list(given['class_weight'].shape)}"
         )
     if options["top_k"] > shard.total:
         raise InvalidArgumentError(
-            f"k: expected a number in [1, {shard.total}], the rows of all ranks' shards, got {options['top_k']}"
+            f"k: expected a number in [1, {shard.total}] (the rows of all ranks' shards), got {options['top_k']}"
         )
     given = _all_tokens(given, ranks, group)
-    now = asked._replace(flags=flags.with_gradients(Wants())) if pass_ == _options.FORWARD else asked
-    # Only gradients are drawn.
-    read = {name: value for name, value in given.items() if name != "seed" or pass_ != _options.FORWARD}
+    now = pass_key._replace(flags=flags.with_gradients(Wants())) if kind == _options.FORWARD else pass_key
+    # Only gradients are drawn, so a forward pass does not read the seed.
+    read = {name: value for name, value in given.items() if name != "seed" or kind != _options.FORWARD}
     local = Local(now, readable(read, options["num_items"]), options)
     if agreed.new is not None:
-        later = _to_come(given, main_grad, options, flags) if pass_ == _options.FORWARD else []
+        later = _to_come(given, main_grad, options, flags) if kind == _options.FORWARD else []
         run = find_on_all(group, shard, local, later)
         _agreement.keep(group, agreed)
     else:
         run = find(group, shard, local)
-    found = run(local.tensors)
-    add_up(group, ranks.group_size, found, ranks.sequence_parallel)
-    if pass_ == _options.FORWARD:
-        found["draws"] = shard.packed(seed)
-    return found
+    outputs = run(local.tensors)
+    add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
+    if kind == _options.FORWARD:
+        outputs["draws"] = shard.packed(seed)
+    return outputs
 
 
 def _with_seed(given: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """With the one that all ranks have agreed on; on CUDA, where none is compared, the rank's own."""
+    """Replaces the seed by the one that all ranks agreed on. On CUDA each rank keeps its own."""
     if "seed" not in given or given["seed"].device.type != "cpu":
         return given
     return given | {"seed": torch.full((), seed, dtype=torch.int64)}
@@ -297,16 +308,19 @@ def _backward_pass(
     given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags
 ) -> Local:
     tensors = read_later(given, main_grad, options, flags)
-    return Local(Pass(_options.BACKWARD, flags), tensors, options)
+    return Local(PassKey(_options.BACKWARD, flags), tensors, options)
 
 
 def _to_come(given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any], flags: Flags) -> list[Local]:
-    """The backward passes of a forward pass with these flags: of the loss alone, and of the loss and every statistic
-    that may have a gradient. Other ones, of some of these gradients, need no more memory."""
+    """Returns the backward passes to plan for with a forward pass of these flags.
+
+    One has the upstream gradient of the loss alone, one those of the loss and every statistic that may have a gradient.
+    Passes with some of these gradients need no more memory.
+    """
     if not any(flags.wants()):
         return []
     hidden = given["hidden"]
-    row = torch.empty(hidden.shape[:1], dtype=stats_dtype(hidden), device="meta")  # layouts count alone
+    row = torch.empty(hidden.shape[:1], dtype=stats_dtype(hidden), device="meta")  # only its layout matters
     loss = row if options["reduction"] == "none" else row.new_empty(())
     saved = {**given, **dict.fromkeys(LSE, row), "entropy": row, "grad_loss": loss}
     stats = {f"grad_{name}": row for name in _options.DIFFERENTIABLE if name in flags.stats}
@@ -314,18 +328,18 @@ def _to_come(given: dict[str, Tensor], main_grad: Tensor | None, options: dict[s
     return [_backward_pass(saved | more, main_grad, options, wanted) for more in ({}, stats)]
 
 
-def _run(asked: Pass, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
-    ranks = asked.ranks
+def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
+    ranks = pass_key.ranks
     assert ranks is not None
-    if asked.kind != _options.BACKWARD:
-        return _forward(asked, given, main_grad, options, ranks)
-    # The sums over the vocabulary are known.
+    if pass_key.kind != _options.BACKWARD:
+        return _forward(pass_key, given, main_grad, options, ranks)
+    # The forward pass saved the sums over the vocabulary, so this pass needs no agreement.
     shard, seed = Shard.unpacked(given["draws"])
     group, saved = group_of(ranks), {name: tensor for name, tensor in given.items() if name != "draws"}
-    local = _backward_pass(_with_seed(_all_tokens(saved, ranks, group), seed), main_grad, options, asked.flags)
-    found = find(group, shard, local)(local.tensors)
-    add_up(group, ranks.group_size, found, ranks.sequence_parallel)
-    return found
+    local = _backward_pass(_with_seed(_all_tokens(saved, ranks, group), seed), main_grad, options, pass_key.flags)
+    outputs = find(group, shard, local)(local.tensors)
+    add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
+    return outputs
 
 
 def _refuse(ranks: Ranks, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The functions of ``logitless.distributed``: those of heads, and ``next_labels`` for context parallelism."""
+"""The functions of ``logitless.distributed``: those of parallel heads, and ``next_labels`` for context parallelism."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ..call import (
     with_row_temperature,
 )
 from ..errors import InvalidArgumentError
-from ..options import HeadOptions, IdOptions, TopKOptions, shape_text, takes
+from ..options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
 from ..outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, log_probs_of, loss, loss_of, top_k, top_k_of
 from . import _agreement
-from . import _passes as _passes  # the passes of groups are known from here on
+from . import _passes as _passes  # registers the passes of groups
 from ._channel import all_gather
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@takes(HeadOptions)
+@accepts(HeadOptions)
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -47,44 +47,46 @@ def linear_cross_entropy(
     return_stats: bool | Sequence[str] = False,
     **options: Unpack[HeadOptions],
 ) -> Tensor | LinearCrossEntropyOutput:
-    """:func:`logitless.linear_cross_entropy` of a head whose rows are spread over the ranks of a group.
+    """Computes :func:`logitless.linear_cross_entropy` for a head whose rows are spread over the ranks of a group.
 
-    Every rank of the group calls it at the same time, with the same options. The loss and the statistics are those of
-    the whole vocabulary, with the same bits on every rank. The gradient of ``hidden`` is the sum over ranks, on every
-    rank; those of ``weight`` and ``bias`` are of the rank's own rows.
+    Every rank of the group must call it at the same time with the same options. The loss and the statistics cover the
+    whole vocabulary and all tokens, with the same bits on every rank. The gradient of ``hidden`` is the sum over ranks,
+    on every rank. The gradients of ``weight`` and ``bias`` are those of the rank's own rows.
+
+    Arguments not listed here, results and costs are those of :func:`logitless.linear_cross_entropy`.
 
     Args:
-        hidden: ``[..., D]``, the same on every rank. With ``sequence_parallel`` this rank's part of it along the first
-            dimension, as large as any other rank's.
-        weight: this rank's rows of the head's weight, ``[V_r, D]``, of any number, 0 too.
-        targets: class indices of the whole vocabulary, of shape ``hidden.shape[:-1]``, the same on every rank. With
-            ``sequence_parallel`` of all tokens, as one rank's ``hidden`` would need them, or of this rank's tokens:
-            told by its shape. ``token_weight`` and a temperature for each row have the target's shape. With
-            ``target_weight``, which has its shape, it has one more dimension of K targets a row.
-        group: a ``torch.distributed`` process group; None: the default one.
-        vocab_start: the class of the shard's first row; None: shards lie in the order of ranks.
-        vocab_total: classes of all ranks, to be checked; None: as many as the shards have.
-        sequence_parallel: ``hidden`` is gathered along its first dimension, and its gradient is that of this rank's
-            part (a reduce-scatter). It is gathered again in a backward pass that comes later (below).
-        bias: the shard's, ``[V_r]``.
-        class_weight: class weights of the whole vocabulary, the same on every rank.
-        main_grad: a buffer of the shard's shape.
-        seed: of sparsified gradients. On CPUs the same seed keeps the same elements for any cut of the vocabulary. A
-            number must be the same on every rank there, and of None and of generators rank 0's is taken. On CUDA the
-            elements that are kept depend on the cut, and each rank draws from its own seed.
-        batch_invariant: True: for one cut of the vocabulary a row has the same bits in any batch, as on one device.
+        hidden: Hidden states, ``[..., D]``, the same on every rank. With ``sequence_parallel`` they are this rank's
+            part along the first dimension, of the same size on every rank.
+        weight: This rank's rows of the head's weight, ``[V_r, D]``, of any number, including 0.
+        targets: Class indices of the whole vocabulary, of shape ``hidden.shape[:-1]``, the same on every rank. With
+            ``sequence_parallel`` the shape decides whether they are those of all tokens or of this rank's tokens. With
+            ``target_weight``, which has their shape, they have one more dimension of K targets a row. ``token_weight``
+            and a temperature for each row have the shape of one target a row.
+        group: A ``torch.distributed`` process group. None means the default one.
+        vocab_start: The class of the shard's first row. None means that shards lie in the order of ranks.
+        vocab_total: The number of classes of all ranks, to be checked. None means the sum of the shards.
+        sequence_parallel: True gathers ``hidden`` along its first dimension, and its gradient is that of this rank's
+            part, by a reduce-scatter. A backward pass that comes later gathers it again.
+        return_stats: As in :func:`logitless.linear_cross_entropy`, without the statistics of a draw.
+        bias: The shard's bias, ``[V_r]``.
+        class_weight: Class weights of the whole vocabulary, the same on every rank.
+        main_grad: A buffer of the shard's shape.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`. It must also fit a backward pass that comes
+            later, or the forward pass raises.
+        seed: Seed of sparsified gradients. On CPUs equal seeds keep equal elements for any cut of the vocabulary. A
+            number must be the same on every rank there; with None or generators all ranks use rank 0's. On CUDA the
+            kept elements depend on the cut, and each rank draws from its own seed.
+        batch_invariant: True gives a row the same bits in any batch for one cut of the vocabulary, as on one device.
 
-    All other arguments, results and costs are those of :func:`logitless.linear_cross_entropy`. Per-token results are of
-    all tokens. ``max_workspace_bytes`` must fit a backward pass that comes later, too, or the forward pass is refused.
-
-    Hosts compare shapes, dtypes, options and where shards lie before every call. Where one differs, all of them raise;
-    docs/distributed.md has what is noticed on which device.
+    Hosts compare shapes, dtypes, options and the places of shards before every call. If one differs, all ranks raise.
+    docs/distributed.md lists what is noticed on which device.
 
     Raises:
-        InvalidArgumentError: ranks that differ, by the name of what differs; shards that do not make a vocabulary.
-        UnsupportedError: the statistics of a draw.
-        CommunicationError: a collective failed.
-        And what :func:`logitless.linear_cross_entropy` raises.
+        InvalidArgumentError: Ranks differ, by the name of the argument, or shards do not make up a vocabulary.
+        UnsupportedError: ``return_stats`` has statistics of a draw.
+        CommunicationError: A collective failed.
+        TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
     """
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     group = checked_group(group)
@@ -95,7 +97,7 @@ def linear_cross_entropy(
 def loss_of_ranks(
     a: Arguments, group: Any, vocab_start: int | None, vocab_total: int | None, sequence_parallel: bool
 ) -> Tensor | LinearCrossEntropyOutput:
-    """As linear_cross_entropy, of a checked group."""
+    """Computes linear_cross_entropy() for a checked group."""
     if is_whole_head(group, a.weight, vocab_start, vocab_total):
         return loss(with_row_temperature(a, getattr(a.hidden, "shape", ())[:-1]))
     rows = getattr(a.targets, "shape", ())
@@ -107,7 +109,7 @@ def loss_of_ranks(
     return loss_of(prepared, rows)
 
 
-@takes(IdOptions)
+@accepts(IdOptions)
 def linear_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -119,23 +121,32 @@ def linear_log_probs(
     sequence_parallel: bool = False,
     **options: Unpack[IdOptions],
 ) -> Tensor:
-    """:func:`logitless.linear_log_probs` of a head whose rows are spread over the ranks of a group.
+    """Computes :func:`logitless.linear_log_probs` for a head whose rows are spread over the ranks of a group.
 
-    Every rank of the group calls it at the same time, with the same options, and gets all log-probabilities, with the
-    same bits. Gradients are as those of :func:`logitless.distributed.linear_cross_entropy`: the upstream gradients must
-    be the same on every rank.
+    Every rank of the group must call it at the same time with the same options. It gets all log-probabilities, with the
+    same bits. Gradients are as in :func:`logitless.distributed.linear_cross_entropy`. The upstream gradients must be
+    the same on every rank.
+
+    Arguments not listed here are those of :func:`logitless.linear_log_probs`.
 
     Args:
-        hidden, weight, group, vocab_start, vocab_total, sequence_parallel, bias: as those of
-            :func:`logitless.distributed.linear_cross_entropy`.
-        ids: classes of the whole vocabulary, ``[..., K]`` with K <= 64, the same on every rank; with
-            ``sequence_parallel`` of all tokens or of this rank's, told by its shape, as is a temperature for each row.
+        hidden: As in :func:`logitless.distributed.linear_cross_entropy`.
+        weight: As in :func:`logitless.distributed.linear_cross_entropy`.
+        ids: Classes of the whole vocabulary, ``[..., K]`` with K <= 64, the same on every rank. With
+            ``sequence_parallel`` the shape decides whether they are those of all tokens or of this rank's. This also
+            holds for a temperature for each row.
+        group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
+        sequence_parallel: As in :func:`logitless.distributed.linear_cross_entropy`.
+        bias: As in :func:`logitless.distributed.linear_cross_entropy`.
 
     Returns:
-        ``[..., K]``, of all tokens.
+        The log-probabilities of all tokens, ``[..., K]``.
 
     Raises:
-        As :func:`logitless.distributed.linear_cross_entropy`.
+        TypeError, ValueError, BudgetTooSmallError, CommunicationError: As in
+            :func:`logitless.distributed.linear_cross_entropy`.
     """
     _options.check_names("linear_log_probs", options, _options.ID_OPTIONS)
     group = checked_group(group)
@@ -150,7 +161,7 @@ def linear_log_probs(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-@takes(TopKOptions)
+@accepts(TopKOptions)
 def linear_top_k(
     hidden: Tensor,
     weight: Tensor,
@@ -162,19 +173,31 @@ def linear_top_k(
     sequence_parallel: bool = False,
     **options: Unpack[TopKOptions],
 ) -> LinearTopK:
-    """:func:`logitless.linear_top_k` of a head whose rows are spread over the ranks of a group.
+    """Computes :func:`logitless.linear_top_k` for a head whose rows are spread over the ranks of a group.
 
-    Every rank of the group calls it at the same time, with the same options, and gets the largest logits of the whole
-    vocabulary, of all tokens, with the same bits.
+    Every rank of the group must call it at the same time with the same options. It gets the largest logits of the whole
+    vocabulary for all tokens, with the same bits.
+
+    Arguments not listed here are those of :func:`logitless.linear_top_k`.
 
     Args:
-        hidden, weight, group, vocab_start, vocab_total, sequence_parallel, bias: as those of
-            :func:`logitless.distributed.linear_cross_entropy`.
-        k: how many, from 1 to the smaller one of 64 and the rows of all ranks' shards.
-        temperature: with ``sequence_parallel`` one for each row is of all tokens, or of this rank's, told by its shape.
+        hidden: As in :func:`logitless.distributed.linear_cross_entropy`.
+        weight: As in :func:`logitless.distributed.linear_cross_entropy`.
+        k: The number of logits, from 1 to the smaller of 64 and the rows of all ranks' shards.
+        group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
+        sequence_parallel: As in :func:`logitless.distributed.linear_cross_entropy`.
+        bias: As in :func:`logitless.distributed.linear_cross_entropy`.
+        temperature: A number or a tensor. With ``sequence_parallel`` the shape of a tensor with one for each row
+            decides whether it covers all tokens or this rank's.
+
+    Returns:
+        ``ids`` and ``log_probs`` of all tokens, ``[..., k]``.
 
     Raises:
-        As :func:`logitless.distributed.linear_cross_entropy`.
+        TypeError, ValueError, BudgetTooSmallError, CommunicationError: As in
+            :func:`logitless.distributed.linear_cross_entropy`.
     """
     _options.check_names("linear_top_k", options, _options.TOP_K_OPTIONS)
     group = checked_group(group)
@@ -197,20 +220,22 @@ def linear_top_k(
 
 
 def next_labels(labels: Tensor, *, group: Any = None, shift: int = 1, ignore_index: int = -100) -> Tensor:
-    """Labels shifted to the left over the ranks of a group, which have consecutive parts of each sequence.
+    """Shifts labels to the left over the ranks of a group, which hold consecutive parts of each sequence.
 
-    The last ``shift`` positions get the first labels of the next rank's part, those of the last rank ``ignore_index``.
-    One all-gather of ``shift`` labels a row, with no word on whether the ranks agree on shapes.
+    The last ``shift`` positions get the first labels of the next rank's part. On the last rank they get
+    ``ignore_index``. It takes one all-gather of ``shift`` labels a row. Ranks do not check that their shapes agree.
 
     Args:
-        labels: ``[..., T]``, this rank's part, of at least ``shift`` positions, of one shape on all ranks.
-        group: a ``torch.distributed`` process group in the order of the parts; None: the default one.
+        labels: This rank's part, ``[..., T]`` with T >= ``shift``, of one shape on all ranks.
+        group: A ``torch.distributed`` process group in the order of the parts. None means the default one.
+        shift: The number of positions.
+        ignore_index: The label of positions without a next one.
 
     Returns:
-        ``[..., T]``: what each position predicts, to be used with ``shift=0``.
+        The label that each position predicts, ``[..., T]``, for calls with ``shift=0``.
 
     Raises:
-        ValueError: a part that is shorter than the shift.
+        ValueError: A part is shorter than the shift.
     """
     if shift < 0 or labels.dim() < 1 or labels.shape[-1] < shift:
         raise ValueError(f"shift: expected 0 <= shift <= the last size of labels {list(labels.shape)}, got {shift}")
@@ -232,7 +257,7 @@ def _prepared(
     sequence_parallel: bool,
     k: int = 0,
 ) -> tuple[Prepared, Sequence[int]]:
-    """Made without a word to the other ranks; and the shape of all tokens."""
+    """Prepares a call without communication; returns it with the shape of all tokens."""
     check_operands(a.hidden, a.weight, a.bias, a.targets, least_vocab=0)
     check_sequence_parallel(a.hidden, sequence_parallel)
     ranks = dist.get_world_size(group)
@@ -254,13 +279,13 @@ def checked_group(group: Any) -> Any:
 
 
 def is_whole_head(group: Any, shard: Tensor, vocab_start: int | None, vocab_total: int | None) -> bool:
-    """Whether the group has one rank, whose call is that of the ordinary head."""
+    """Whether the group has one rank with the whole head, so that the call is the ordinary one."""
     return dist.get_world_size(group) == 1 and vocab_start in (None, 0) and vocab_total in (None, shard.shape[0])
 
 
 @contextlib.contextmanager
 def refused_for_all(group: Any) -> Iterator[None]:
-    """Tells the other ranks what this one refuses; of compiled code, which is traced alone, nothing."""
+    """Reports an error of this rank to the other ranks, except while compiling, when ranks trace on their own."""
     try:
         yield
     except Exception as error:
@@ -270,13 +295,13 @@ def refused_for_all(group: Any) -> Iterator[None]:
 
 
 def _classes(name: str, value: Any) -> int:
-    """As the operators take it: -1 for None."""
+    """Returns a number of classes as the operators take it: -1 for None."""
     if value is None:
         return -1
-    found = _options.integer(name, value)
-    if found < 0:
-        raise InvalidArgumentError(f"{name}: expected a number of classes or None, got {found}")
-    return found
+    count = _options.integer(name, value)
+    if count < 0:
+        raise InvalidArgumentError(f"{name}: expected a number of classes or None, got {count}")
+    return count
 
 
 def check_sequence_parallel(hidden: Tensor, sequence_parallel: Any) -> None:
@@ -289,8 +314,10 @@ def check_sequence_parallel(hidden: Tensor, sequence_parallel: Any) -> None:
 
 
 def rows_of(a: Arguments, ranks: int, sequence_parallel: bool, name: str) -> tuple[tuple[int, ...], bool]:
-    """The shape of all tokens, and whether what is given for each of them is of this rank's alone. name: of the
-    targets."""
+    """Returns the shape of all tokens, and whether vectors of tokens hold this rank's alone.
+
+    name: the targets', for messages.
+    """
     own = tuple(a.rows())
     rows = tuple(a.targets.shape)
     several = a.has_several_targets()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError
-from ..options import MethodOptions, check_names, checked_method, names_of, takes
+from ..options import MethodOptions, accepts, check_names, checked_method, names_of
 from ._absent import without_logits
 from ._beside_trl import trl_has, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
@@ -68,7 +68,7 @@ class _Open:
     aside: bool = False
 
 
-@takes(MethodOptions)
+@accepts(MethodOptions)
 def patch(
     model: Model,
     *,

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..options import MethodOptions, check_names, checked_method, names_of, takes
+from ..options import MethodOptions, accepts, check_names, checked_method, names_of
 from ._divergence import Divergences
 from ._log_probs import OUTPUTS, LogProbs
 
@@ -52,7 +52,7 @@ _DIVERGENCE = _Replaced(
 _ALL = (_LOG_PROBS, _DIVERGENCE)
 
 
-@takes(MethodOptions)
+@accepts(MethodOptions)
 def patch(**options: Unpack[MethodOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 

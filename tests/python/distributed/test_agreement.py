@@ -39,7 +39,7 @@ def agree(monkeypatch):
 @pytest.mark.parametrize("field, value", [("rows", 9), ("threads", 3), ("unaligned", 1)])
 @pytest.mark.parametrize("of_this_rank", [False, True])
 def test_a_change_of_one_rank_makes_all_plan_anew(agree, field, value, of_this_rank):
-    own = _agreement.Own(rows=8, vocab_start=-1, threads=2, unaligned=0)
+    own = _agreement.RankInfo(rows=8, vocab_start=-1, threads=2, unaligned=0)
     assert agree(own).new is not None
     assert agree(own).new is None
     kept = {field: getattr(own, field)}

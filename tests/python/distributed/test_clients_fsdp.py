@@ -158,14 +158,14 @@ def refusals(mesh):
     linear = lambda **options: fully_shard(torch.nn.Linear(8, VOCAB), mesh=mesh, **options)  # noqa: E731
     weight, outside = linear().weight, "^weight: an FSDP parameter outside"
     refused(f"{outside} its module", DTensor.from_local(hidden, mesh, [Shard(0)]), weight)
-    known = "whether its ranks hold the same tokens or tokens of their own cannot be told"
+    known = "whether its ranks hold the same tokens or tokens of their own is unknown"
     refused(known, hidden, weight[:5], REFUSALS)
     offloaded = linear(offload_policy=CPUOffloadPolicy(pin_memory=False)).weight
     refused(r"offloaded to the CPU.*unshard\(\)", hidden, offloaded, REFUSALS)
     grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     head = parallelize_module(torch.nn.Linear(8, VOCAB), grid["tensor"], ColwiseParallel())
     fully_shard(head, mesh=grid["data"])
-    both = "sharded over a tensor-parallel mesh, too"
+    both = "also sharded over a tensor-parallel mesh"
     refused(both, hidden, head.weight, REFUSALS)
     refused(outside, DTensor.from_local(hidden, grid["tensor"], [Replicate()]), head.weight)
     one = linear()

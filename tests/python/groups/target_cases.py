@@ -93,7 +93,7 @@ def case_targets_that_one_rank_alone_has(ranks):
     )
     refused(ranks, match + "targets: expected at most 64", normal=several, targets=data.target.repeat(1, 13),
             target_weight=data.target_weight.repeat(1, 13))  # fmt: skip
-    refused(ranks, match + "targets: expected shape .* want target_weight", normal=several, target_weight=None)
+    refused(ranks, match + "targets: expected shape .* need target_weight", normal=several, target_weight=None)
     wrong = data.target.clone()
     wrong[3, 2] = data.vocab
     refused(ranks, rf"targets: expected 0 <= target < {data.vocab} .* at targets\[3, 2\]", on="all", targets=wrong,

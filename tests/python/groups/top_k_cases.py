@@ -60,7 +60,7 @@ def case_top_k_of_starts_that_are_given(ranks):
 def case_top_k_that_one_rank_asks_for_otherwise(ranks):
     otherwise = functools.partial(refused, ranks, function="linear_top_k")
     otherwise("k: expected the same .* got 9 on rank.* and 8 on rank 1", k=8)
-    otherwise("k: expected a number in .1, 57., the rows of all ranks' shards, got 58", k=58, on="all")
+    otherwise("k: expected a number in .1, 57. .the rows of all ranks' shards., got 58", k=58, on="all")
     otherwise("k: expected a number in .1, 64.*got 65", k=65, on="all")
     otherwise("k: expected" if ranks.rank == 1 else "rank 1 .* refused .*: k: expected", k=0)
     otherwise("softcap: expected the same", softcap=3.0)
