@@ -223,8 +223,8 @@ class _Call(NamedTuple):
 
     def first(self, tensors: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Runs the first pass over the tensors named in _TENSORS; returns its results, and the outputs among them."""
-        asked = Pass(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
-        results = by_operator(asked, dict(zip(_TENSORS, tensors)), self.options)
+        asked = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
+        results = run_traced(asked, dict(zip(_TENSORS, tensors)), self.options)
         names = ("loss", "divergence", "entropy") if self.together else ("divergence", "entropy")
         return results, tuple([results[name] for name in names])
 
@@ -256,7 +256,7 @@ class _Function(torch.autograd.Function):
         else:
             asked = PassKey(BACKWARD, given.flags, "linear_divergence")
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
-            made = for_each(lambda upstream: by_operator(asked, read | upstream, given.options), {"grad": grad})
+            made = for_each(lambda upstream: run_traced(asked, read | upstream, given.options), {"grad": grad})
             gradients = [made.get(name) for name in GRADIENTS]
         return None, *gradients[:3], *[None] * (len(_TENSORS) - 3)
 

@@ -123,7 +123,7 @@ class GradientSums:
         if self._bias is not None:
             multiply(self._ones[:, : dz.shape[0]], dz, self._bias[None, slice(*columns)], add=rows[0] > 0)
 
-    def gradients(self, bias_dtype: torch.dtype | None) -> Found:
+    def gradients(self, bias_dtype: torch.dtype | None) -> Outputs:
         """Returns the complete gradients by name."""
         weight, bias = None if self.weight is None else self.weight.gradient, self._bias
         if bias is not None and self._unit is not None:
@@ -287,7 +287,7 @@ def _results(asked: PassKey, given: Mapping[str, Any], options: Mapping[str, Any
     }
 
 
-def _flops(asked: Pass, shapes: Mapping[str, Any]) -> int:
+def _flops(asked: PassKey, shapes: Mapping[str, Any]) -> int:
     """Returns the FLOP of a pass, from the shapes alone.
 
     Masked rows are included although they are not multiplied, as only the data shows them. Logits that a small budget
