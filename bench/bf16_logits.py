@@ -1,7 +1,7 @@
-"""What logits that are rounded to bfloat16 lose, beside Logitless's, which are never rounded.
+"""Measures the loss of accuracy from logits rounded to bfloat16. Logitless never rounds logits.
 
-Hidden states and weights are bfloat16 in both; float64 products of these are the truth. Prints the share of rows whose
-largest logit is another one (a greedy token that changes), and errors of the targets' log-probabilities.
+Hidden states and weights are bfloat16 in both; float64 products of these are the reference. The program prints the
+share of rows whose largest logit changes (a different greedy token), and errors of the targets' log-probabilities.
 
     python bench/bf16_logits.py
 """
@@ -29,7 +29,7 @@ def main() -> None:
 
     truth = hidden.double() @ weight.double().T
     greedy = truth.argmax(1)
-    # As a model samples, so that targets are likely ones.
+    # Targets are sampled from the model, so they are likely tokens.
     target = torch.multinomial(truth.softmax(1), 1, generator=generator)
     of_truth = truth.log_softmax(1).gather(1, target)
 

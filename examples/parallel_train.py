@@ -1,7 +1,7 @@
-"""A small language model of bytes on several ranks, whose head computes its loss, sharded in one of two ways.
+"""Trains a small language model of bytes on several ranks. Its head computes the loss, sharded in one of two ways.
 
-fsdp2: every rank has sequences of its own and a part of each parameter; the head is a unit like the others.
-tensor: all ranks have the same sequences, and each a part of the vocabulary and of the layers between.
+fsdp2: each rank has its own sequences and a part of each parameter; the head is a unit like the others. tensor: all
+ranks have the same sequences; each has a part of the vocabulary and of the layers between.
 
 Run: torchrun --nproc-per-node 2 examples/parallel_train.py fsdp2 --text book.txt
      torchrun --nproc-per-node 2 examples/parallel_train.py tensor --tiny     # this file as text, on the CPU
@@ -23,7 +23,7 @@ VOCAB = 256
 
 
 class LanguageModel(nn.Module):
-    """A causal transformer: forward takes ids and labels [B, T] and returns a loss."""
+    """A causal transformer. Forward takes ids and labels [B, T] and returns a loss."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class LanguageModel(nn.Module):
 def shard_fsdp2(model: LanguageModel) -> None:
     for layer in model.layers:
         fully_shard(layer)
-    fully_shard([model.norm, model.lm_head])  # or the head alone, or neither: then it belongs to the model's own unit
+    fully_shard([model.norm, model.lm_head])  # the head may also be a unit alone, or belong to the model's own unit
     fully_shard(model)
 
 
 def shard_tensor(model: LanguageModel, device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     plan = {"layers.*.linear1": ColwiseParallel(), "layers.*.linear2": RowwiseParallel()}
-    # The head returns a loss, which is the same on all ranks. Labels are given to it by name.
+    # The head returns a loss that is the same on all ranks. Pass labels to it by name.
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     parallelize_module(model, mesh, plan)
 
@@ -79,7 +79,7 @@ def main() -> None:
 
     with open(options.text, "rb") as source:
         tokens = torch.frombuffer(bytearray(source.read()), dtype=torch.uint8).long().to(device)
-    # Sequences are drawn by each rank for itself, or the same on all.
+    # Each rank draws its own sequences under fsdp2. All ranks draw the same under tensor.
     generator = torch.Generator().manual_seed(dist.get_rank() if options.how == "fsdp2" else 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if options.tiny else 3e-4, foreach=False)
     losses = []

@@ -1,4 +1,4 @@
-"""LoRA with PEFT, on the head as well, in a plain loop: logitless.transformers.patch(model) is the one line.
+"""Trains LoRA with PEFT in a plain loop, on the head as well. One line is added: logitless.transformers.patch(model).
 
 Run: python examples/peft_lora.py --model Qwen/Qwen3-0.6B --text book.txt
      python examples/peft_lora.py --tiny     # a random model and this file, on the CPU

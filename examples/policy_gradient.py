@@ -1,4 +1,4 @@
-"""A policy gradient in a loop of your own, with the functions that verl, prime-rl or OpenRLHF call: one import changes.
+"""Runs a policy gradient in a loop of your own, with the functions of verl, prime-rl or OpenRLHF. One import changes.
 
 Run: python examples/policy_gradient.py --model Qwen/Qwen3-0.6B --client verl
      python examples/policy_gradient.py --tiny     # a random model, on the CPU
@@ -17,13 +17,13 @@ TEMPERATURE = 0.9
 
 
 def verl(hidden, head, labels):
-    """In place of verl.utils.kernel.linear_cross_entropy."""
+    """Replaces verl.utils.kernel.linear_cross_entropy."""
     log_probs, entropy = logitless.compat.verl.linear_cross_entropy(hidden, head.weight, labels, TEMPERATURE)
     return log_probs.view(labels.shape), entropy.view(labels.shape)
 
 
 def prime_rl(hidden, head, labels):
-    """The module that prime-rl puts in the place of lm_head."""
+    """Uses the module by which prime-rl replaces lm_head."""
     fused = logitless.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
     fused.weight = head.weight
     found = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
@@ -31,7 +31,7 @@ def prime_rl(hidden, head, labels):
 
 
 def openrlhf(hidden, head, labels):
-    """In place of log_probs_from_logits and compute_entropy, which take logits."""
+    """Replaces log_probs_from_logits and compute_entropy, which take logits."""
     return logitless.compat.openrlhf.log_probs_and_entropy_from_hidden(hidden, head.weight, labels, TEMPERATURE)
 
 
@@ -39,7 +39,7 @@ CLIENTS = {"verl": verl, "prime_rl": prime_rl, "openrlhf": openrlhf}
 
 
 def rewards(completions: list[str]) -> torch.Tensor:
-    """How many letters a completion has."""
+    """Counts the letters of each completion."""
     return torch.tensor([float(sum(each.isalpha() for each in text)) for text in completions])
 
 

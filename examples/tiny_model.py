@@ -1,4 +1,4 @@
-"""A random language model with a tokenizer of bytes, saved as a hub has them: what the examples with --tiny train."""
+"""A random language model with a byte tokenizer, saved like a model on a hub, for the examples with --tiny."""
 
 import argparse
 
@@ -11,7 +11,7 @@ SPECIAL = ["<pad>", "<eos>"]
 
 
 def parser(steps: int) -> argparse.ArgumentParser:
-    """The arguments that these examples share."""
+    """Returns a parser of the arguments that these examples share."""
     found = argparse.ArgumentParser()
     found.add_argument("--model", default="Qwen/Qwen3-0.6B")
     found.add_argument("--steps", type=int, default=steps)
@@ -20,7 +20,7 @@ def parser(steps: int) -> argparse.ArgumentParser:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, so that any text has tokens."""
+    """Makes a tokenizer with one token per byte, so that any text has tokens."""
     symbols = SPECIAL + sorted(ByteLevel.alphabet())
     bytes_only = Tokenizer(BPE({symbol: index for index, symbol in enumerate(symbols)}, merges=[]))
     bytes_only.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -31,7 +31,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save(folder: str) -> str:
-    """Returns the folder, which is then the name of a model."""
+    """Saves the model and its tokenizer. Returns the folder, which serves as the model's name."""
     tokenizer = make_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),

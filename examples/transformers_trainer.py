@@ -1,4 +1,4 @@
-"""Training with transformers' Trainer: logitless.transformers.patch(model) is the one line.
+"""Trains with transformers' Trainer. One line is added: logitless.transformers.patch(model).
 
 Run: python examples/transformers_trainer.py --model Qwen/Qwen3-0.6B --text book.txt
      python examples/transformers_trainer.py --tiny     # a random model and this file, on the CPU

@@ -1,4 +1,4 @@
-"""Reinforcement learning with TRL's GRPO: logitless.trl.patch() is the one line.
+"""Runs reinforcement learning with TRL's GRPO. One line is added: logitless.trl.patch().
 
 Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
      python examples/trl_grpo.py --tiny     # a random model and made-up prompts, on the CPU
@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def many_different_letters(completions: list[str], **_: object) -> list[float]:
-    """The reward: how many different letters a completion has."""
+    """Rewards a completion with the number of its different letters."""
     return [float(len(set(completion))) for completion in completions]
 
 

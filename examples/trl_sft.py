@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL: logitless.trl.patch() is the one line.
+"""Runs supervised fine-tuning with TRL. One line is added: logitless.trl.patch().
 
 Run: python examples/trl_sft.py --model Qwen/Qwen3-0.6B --dataset trl-lib/Capybara
      python examples/trl_sft.py --tiny     # a random model and the lines of this file, on the CPU

@@ -21,7 +21,7 @@ import tokens  # noqa: E402
 
 @pytest.fixture
 def data(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder as prepare writes it, without its tokenizer."""
+    """A folder as ``prepare`` writes it, without its tokenizer."""
     rng = np.random.default_rng(0)
     for name, count in (("train", 3001), ("validation", 801), ("instructions", 2400)):
         tokens.save_tokens(tmp_path / f"{name}.npy.xz", (rng.zipf(1.5, count) % 300).astype(np.uint32))
@@ -50,7 +50,7 @@ def test_all_heads_start_from_the_same_weights_and_are_trained_once(data: pathli
     assert found["stock"] == cells["stock"] and "liger" in found
     other = run(data, "--heads", "stock", "--json", str(record), "--seed", "1")
     assert other.returncode == 2 and "--json: expected a record of seed 0, got --seed 1" in other.stderr
-    (data / "start.pt").unlink()  # runs from other weights cannot stand beside these
+    (data / "start.pt").unlink()  # runs from other weights cannot be compared with these
     assert run(data, "--heads", "stock", "--json", str(record)).returncode == 0
     assert set(json.loads(record.read_text())["cells"]) == {"stock"}
 

@@ -26,7 +26,7 @@ def _poison(device: str, budget_mib: int | None) -> None:
 
 
 def _run(method: Method, inputs: Inputs, gradients: bool) -> list[Tensor]:
-    """The loss, and with gradients dE and dC."""
+    """Returns the loss, followed by dE and dC if gradients are requested."""
     if not gradients:
         with torch.no_grad():
             return [method.loss(*inputs)]
@@ -38,7 +38,7 @@ def _run(method: Method, inputs: Inputs, gradients: bool) -> list[Tensor]:
 
 
 def check_method(found: Accuracy, method: Method, inputs: Inputs, reference: Reference, device: str) -> None:
-    """One method on one data set."""
+    """Checks one method on one data set."""
     gradients = "gradients" in method.passes
     with seen_plan(method) as plans:
         outputs = _run(method, inputs, gradients)
@@ -57,7 +57,7 @@ def check_method(found: Accuracy, method: Method, inputs: Inputs, reference: Ref
 def check_shape(
     record: Record, clock: Clock, shape: Shape, kinds: list[str], methods: list[Method], deadline: Deadline
 ) -> None:
-    """Every method on every data set, as far as the time goes."""
+    """Checks every method on every data set, as far as the time goes."""
     for kind in kinds:
         if deadline.left() <= 0:
             record.note(f"{shape.name}: accuracy on {kind} left out: no time left")

@@ -1,4 +1,4 @@
-"""Where a figure is from."""
+"""Facts about the machine that produced a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def program() -> str:
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Date, versions, driver, command: what a figure means nothing without."""
+    """Returns date, versions, driver and command, without which a figure means nothing."""
     import torch
 
     found = {

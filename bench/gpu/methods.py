@@ -1,4 +1,4 @@
-"""What is measured: Logitless at each budget, and every other library that can be imported."""
+"""The methods to measure: Logitless at each budget, and every other library that can be imported."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Method:
     loss: Loss
     ours: bool = False
     budget_mib: int | None = None
-    threshold: float | None = None  # of sparsified gradients
+    threshold: float | None = None  # for sparsified gradients
     passes: tuple[str, ...] = ("loss", "gradients")
-    slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
+    slow_to_prepare: bool = False  # compiles or tunes kernels for a long time in its first call
 
 
 def budget_name(mib: int | None) -> str:
@@ -34,13 +34,13 @@ def budget_name(mib: int | None) -> str:
 
 
 def budget_of(mib: int | None) -> int | str | None:
-    """max_workspace_bytes of so many MiB; None: of the fastest plan; 0: what a call without one gets."""
+    """Converts MiB to max_workspace_bytes. None is the fastest plan; 0 is the default of a call without a budget."""
     return "fastest" if mib is None else mib * MIB or None
 
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Inside the block; the library reads such variables when it plans, the package at every call."""
+    """Sets environment variables within the block; the library reads them at planning, the package at every call."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -52,7 +52,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def without_recordings() -> contextlib.AbstractContextManager[None]:
-    """Plans that are made inside do not play runs that come again from recordings."""
+    """Disables the recording of repeated runs for plans made within the block."""
     return environment("LOGITLESS_CUDA_GRAPHS", "0")
 
 
@@ -71,8 +71,10 @@ def our_loss(engine: str = "", **options: Any) -> Loss:
 
 
 def our_methods(budgets: list[int | None], engines: list[str], exponents: list[int] | None = None) -> list[Method]:
-    """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and sparsified ones at
-    thresholds 2^-exponent."""
+    """Returns the loss alone, gradients at every budget, and sparsified gradients at thresholds 2^-exponent.
+
+    The loss has no budget, because it needs almost no workspace.
+    """
     found = []
     for engine in engines:
         name = f"logitless{'/' + engine if engine else ''}"
@@ -90,7 +92,7 @@ def our_methods(budgets: list[int | None], engines: list[str], exponents: list[i
 
 @contextlib.contextmanager
 def seen_plan(method: Method) -> Iterator[list[str]]:
-    """Collects the plans that Logitless takes inside the block, for the table; none of another's method."""
+    """Collects Logitless's plans within the block for the table; other methods have none."""
     if not method.ours:
         yield []
         return
@@ -128,8 +130,10 @@ def _torch_fused() -> list[Method]:
 
 
 def _apple(*names: str) -> list[Method]:
-    """By the name of the method. Unfiltered is cce without its filter, and nothing else changed: sums stay in 16
-    bits."""
+    """Returns Apple's cut cross entropy under a method's name.
+
+    "Unfiltered" is cce without its filter and with no other change: sums stay in 16 bits.
+    """
     from cut_cross_entropy import linear_cross_entropy as cce
 
     def make(name: str) -> Loss:
@@ -143,7 +147,7 @@ def _liger() -> list[Method]:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as function
 
     def make(accumulate: torch.dtype | None) -> Loss:
-        # after the target: bias, class weight, ignore_index, z-loss, smoothing, reduction, softcap, return_z_loss
+        # arguments after target: bias, class weight, ignore_index, z-loss, smoothing, reduction, softcap, return_z_loss
         return lambda e, c, y: function.apply(e, c, y, None, None, -100, 0.0, 0.0, "mean", None, False, accumulate)[0]
 
     return [Method("liger", make(None)), Method("liger fp32", make(torch.float32))]
@@ -184,7 +188,7 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
     "torch-compile": _torch_compile,
     "quack": _quack,
 }
-# By name only.
+# These run only if named.
 MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
     "apple-exact": lambda: _apple("cce_exact"),
     "apple-kahan": lambda: _apple("cce_kahan_full_c"),
@@ -193,7 +197,7 @@ MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
 
 
 def peer_methods(which: str) -> tuple[list[Method], list[str]]:
-    """Methods of ``auto`` (all of PEERS), ``none`` or names, and why the others are missing."""
+    """Returns the methods of ``auto`` (all of PEERS), ``none`` or names, and why others are missing."""
     known = PEERS | MORE_PEERS
     names = list(PEERS) if which == "auto" else [] if which == "none" else which.split(",")
     unknown = [name for name in names if name not in known]
@@ -204,13 +208,13 @@ def peer_methods(which: str) -> tuple[list[Method], list[str]]:
     for name in names:
         try:
             found += known[name]()
-        except Exception as error:  # not installed, or broken in whatever way its import is
+        except Exception as error:  # it may be missing, or its import may fail in any way
             missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
     return found, missing
 
 
 def loss_named(name: str) -> Loss:
-    """exact, sparsified-2^-K, or the first method of a peer. Raises ImportError where its package is missing."""
+    """Returns exact, sparsified-2^-K, or a peer's first method. Raises ImportError if its package is missing."""
     if name == "exact":
         return our_loss()
     exponent = name.removeprefix("sparsified-2^-")

@@ -1,5 +1,7 @@
-"""A plain bf16 product in Triton: tiles in groups, pointers and no copy engine. With DISABLE_MMA_V3 it is made of
-mma.sync and cp.async, as on an A100."""
+"""A plain bf16 product in Triton: grouped tiles, pointers, no copy engine.
+
+DISABLE_MMA_V3 makes Triton compile it to mma.sync and cp.async, as on an A100.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def product(
 
 
 def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any]:
-    """Seconds of each launch, after a rest and back to back, or why there are none."""
+    """Returns seconds of each launch, after a rest and back to back, or the reason for having none."""
     found: dict[str, Any] = {"what": "Triton's product", "device": "whole", "flop": 2.0 * rows * columns * depth}
     if depth % 64 != 0:
         return {**found, "why_not": "Triton's product is of depths that 64 divides"}

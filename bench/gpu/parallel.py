@@ -1,16 +1,18 @@
-"""A head that GPUs share beside the same head on one of them: vocabulary parallel, sequence parallel, the loss alone,
-and sparsified gradients of flat and of peaked data.
+"""Compares a head shared by GPUs with the same head on one GPU.
+
+It measures vocabulary parallel and sequence parallel heads, the loss alone, and sparsified gradients of flat and peaked
+data.
 
     python bench/gpu/parallel.py [--ranks 2] [--shapes 8192x131072x4096,...] [--rounds 7] [--minutes 6] [--json FILE]
     python bench/gpu/parallel.py --show FILE
     python bench/gpu/parallel.py --device cpu --shapes 64x100x32 --rounds 1      tries it out, with gloo
 
-Every rank is a process with a GPU of its own; on one GPU rank 0 works and the others wait. All ways take turns,
-shuffled in each round, in two ways of timing. "Burst": one call after a short idle, when clocks are high, which all
-ranks begin together. "Steady": calls for 0.6 s, back to back after as many more, when the GPUs are as warm as in a
-training. A way's time is the largest of its ranks', its ratio that to one GPU's in the same round. "shards alone" is
-each rank's part of the vocabulary as a head of its own, without any exchange. Memory is the allocator's peak above
-inputs, the largest of the ranks'. LOGITLESS_LIBRARY names liblogitless.so.
+Every rank is a process with its own GPU; for the single-GPU case rank 0 works and the others wait. All ways take turns
+in random order in each round, timed in two modes. "Burst" is one call after a short idle, when clocks are high; all
+ranks begin it together. "Steady" is calls for 0.6 s, back to back after as many more, when the GPUs are as warm as in
+training. A way's time is the maximum over ranks; its ratio is to one GPU in the same round. "Shards alone" treats each
+rank's part of the vocabulary as a head of its own, without exchange. Memory is the allocator's peak above inputs, the
+maximum over ranks. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from table import markdown, number
 SHAPES = "8192x131072x4096,4096x256000x2304,16384x128000x2048"
 IDLE_SECONDS = 0.1
 STEADY_SECONDS, STEADY_ROUNDS = 0.6, 2
-SPARSIFIED = {"flat": "std1", "peaked": "peaked"}  # data
+SPARSIFIED = {"flat": "std1", "peaked": "peaked"}  # data of each
 ONE = dict.fromkeys(("shards alone", "vocabulary parallel", "sequence parallel"), "one GPU")
 ONE |= {"loss, vocabulary parallel": "loss, one GPU"}
 ONE |= {f"sparsified, {data}, vocabulary parallel": f"sparsified, {data}, one GPU" for data in SPARSIFIED}
@@ -38,7 +40,8 @@ Call = Callable[[], Any]
 
 
 def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | None]:
-    """What each way calls on this rank; None: nothing. All but the bare collective give a loss."""
+    """Returns each way's call on this rank, or None if the rank is idle. Every call but the bare collective returns a
+    loss."""
     import logitless
     import logitless.distributed
     import torch
@@ -75,7 +78,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
     one, group = logitless.linear_cross_entropy, logitless.distributed.linear_cross_entropy
     sparsified: dict[str, Call | None] = {}
     for name, kind in SPARSIFIED.items():
-        inputs = make_inputs(shape, kind, device)  # whose weight is the same
+        inputs = make_inputs(shape, kind, device)  # the weight is the same for every kind
         options = {"target": inputs.target, "gradient": "always-sparsified", "threshold": 2.0**-9, "seed": 1}
         sparsified[f"sparsified, {name}, one GPU"] = (
             call(one, inputs.hidden, whole.weight, **options) if rank == 0 else None
@@ -84,7 +87,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
     summed = torch.zeros_like(whole.hidden)
     alone = call(one, whole.hidden, shard, whole.target % shard.shape[0])
 
-    def shards_alone() -> None:  # whose losses are not the same
+    def shards_alone() -> None:  # its losses differ from the shared head's
         alone()
 
     return {
@@ -100,7 +103,7 @@ def ways(shape: Shape, device: str, rank: int, ranks: int) -> dict[str, Call | N
 
 
 def burst_ms(call: Call | None, device: str, clock: Any, together: bool) -> float:
-    """One call, which ranks that work together begin at one time."""
+    """Times one call, which the participating ranks begin together."""
     import torch
     import torch.distributed as dist
 
@@ -116,7 +119,7 @@ def burst_ms(call: Call | None, device: str, clock: Any, together: bool) -> floa
 
 
 def steady_ms(call: Call | None, clock: Any, one_ms: float) -> float:
-    """A call's time of as many as take STEADY_SECONDS, behind as many more. one_ms: about a call's."""
+    """Returns a call's time among calls for STEADY_SECONDS, after as many more. ``one_ms`` estimates it."""
     import torch.distributed as dist
 
     clock.wait()
@@ -148,7 +151,7 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
             "steady_ms": [],
         }
     one_gpu = set(ONE.values())
-    shuffle = random.Random(0)  # the same on all ranks
+    shuffle = random.Random(0)  # same order on all ranks
     for turn in range(rounds):
         steady = turn < STEADY_ROUNDS and device != "cpu"
         for name in shuffle.sample(list(calls), len(calls)):

@@ -1,10 +1,10 @@
-"""The tables of docs/results.md and of README.md whose figures are in bench/records, and the plots of records.
+"""The tables of docs/results.md and README.md whose figures are in bench/records, and the plots of records.
 
     python bench/gpu/published.py
 
-run.py --json writes a record, and so do steps.py, host.py, parallel.py and fsdp.py beside it; --show of the same
-program prints all of it. studies.py reads those of the studies and makes plots of them; the studies' pages keep their
-tables. A table stands between two comments that name its record, behind a line that says where its figures are from.
+``run.py --json``, steps.py, host.py, parallel.py and fsdp.py write records; --show of the same program prints all of a
+record. studies.py plots the records of the studies, whose pages keep their tables. A table stands between two comments
+that name its record. The line before it says where its figures come from.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "plots"
-HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # plotted against memory: one head, and another of the second
+HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
 
 
 def two(idle: float | None, steady: float | None, form: str = ".2f") -> str:
-    """After idle and steady."""
+    """Formats the time after idle and the steady time."""
     return f"{number(idle, form)} / {number(steady, form)}"
 
 
 def beyond(row: Row) -> str:
-    """MiB beyond inputs and gradients."""
+    """Formats MiB beyond inputs and gradients."""
     return "-" if row.extra_mib is None else f"{row.extra_mib - row.gradient_mib:,.0f}"
 
 
 def heads(record: Record) -> list[str]:
-    """A row a method, of each head milliseconds after idle, and MiB beyond gradients."""
+    """A row per method: for each head milliseconds after idle, and MiB beyond gradients."""
     head, methods = [""], dict.fromkeys(row.method for row in record.rows)
     for shape in record.shapes:
         head += [f"{shape.name}, ms", "extra MiB"]
@@ -56,7 +56,7 @@ def heads(record: Record) -> list[str]:
 
 
 def one_head(record: Record) -> list[str]:
-    """A row a way to loss and gradients of one head: time, memory, errors."""
+    """A row per way to compute one head's loss and gradients: time, memory, errors."""
     (shape,) = record.shapes
     errors, matmuls = {item.method: item for item in record.accuracy}, record.gemms[shape.name]
     idle, steady = (sum(of.values()) for of in (matmuls.burst, matmuls.sustained))
@@ -71,7 +71,7 @@ def one_head(record: Record) -> list[str]:
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
 
-# README's rows: methods of HEAD's record, and what they are called there.
+# README's rows: methods of HEAD's record, and their names there.
 FIRST_PAGE = {
     "canonical": "PyTorch eager (transformers' default)",
     "torch.compile": "torch.compile",
@@ -92,7 +92,7 @@ def first_page() -> list[str]:
 
 
 def budgets(record: Record) -> list[str]:
-    """A row a budget, of each head the time in three matmuls."""
+    """A row per budget: for each head the time in three matmuls."""
 
     def cell(row: Row) -> str:
         return "none fits" if row.status == "refused" else two(row.burst_ratio, row.sustained_ratio)
@@ -106,7 +106,8 @@ def budgets(record: Record) -> list[str]:
 
 
 def ratios(record: Record) -> list[str]:
-    """A row a head: its matmuls, the loss in one of them, each way to gradients in three, and memory of the loss."""
+    """A row per head: its matmul, the loss in units of one, each way to gradients in units of three, and the loss's
+    memory."""
     methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "logitless loss"]
     head = ["head", "N x V x D", "one matmul, ms", "three, ms", "loss"]
     head += [budget_words(method.removeprefix("logitless ")) for method in methods] + ["loss, MiB"]
@@ -128,7 +129,7 @@ def ratios(record: Record) -> list[str]:
     return markdown(head, lines)
 
 
-# Ways of two ranks, by the names of their record, and what they are called.
+# Ways of two ranks: their names in the record, and in the table.
 WAYS = {
     "sparsified, peaked, vocabulary parallel": "sparsified 2^-9, peaked logits",
     "sparsified, flat, vocabulary parallel": "sparsified 2^-9, flat logits",
@@ -140,7 +141,7 @@ WAYS = {
 
 
 def groups(record: dict[str, Any]) -> list[str]:
-    """A row a way to share a head, of each head the time over one GPU's, and the memory of both."""
+    """A row per way to share a head: for each head the time over one GPU's, and the memory of both."""
     shapes = {name: {way: of for way, of in found.items()} for name, found in record["shapes"].items()}
 
     def cell(found: dict[str, Any], way: str) -> str:
@@ -161,7 +162,7 @@ def groups(record: dict[str, Any]) -> list[str]:
 
 
 def sharded_steps(record: dict[str, Any]) -> list[str]:
-    """A row a head of whole steps under FSDP2. Memory is above weights and optimizer."""
+    """A row per head of whole steps under FSDP2. Memory is above weights and optimizer."""
     found = {head: of for head, of in record["heads"].items() if head != "no head"}
     rest, lines = record["heads"]["no head"]["peak_bytes"], []
     for head, of in found.items():
@@ -184,8 +185,8 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "parallel": groups,
     "fsdp": sharded_steps,
 }
-PLAIN = ("parallel", "fsdp")  # kinds of records that are no lists of rows
-TABLES = (  # a kind and a date
+PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
+TABLES = (  # kind and date
     HEAD,
     HEADS,
     "heads-2026-11-20",
@@ -213,13 +214,13 @@ def loaded(name: str) -> Any:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Device, date, command: a plain record has them beside its figures."""
+    """Returns device, date and command; a plain record stores them beside its figures."""
     record = loaded(name)
     return record if kind_of(name) in PLAIN else record.meta  # type: ignore[no-any-return]
 
 
 def source(name: str) -> str:
-    """Where a table is from: GPU, date, commands, record."""
+    """Returns the source of a table: GPU, date, commands, record."""
     facts = facts_of(name)
     gpu = re.match(r"NVIDIA \w+", facts["device"])
     assert gpu, name
@@ -234,7 +235,7 @@ def table_of(name: str) -> list[str]:
     return [source(name), "", *KINDS[kind_of(name)](loaded(name))]
 
 
-# By page and name.
+# Keys are page and name.
 PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
     README: {HEAD: first_page},
     RESULTS: {name: functools.partial(table_of, name) for name in TABLES},

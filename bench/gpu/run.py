@@ -1,4 +1,4 @@
-"""Logitless's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
+"""Compares Logitless's CUDA backend with bare matrix products and every installed peer, interleaved in one process.
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
@@ -7,10 +7,10 @@
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
 
-LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. F is one product of input and weight, 3F all three products
-that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
-the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
-PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16.
+LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. F is one product of input and weight; 3F are the three products
+that a forward and backward pass needs. Ratios are to the bare products of the same round, as medians over the rounds.
+After idle: each call follows a short idle. Steady: back to back on a warm chip. Memory is the peak of PyTorch's
+allocator over the inputs. Errors are relative to fp64, beside those of fp32 logits with dz in bf16.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
 
 
 def trained_shape(args: argparse.Namespace) -> Shape:
-    """The shape of --trained's file, which is made first if need be; all data are then this file's."""
+    """Returns the shape of --trained's file, and makes the file first if needed. All data then come from it."""
     from data import use_trained
 
     if not os.path.exists(args.trained):

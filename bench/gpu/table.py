@@ -16,7 +16,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def shape_title(record: Record, shape: Shape) -> list[str]:
-    """The bare products: times and rates."""
+    """Returns the title of a shape, with times and rates of the bare products."""
     lines = ["", f"### {shape.name}: N {shape.tokens}, V {shape.vocab}, D {shape.hidden}", ""]
     gemms = record.gemms.get(shape.name)
     for mode in ("burst", "sustained"):
@@ -69,7 +69,7 @@ def accuracy_lines(items: list[Accuracy]) -> list[str]:
 
 
 def render(record: Record) -> str:
-    """Everything: one section a shape, notes."""
+    """Renders everything: one section per shape, then notes."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
     head = ["method", "pass", "burst ms", "x bare", "sustained ms", "x bare", "extra MiB", "beyond gradients", "plan"]
     for shape in record.shapes:
@@ -84,7 +84,7 @@ def render(record: Record) -> str:
 
 
 def host_table(record: Record) -> list[str]:
-    """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
+    """Renders a row per head: milliseconds back to back, and the host's microseconds in brackets, by method."""
     passes = {"gradients": "", "loss": ", loss"}  # behind a method
     found = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
     columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: list(passes).index(key[1]))

@@ -44,7 +44,7 @@ def test_names_are_checked() -> None:
 
 
 def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_path: pathlib.Path) -> None:
-    models = ["gemma-270m", "gla-1.3b"]  # tied, and of flash-linear-attention
+    models = ["gemma-270m", "gla-1.3b"]  # tied weights; flash-linear-attention
     words = ["--device", "cpu", "--models", ",".join(models), "--rounds", "2", "--minutes", "5"]
     words += ["--json", str(tmp_path / "a.json")]
     done = subprocess.run([sys.executable, STEPS, *words], capture_output=True, text=True, timeout=400)
@@ -86,7 +86,7 @@ def test_a_head_that_fails_has_a_row_and_the_others_go_on() -> None:
     def breaks_later(model: object, tokens: torch.Tensor) -> step_heads.Loss:
         def loss() -> torch.Tensor:
             calls.append(1)
-            if len(calls) > 3:  # the check, memory and a first time: then the rounds
+            if len(calls) > 3:  # the rounds follow the check, memory and a first time
                 raise RuntimeError("no more")
             return step_heads.stock(model, tokens)()
 

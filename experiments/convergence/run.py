@@ -1,4 +1,4 @@
-"""Training with several heads, the same in everything but the head's gradient.
+"""Trains with several heads that differ in nothing but the head's gradient.
 
     python experiments/convergence/run.py prepare --data FOLDER [--text PATH ...]      needs no GPU
     python experiments/convergence/run.py train --data FOLDER --output FOLDER [--model transformer|gla]
@@ -6,7 +6,7 @@
     python experiments/convergence/run.py report --output FOLDER                       a table
     python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
 
-train goes on where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
+"train" resumes where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # of two run.py this folder's
+sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # this folder's run.py comes first
 
 import harness  # noqa: E402, F401  # which finds this tree's package
 
@@ -82,7 +82,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -> None:
-    """One head, from its checkpoint on; its log gets a line a record."""
+    """Trains one head from its checkpoint on, and adds a line per record to its log."""
     import torch
 
     import report
@@ -103,7 +103,7 @@ def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -
     if checkpoint.is_file():
         trainer.restore(checkpoint)
     elif log.is_file():
-        log.unlink()  # steps whose model is lost
+        log.unlink()  # these steps have no model any more
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as lines:
         if trainer.step == 0:
@@ -151,7 +151,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def hidden(args: argparse.Namespace) -> None:
-    """A dump for benchmarks: bf16 hidden [N, D] and weight [V, D], int64 target [N], held-out text."""
+    """Writes a dump for benchmarks: bf16 hidden [N, D] and weight [V, D], int64 target [N], from held-out text."""
     import torch
 
     import tokens
@@ -183,7 +183,7 @@ def main() -> int:
             parser().error(f"--model: expected one of {', '.join(MIXERS)}, got {args.model!r}")
     try:
         {"prepare": prepare, "train": train_heads, "report": show, "hidden": hidden}[args.command](args)
-    except ImportError as error:  # of a model's or a head's package
+    except ImportError as error:  # a model's or a head's package is missing
         raise SystemExit(str(error)) from error
     return 0
 

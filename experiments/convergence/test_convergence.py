@@ -33,7 +33,7 @@ def run(*words: object) -> str:
 
 @pytest.fixture
 def data(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder as prepare writes it, without its tokenizer."""
+    """A folder as ``prepare`` writes it, without its tokenizer."""
     folder = tmp_path / "data"
     folder.mkdir()
     rng = np.random.default_rng(0)

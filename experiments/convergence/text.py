@@ -1,4 +1,4 @@
-"""Documents from files of the user's own, or the Python sources of the installed packages."""
+"""Documents from the user's own files, or the Python sources of the installed packages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".c", ".h", ".cpp", ".cu", ".js", ".java", ".rs", ".go")
-MOST_BYTES = 1_000_000  # of a source file: larger ones are data, not text
+MOST_BYTES = 1_000_000  # larger source files are data, not text
 PIECE_BYTES = 65536  # a book is cut into documents of about this size
-VALIDATION_SHARE = 50  # one document in so many, chosen by its content
+VALIDATION_SHARE = 50  # one document in this many, chosen by its content
 
 
 def default_folders() -> list[pathlib.Path]:
-    """The standard library and the packages of this interpreter."""
+    """Returns the standard library and the packages of this interpreter."""
     found = [*site.getsitepackages(), str(pathlib.Path(random.__file__).parent)]
     return [path for path in dict.fromkeys(map(pathlib.Path, found)) if path.is_dir()]
 
@@ -35,7 +35,7 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cuts at ends of lines."""
+    """Cuts text at ends of lines."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + PIECE_BYTES) + 1 or len(text)
@@ -44,7 +44,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _read(file: pathlib.Path) -> str | None:
-    """None for what is not UTF-8."""
+    """Returns a file's text, or None if it is not UTF-8."""
     data = lzma.open(file).read() if file.suffix == ".xz" else file.read_bytes()
     try:
         return data.decode()
@@ -53,7 +53,7 @@ def _read(file: pathlib.Path) -> str | None:
 
 
 class Documents:
-    """Documents without duplicates, in an order of the seed, those of the validation set apart."""
+    """Documents without duplicates, in an order given by the seed, with the validation set apart."""
 
     def __init__(self, paths: list[pathlib.Path], megabytes: float, seed: int) -> None:
         seen: set[bytes] = set()

@@ -1,6 +1,6 @@
-"""Numbers of the repository's structure that may fall only: check_structure.py ROOT
+"""Checks measures of the repository's structure that may only fall: check_structure.py ROOT
 
-What adds to one of them says the same thing in one more place. Where a number has fallen, its ceiling here follows.
+A larger number means one fact stated in one more place. When a number falls, lower its ceiling here.
 """
 
 import importlib.machinery
@@ -8,7 +8,7 @@ import importlib.util
 import pathlib
 import sys
 
-# Files, without tests and pages, that name an option; those whose names mean something else, too, are left out.
+# Counts of files, without tests and pages, that name an option. Options whose names have other meanings are left out.
 OPTION_FILES = {
     "z_loss": 6,
     "label_smoothing": 24,
@@ -26,7 +26,7 @@ OPTION_FILES = {
     "compute_dtype": 16,
     "max_workspace_bytes": 52,
 }
-# Measures of scripts/measure_structure, which says where they are found: --places.
+# Measures of scripts/measure_structure; its option --places lists where they occur.
 MEASURES = {
     "declarations of max_workspace_bytes in Python": 4,
     "copies of the preparation chain": 1,
@@ -36,7 +36,7 @@ MEASURES = {
 
 
 def measuring(root):
-    """scripts/measure_structure as a module; its name has no ending."""
+    """Loads scripts/measure_structure as a module; its name has no suffix."""
     path = str(pathlib.Path(root, "scripts", "measure_structure"))
     loader = importlib.machinery.SourceFileLoader("measure_structure", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("measure_structure", loader))
@@ -47,7 +47,7 @@ def measuring(root):
 
 
 def compare(found, ceilings):
-    """Lines of what is above its ceiling, and of what is below."""
+    """Returns lines for the numbers above their ceilings, and for those below."""
     above = [
         f"{name}: expected at most {most}, got {found[name]}" for name, most in ceilings.items() if found[name] > most
     ]

@@ -1,4 +1,4 @@
-"""Counts of scripts/measure_structure in a made-up tree; a number above its ceiling is reported."""
+"""Counts of scripts/measure_structure in a made-up tree. A number above its ceiling is reported."""
 
 import pathlib
 import tempfile

@@ -225,7 +225,7 @@ def test_plan_of_sparsified_gradients(ok):
 
 
 def printed_budgets(text):
-    """Of the table's workspaces and of the smallest budget, as a person would give them back."""
+    """Returns the table's workspaces and the smallest budget as a person would type them."""
     (smallest,) = re.findall(r"smallest that works: ([\d.]+ (?:[KMG]i)?B)", text)
     return [smallest, *re.findall(r"(?m)^[* ] [a-z_]+ +([\d.]+ (?:[KMG]i)?B) ", text)]
 

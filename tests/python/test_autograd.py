@@ -1,4 +1,4 @@
-"""Calls under PyTorch's autograd, and which of them go by operators: where something watches, and only there."""
+"""Calls under PyTorch's autograd, and which of them use operators: those that something watches, and only those."""
 
 import logitless
 import pytest
@@ -14,7 +14,7 @@ OPTIONS = [{}, {"reduction": "none"}, {"gradient": "sparsified", "seed": 4}]
 
 
 def passes(call):
-    """Names of the passes that run, after that of the operator where one is called."""
+    """Returns the names of the passes that run, each after that of its operator, if one is called."""
     with profile() as found:
         call()
     return [event.name.split("::")[1] for event in found.events() if event.name.startswith("logitless::")]
@@ -124,7 +124,7 @@ def test_threads_of_python_and_numbers_of_threads():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradients_are_those_that_were_written(reduction):
-    """No copy of them is made on the way to .grad."""
+    """They are not copied on the way to .grad."""
     input, weight, bias, target = head(tokens=200)
     loss = lce(input, weight, target, bias=bias, reduction=reduction)
     upstream = torch.ones_like(loss)
@@ -166,7 +166,7 @@ class Subclass(torch.Tensor):
 
 
 def negated(tensor):
-    """A view whose memory holds the values with the other sign."""
+    """Returns a view whose memory holds the values with the other sign."""
     view = torch.complex(torch.zeros_like(tensor), -tensor.detach()).conj().imag
     assert view.is_neg() and torch.equal(view, tensor)
     return view
@@ -200,7 +200,7 @@ def test_modes_see_the_operators(options, mode):
         found = results(input, weight, target, **options)
     assert_same(found, expected)
     later = options.get("reduction") == "none"
-    # Functions are not seen inside of torch.autograd.grad, which is one.
+    # torch.autograd.grad is itself a function, and functions inside it are invisible.
     assert seen.names == ["logitless.run.default"] * (2 if later and mode is Recorder else 1)
 
 
@@ -272,7 +272,7 @@ assert counter.get_total_flops() == 2 * 4 * 9 * 8
 
 @pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False)], ids=str)
 def test_flops_are_those_of_linear(trained):
-    """A frozen tensor has no gradient computed."""
+    """A frozen tensor has no computed gradient."""
     input, weight, _, target = head()
     input, weight = (t if on else t.detach() for t, on in zip((input, weight), trained))
     expected = flops(lambda: F.cross_entropy(F.linear(input, weight), target, reduction="sum").backward())

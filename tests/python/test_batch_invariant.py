@@ -1,4 +1,4 @@
-"""batch_invariant: a row's statistics are the same bits alone, in any batch, and with or without gradients."""
+"""batch_invariant: a row's statistics have the same bits alone, in any batch, and with or without gradients."""
 
 import logitless
 import logitless.numpy

@@ -1,5 +1,7 @@
-"""Budgets: how they are written, and that the smallest one which a refusal names is enough and the smallest, whatever
-is asked for and whichever pass needs it."""
+"""Budgets: how they are written, and that the smallest budget in an error is enough and the smallest.
+
+This holds for all outputs and for each pass that needs it.
+"""
 
 import contextlib
 import re
@@ -83,7 +85,7 @@ def test_the_default_takes_less_than_the_fastest():
 
 @contextlib.contextmanager
 def counted():
-    """Runs of the library."""
+    """Counts runs of the library."""
     runs = []
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((native, "run"), (native, "run_on_host"), (native, "run_divergence")):
@@ -93,7 +95,7 @@ def counted():
 
 
 def check(call):
-    """call(budget) makes the first pass, and returns what makes a later one or None."""
+    """Checks call(budget), which makes the first pass and returns a function for a later one, or None."""
     with counted() as runs:
         with pytest.raises(logitless.BudgetTooSmallError) as refused:
             call(1)
@@ -273,7 +275,7 @@ print(call(1024, budget))
 ])  # fmt: skip
 @pytest.mark.parametrize("budget", [4 << 20, 24 << 20])
 def test_peak_memory_stays_within_the_budget(function, reduction, dtype, mask, budget):
-    """Beside logits of 82 MB of either head; 3 MiB are allowed for what the products' own library packs."""
+    """Logits of either head have 82 MB; 3 MiB are allowed for packing by the products' own library."""
     names = f"function, reduction, mask, budget = {(function, reduction, mask, budget)}"
     extra = int(python(f"import torch\n{names}\ndtype = torch.{dtype}\n{PEAK}"))
     assert extra <= budget + (3 << 20)

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: few graphs serve all numbers. test_tools.py has the bits of every call."""
+"""torch.compile and torch.export: few graphs serve all numbers. test_tools.py compares the bits of every call."""
 
 import logitless
 import pytest
@@ -26,7 +26,8 @@ SCHEDULES = {
 
 
 def check_compilations(call, values, most, backend="aot_eager", device="cpu"):
-    """call(input, weight, target, value) compiled: no more often, and the same bits, those of gradients, too."""
+    """Checks that compiling call(input, weight, target, value) happens no more often, and keeps all bits, even
+    gradients'."""
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(call, fullgraph=True, backend=counter)
     input, weight, _, target = head(device=device)
@@ -105,7 +106,7 @@ def test_autocast_compiled(device, gradient, dtypes):
 
 
 def test_an_option_changes_no_schema():
-    """PyTorch keeps compiled code on disk. All that is no tensor and no number has a name in the text of a call."""
+    """PyTorch keeps compiled code on disk. A call's text names everything that is not a tensor or a number."""
     schemas = [str(getattr(torch.ops.logitless, name).default._schema) for name in ("run", "run_into")]
     assert schemas == [
         "logitless::run(Tensor[] tensors, float[] numbers, SymInt[] integers, str text) -> Tensor[]",

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def products_as_on_cuda(monkeypatch):
-    """Of bfloat16 operands, with float32 results or rounded once; without, PyTorch has none on the CPU."""
+    """Multiplies bfloat16 operands with float32 results or one rounding; PyTorch lacks such products on the CPU."""
 
     def multiply(a, b, out, *, factor=1.0, add=False):
         found = factor * (a.float() @ b.float())
@@ -24,7 +24,7 @@ def products_as_on_cuda(monkeypatch):
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
-    """A weight's gradient that is one product for each window is what a sum in float32 rounds to."""
+    """A weight's gradient as one product per window equals a float32 sum up to rounding."""
     products_as_on_cuda(monkeypatch)
     case = oracle.make((40,), vocab, dtype=torch.bfloat16, bias=False, reduction=reduction, beta=0.5)
     if mask:
@@ -117,7 +117,7 @@ def test_on_cuda(dtype, beta, reduction, budget):
             torch.testing.assert_close(got[name].double(), exact[name].double(), rtol=1e-4, atol=1e-5)
         for name in (f"d_{n}" for n in oracle.STUDENT):
             want = exact[name].double()
-            rounding = want.to(dtype).double() - want  # of float16 gradients below its normal numbers, above all
+            rounding = want.to(dtype).double() - want  # mostly float16 gradients below its normal numbers
             bound = 2 * torch.finfo(dtype).eps * want.norm() + rounding.norm()
             assert (got[name].double() - want).norm() <= bound, name
     else:
@@ -126,7 +126,7 @@ def test_on_cuda(dtype, beta, reduction, budget):
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_autocast_of_16_bit_and_float32_operands(reduction):
-    """Operands are rounded as by F.linear; logits are not. test_tools.py has those of one dtype."""
+    """Operands are rounded as by F.linear; logits are not. test_tools.py tests operands of one dtype."""
     case, rounded = (oracle.make(vocab=300, reduction=reduction, beta=0.5, bias=False) for _ in range(2))
     for name, t in case.tensors.items():
         if t is not None:

@@ -1,4 +1,4 @@
-"""Bad arguments: an error that names argument, expected and got, with and without gradients, whichever interface."""
+"""Bad arguments give an error with argument, expected and got, with and without gradients, in all interfaces."""
 
 import copy
 import functools
@@ -40,7 +40,7 @@ def of_several(target, **more):
     return {"targets": target, "target_weight": torch.ones(target.shape)} | more
 
 
-# Refusals that PyTorch's tensors and numpy's arrays share.
+# Errors that PyTorch's tensors and numpy's arrays share.
 BAD = [
     ({"hidden": INPUT.long()}, TypeError, "hidden: expected float32"),
     ({"hidden": INPUT[:, :4]}, ValueError, r"hidden: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),
@@ -158,7 +158,7 @@ OF_ARRAYS = [
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("changes, error, message", BAD + OF_TENSORS, ids=ids(BAD + OF_TENSORS))
 def test_losses(changes, error, message, reduction):
-    """After calls that are right, too, whose preparation is kept, and when they come again."""
+    """The errors also occur after right calls, whose preparation is kept, and when they repeat."""
     plain = {"weight": WEIGHT, "targets": TARGET, "reduction": reduction}
     for requires_grad in (True, False):
         arguments = plain | {"hidden": INPUT.clone().requires_grad_(requires_grad)}
@@ -376,7 +376,7 @@ def mesh():
 
 
 def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
-    """to_local() of a sharded tensor is a part of it: of a head, a slice of the vocabulary."""
+    """to_local() of a sharded tensor is only a part of it: for a head, a slice of the vocabulary."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     def distributed(tensor, placement):

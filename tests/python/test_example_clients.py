@@ -51,7 +51,7 @@ def test_grpo(run):
 
 
 def test_policy_gradient(run):
-    """The same first step with the functions of every client, and a reward that rises."""
+    """Every client's functions give the same first step, and a reward that rises."""
     skip_without(("transformers", "tokenizers"))
     lines = {run("policy_gradient.py", 1, "--client", client) for client in ("verl", "prime_rl", "openrlhf")}
     assert len(lines) == 1

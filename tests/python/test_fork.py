@@ -1,6 +1,7 @@
-"""A forked process computes, though the threads of its parent are not there.
+"""A forked process computes without the threads of its parent.
 
-PyTorch's own operations may wait for them for ever, unless they run on one thread: tensors are too small for more here.
+PyTorch's own operations may wait for these threads forever, unless they run on one thread. Tensors here are too small
+for more.
 """
 
 import os
@@ -71,7 +72,7 @@ for options in ({", ".join(OPTIONS)}):
 
 
 def test_after_somebody_else_has_used_the_threads():
-    """PyTorch's OpenMP is the library's: its threads may be the ones that a child waits for."""
+    """PyTorch shares its OpenMP with the library: a child may wait for its threads."""
     code = """
 (torch.randn(2000, 2000) @ torch.randn(2000, 2000)).exp().sum()
 (torch.randn(4000000) + 1).exp()

@@ -1,4 +1,4 @@
-"""What calls keep, by the layouts of their tensors and the options: it answers for nothing else, and is bounded."""
+"""Calls keep state by the layouts of their tensors and the options. It serves no other call, and is bounded."""
 
 import logitless
 import numpy as np
@@ -11,7 +11,7 @@ from support import Recorder, assert_same, head, in_threads, lce, results
 
 
 def variants():
-    """Calls that differ in one thing each from the first."""
+    """Returns calls that each differ from the first in one thing."""
     input, weight, bias, target = head(tokens=12, vocab=16, hidden=8)
     frozen = input.detach(), weight.detach()
 
@@ -73,7 +73,7 @@ def variants():
 
 
 def everything(call):
-    """All that a call gives."""
+    """Returns all results of a call."""
     main_grad = call.get("main_grad")
     if main_grad is not None:
         main_grad.zero_()
@@ -98,7 +98,7 @@ def equal(a, b):
 
 
 def test_what_is_kept_answers_for_nothing_else():
-    """Every call after every other one gives what it gives alone, and what the operators give."""
+    """Every call after every other one gives the same as alone, and as the operators."""
     torch.set_num_threads(1)
     calls = variants()
     alone = {}

@@ -1,4 +1,4 @@
-"""Several targets a row and logitless.linear_log_probs, beside PyTorch with all logits in memory."""
+"""Several targets per row and logitless.linear_log_probs, beside PyTorch with all logits in memory."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def problem(rows, count, dtype=torch.float64, seed=0):
     ids = torch.randint(0, VOCAB, (*rows, count), generator=generator)
     ids[torch.rand(ids.shape, generator=generator) < 0.2] = -100
     if count > 1:
-        ids[..., 1] = ids[..., 0]  # the same one again
+        ids[..., 1] = ids[..., 0]  # a repeated id
     probs = torch.rand(*rows, count, dtype=dtype, generator=generator)
     return [t.requires_grad_() for t in (input, weight, bias)], ids, probs
 
@@ -101,7 +101,7 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision(dtype):
-    """No further from float64 than twice what all logits in memory are, and a rounding of the result."""
+    """The error from float64 is at most twice that of whole logits, plus a rounding of the result."""
     leaves, ids, probs = problem((40,), 4, torch.float64)
     low = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
     exact = [leaf.detach().double().requires_grad_() for leaf in low]
@@ -138,7 +138,7 @@ def test_shift_moves_targets_with_their_weights():
 
 
 def test_knowledge_of_a_teachers_largest():
-    """The loss over the ids of linear_top_k, whose gradient is that of the divergence over these."""
+    """The loss uses the ids of linear_top_k; its gradient is that of the divergence over these."""
     leaves, _, _ = problem((5,), 1)
     teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
     found = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
@@ -169,7 +169,7 @@ def test_numpy():
 def test_cuda(dtype):
     leaves, ids, probs = problem((130,), 5)
     low = [leaf.detach().to("cuda", dtype).requires_grad_() for leaf in leaves]
-    # On the CPU: of float64, too, the naive computation rounds otherwise than the truth.
+    # On the CPU. In float64, too, the naive computation rounds differently from the reference.
     exact = [leaf.detach().cpu().double().requires_grad_() for leaf in low]
     expected = reference(exact, ids)
     truth = [gradient.cuda() for gradient in torch.autograd.grad(-(expected * probs).sum(), exact)]

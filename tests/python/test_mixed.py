@@ -25,7 +25,7 @@ def device(request):
 
 
 def exact(input, weight, target, dtype, reduction="mean"):
-    """In float64, of operands that are rounded to dtype."""
+    """Computes in float64 with operands rounded to dtype."""
     leaves = [t.detach().to(dtype).double().requires_grad_() for t in (input, weight)]
     loss = F.cross_entropy(F.linear(*leaves), target, reduction=reduction)
     return [loss.detach(), *torch.autograd.grad(loss.sum(), leaves)]
@@ -36,7 +36,7 @@ def distance(a, b):
 
 
 def check(found, short, truth):
-    """No further from the truth than twice what 16-bit tensors are, and a rounding unit of float32."""
+    """Asserts an error of at most twice that of 16-bit tensors, plus a rounding unit of float32."""
     for a, b, t in zip(found, short, truth):
         assert a.dtype == torch.float32
         assert distance(a, t) <= 2 * distance(b, t) + UNIT[torch.float32] * torch.linalg.vector_norm(t).item()

@@ -1,4 +1,4 @@
-"""Options that are numbers: tensors and other objects in their place, and a divisor of nothing."""
+"""Options that are numbers: tensors and other objects in their place, and a divisor of 0."""
 
 import logitless
 import numpy as np
@@ -20,7 +20,7 @@ def test_tensors_are_numbers(name):
 
 
 class Changing:
-    """A number that is read anew."""
+    """A number whose value may change between calls."""
 
     def __float__(self):
         return float(self.value)

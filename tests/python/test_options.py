@@ -16,13 +16,13 @@ EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def places(*engines):
-    """The CPU, and a CUDA device by each of these engines."""
+    """Returns the CPU, and a CUDA device for each of these engines."""
     return ["cpu", *(pytest.param(f"cuda:{name}", marks=pytest.mark.gpu) for name in engines)]
 
 
 @pytest.fixture
 def check(request, monkeypatch):
-    """check(problem, names, **options) computes there and compares; kept exps are of 16 bits on CUDA."""
+    """Returns check(problem, names, **options), which computes there and compares. On CUDA, kept exps have 16 bits."""
     device, _, engine = request.param.partition(":")
     if engine == "mma" and request.node.callspec.params["dtype"] not in SHORT:
         pytest.skip("mma takes 16-bit operands")
@@ -109,7 +109,8 @@ ON_CUDA = [name for name in LEARNED if "of 0.3125" in name and name.endswith((",
     indirect=["check"],
 )
 def test_learned_number(name, dtype, later, check):
-    """Its gradient, and those of the tensors; on CUDA the number may be on the CPU, where reading it does not wait."""
+    """It tests the number's gradient and those of the tensors. On CUDA the number may be on the CPU, where reading
+    needs no wait."""
     for bias in (True, False):
         problem = make((3, 5), 23, 9, dtype, bias=bias, **LEARNED[name])
         check(problem, numbers_on="cpu" if later else None, differentiable_stats=later)
@@ -120,7 +121,7 @@ def test_learned_number(name, dtype, later, check):
 @pytest.mark.parametrize("name", ["nll", "lse", "entropy"])
 @everywhere(places("automatic", "portable"))
 def test_gradient_of_one_statistic(name, learned, dtype, check):
-    softcap = None if "temperature" in learned else 3.0  # which go together as numbers alone
+    softcap = None if "temperature" in learned else 3.0  # only plain numbers allow both
     check(make((11,), 23, 9, dtype, True, learned=learned, scale=0.5, temperature=0.75, softcap=softcap), (name,))
 
 
@@ -195,7 +196,7 @@ def problems(draw):
 
 @given(problems(), st.sets(st.sampled_from(DIFFERENTIABLE), min_size=1))
 def test_random_combinations(problem, upstream):
-    """With gradients of any statistics, with gradients in the forward pass, and the loss alone."""
+    """It covers gradients of any statistics, gradients in the forward pass, and the loss alone."""
     oracle.compare(problem, solve(problem, tuple(sorted(upstream))))
     got = solve(problem, differentiable_stats=False)
     oracle.compare(problem, got)
@@ -249,7 +250,7 @@ def test_ignored_rows_are_not_multiplied_by_a_learned_scale(reduction):
 
 @pytest.mark.parametrize("name", ["scale", "temperature"])
 def test_numbers_that_are_tensors(name):
-    """Constant, learned in any real dtype and shape of one element, and without gradients."""
+    """The numbers are constant, learned in any real dtype and shape of one element, or without gradients."""
     arguments = make((15,), 23, 9).arguments
     expected = lce(*arguments, **{name: 0.5})
     assert torch.equal(lce(*arguments, **{name: torch.tensor(0.5)}), expected)

@@ -1,4 +1,4 @@
-"""PyTorch's F.cross_entropy is the oracle of semantics; hostile values and shapes."""
+"""PyTorch's F.cross_entropy is the oracle of semantics; edge values and shapes."""
 
 import logitless
 import pytest

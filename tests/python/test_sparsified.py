@@ -1,5 +1,4 @@
-"""Sparsified gradients: the mean over seeds is the exact gradient, draws repeat, and one forward serves any
-backward."""
+"""Sparsified gradients: the mean over seeds is exact, draws repeat, and one forward serves any backward."""
 
 import logitless
 import pytest
@@ -26,7 +25,7 @@ def options_on(device, name):
 
 
 def loss_of(tensors, target, options, **more):
-    """A scalar; per-token losses get upstream gradients of their own."""
+    """Returns a scalar; per-token losses get their own upstream gradients."""
     input, weight, bias = tensors
     loss = lce(input, weight, target, bias=bias, **options, **more)
     return loss if loss.dim() == 0 else (loss * torch.linspace(-1, 2, len(loss), device=loss.device)).sum()
@@ -133,7 +132,7 @@ def test_no_seed_is_drawn_without_need(device):
         loss_of(constants, target, SPARSIFIED)
         loss_of(tensors, target, SPARSIFIED, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    with torch.no_grad():  # as the first pass of a reentrant checkpoint
+    with torch.no_grad():  # the first pass of a reentrant checkpoint does so
         loss_of(tensors, target, SPARSIFIED)
     assert not torch.equal(torch.random.get_rng_state(), state)
 
@@ -194,7 +193,7 @@ def test_autocast(device):
     assert all(g.dtype == torch.float32 for g in found)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
     expected = torch.autograd.grad(lce(*short, target, seed=1, **SPARSIFIED), short)
-    for a, b in zip(found, expected):  # which is rounded once more, on CUDA twice
+    for a, b in zip(found, expected):  # rounded once more, on CUDA twice
         bound = 2 * 2.0**-8 * b.float().norm()
         assert (a - b.float()).norm() <= bound
 

@@ -120,7 +120,7 @@ def test_nothing_waits_for_the_device(device, reduction):
     generator = torch.Generator(device).manual_seed(1)
     scalar = torch.tensor(3, device=device)
     for seed in (None, 3, scalar, generator):
-        lce(*tensors[:2], target, reduction=reduction, seed=seed, **SPARSIFIED).sum().backward()  # warm
+        lce(*tensors[:2], target, reduction=reduction, seed=seed, **SPARSIFIED).sum().backward()  # warms up
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -181,7 +181,7 @@ def test_mean_over_seeds_across_tiles(device, shape, dtype, engine, monkeypatch)
         options = SPARSIFIED | {"threshold": 2**-6, "seed": seed, "bias": tensors[2]}
         return gradients(tensors, 64 * lce(*tensors[:2], target, **options))
 
-    # In 16 bits dz of the dense columns, d_hidden twice and d_weight are rounded, alike for all seeds.
+    # In 16 bits, dz of the dense columns, d_hidden twice and d_weight are rounded alike for all seeds.
     check_mean_over_seeds(draw, exact, seeds=300, unit=1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps)
 
 

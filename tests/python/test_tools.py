@@ -1,4 +1,4 @@
-"""PyTorch's tools over every differentiable call: each does what it does to PyTorch's own functions."""
+"""PyTorch's tools have the same effect on every differentiable call as on PyTorch's own functions."""
 
 import itertools
 
@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore")
 EVERY = CALLS | SPARSIFIED
 every_call = pytest.mark.parametrize("name", EVERY)
-# On CUDA: the losses and statistics alone.
+# CUDA runs the losses and statistics only.
 on_devices = pytest.mark.parametrize(
     "name, device", [(name, "cpu") for name in EVERY] + [pytest.param(n, "cuda", marks=CUDA.marks) for n in LOSSES]
 )
 
 
 def prepared(name, dtype=torch.float32, device="cpu", tokens=9):
-    """A function of leaves, and the leaves."""
+    """Returns a function of leaves, and the leaves."""
     call, tensors = EVERY[name], Tensors(tokens, dtype, device)
     return lambda *leaves: call.function(tensors, *leaves), call.leaves(tensors)
 
@@ -30,7 +30,7 @@ def upstream_of(found):
 
 
 def run(function, leaves, **options):
-    """The value, and the gradients of all leaves."""
+    """Returns the value, and the gradients of all leaves."""
     found = function(*leaves)
     return [found.detach(), *torch.autograd.grad(found, leaves, upstream_of(found), **options)]
 
@@ -115,7 +115,7 @@ def test_each_subset_of_the_gradients(name):
 @every_call
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(name, dtype):
-    """As of operands that are rounded to it, whose gradients are rounded no more. A bias is none of them."""
+    """Operands are rounded to the dtype, and their gradients are not rounded further. A bias is not an operand."""
     call, tensors, short = EVERY[name], Tensors(dtype=torch.float32), Tensors(dtype=torch.float32)
     short.teacher_hidden, short.teacher_weight = short.teacher_hidden.to(dtype), short.teacher_weight.to(dtype)
     leaves = call.leaves(tensors)
@@ -141,7 +141,7 @@ def test_autocast(name, dtype):
     ids=str,
 )
 def test_compiled_is_bitwise_eager(name, device, dtype):
-    """In one graph for all lengths. aot_eager traces as inductor does, and leaves the other operators as they are."""
+    """One graph serves all lengths. aot_eager traces as inductor does, and leaves the other operators unchanged."""
     call = EVERY[name]
 
     def eager(tensors, input, *leaves):
@@ -154,13 +154,13 @@ def test_compiled_is_bitwise_eager(name, device, dtype):
         tensors = Tensors(tokens, dtype, device)
         leaves = call.leaves(tensors)
         assert_same(*(run(lambda *given: f(tensors, *given), leaves) for f in (compiled, eager)))  # noqa: B023
-    # The planner says the bytes of draws that are kept: a graph is of one length.
+    # The planner gives the bytes of kept draws, so a graph has one length.
     assert counter.frame_count <= (2 if name != "sparsified none" else len(lengths) + 1)
 
 
 @every_call
 def test_operators_give_the_same_bits(name):
-    """As calls without operators; a mode may see the forward pass, the backward pass, or both."""
+    """Calls with and without operators agree; a mode may see the forward pass, the backward pass, or both."""
     function, leaves = prepared(name)
     expected = run(function, leaves)
     for forward, backward in ((True, False), (False, True), (True, True)):
@@ -183,7 +183,7 @@ def test_opcheck(name):
     utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for operator, arguments, options in recorder.calls:
         arguments = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
-        # The tensor of draws has bytes that nothing writes: no comparison of two runs.
+        # The tensor of draws has bytes that nothing writes, so two runs cannot be compared.
         more = [] if name in SPARSIFIED else ["test_aot_dispatch_dynamic"]
         torch.library.opcheck(operator, arguments, options, test_utils=utils + more)
 

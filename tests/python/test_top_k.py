@@ -17,7 +17,7 @@ def tensors(shape=(3, 5), vocab=900, hidden=16, dtype=torch.float32):
 
 
 def logits_of(input, weight, bias=None, scale=1.0, softcap=None, temperature=1.0):
-    """In float64."""
+    """Returns logits in float64."""
     z = scale * (input.double() @ weight.double().T)
     if bias is not None:
         z = z + bias.double()
@@ -27,7 +27,7 @@ def logits_of(input, weight, bias=None, scale=1.0, softcap=None, temperature=1.0
 
 
 def check(found, z, k, unit):
-    """The r-th largest is one whose logit is no smaller than that of the r-th largest in float64, up to rounding."""
+    """Asserts that the r-th result's logit is at least the r-th largest in float64, up to rounding."""
     expected = z.sort(dim=-1, descending=True).values[..., :k]
     assert found.ids.dtype == torch.int64 and found.ids.shape == expected.shape
     error = 64 * unit * z.abs().max()
@@ -117,7 +117,7 @@ class Sampler(torch.nn.Module):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.5}, {"temperature": 0.7}], ids=str)
 def test_exported(options, autocast, strict):
-    """With any number of rows; weights that require grad leave no gradient."""
+    """The program takes any number of rows; weights that require grad leave no gradient."""
     model = Sampler(**options)
     batch = torch.export.Dim("batch", min=1, max=100)
     shapes = ({0: batch}, {0: batch})

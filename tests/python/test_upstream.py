@@ -1,4 +1,4 @@
-"""Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that ask for some only."""
+"""Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that want only some."""
 
 import logitless
 import logitless.numpy
@@ -15,7 +15,7 @@ IGNORED = [0, 3, 4]
 
 
 def head(device="cpu", dtype=torch.float32):
-    """input, weight, bias, target with rows that have none; odd sizes."""
+    """Returns input, weight, bias and target with some rows without target, at odd sizes."""
     *tensors, target = support.head(7, 13, 9, dtype, device)
     target[IGNORED] = -100
     return *tensors, target
@@ -84,7 +84,7 @@ def test_ignored_rows_of_arrays(reduction):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_gradients_are_scaled(device, dtype):
-    """Exactly, by a power of two; with each subset of the gradients."""
+    """They are scaled exactly by a power of two, for each subset of the gradients."""
     tensors, target = head(device, dtype)[:3], head(device)[3]
     single = torch.autograd.grad(ours(*tensors, target), tensors)
     for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
@@ -110,7 +110,7 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
 )
 @pytest.mark.parametrize("device", [CUDA])
 def test_arrays_of_any_size_and_alignment(device, dtypes):
-    """More arrays than a launch takes, more elements than its threads, beginnings at no multiple of 16 bytes."""
+    """There are more arrays than a launch takes, more elements than its threads, and starts not aligned to 16 bytes."""
     sizes = (5_000_003, 1, 4099, 8, 0)
     for start in (0, 1):
         arrays = [torch.randn(size + 1, device=device).to(dtype)[start:] for size, dtype in zip(sizes, dtypes)]

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, the blocks of a page one after the other in one place."""
+"""Every Python block of the documentation runs, the blocks of a page in sequence in one namespace."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ BY_PAGE = [(page, list(found)) for page, found in groupby(blocks.of("python"), k
 
 @pytest.mark.parametrize("page, found", BY_PAGE, ids=[str(page.relative_to(blocks.ROOT)) for page, _ in BY_PAGE])
 def test_page(page, found, tmp_path):
-    """In a process of its own: patches of one page are not seen by another."""
+    """Each page has its own process: patches of one are not seen by another."""
     name = page.relative_to(blocks.ROOT).as_posix()
     script = SCRIPT.format(page=name, texts=[(block.line, block.text) for block in found])
     path = os.pathsep.join([str(blocks.ROOT / "python"), str(pathlib.Path(__file__).parent)])
@@ -30,7 +30,7 @@ def test_page(page, found, tmp_path):
 
 
 def test_the_readers_diff():
-    """The line that a reader adds, in the place of the one that goes: the same loss."""
+    """The added line gives the same loss as the removed line."""
     import stand_ins
 
     changes = blocks.of("diff")

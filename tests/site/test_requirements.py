@@ -8,7 +8,7 @@ import pytest
 
 
 def closure(names):
-    """Names of packages, as installed here, with all that they require."""
+    """Returns names of packages, as installed here, with everything that they require."""
     found = set()
     while names:
         name = names.pop()
@@ -26,7 +26,7 @@ def closure(names):
 
 
 def test_the_site_needs_no_trainer():
-    """Building reads files, so nothing of it may bring PyTorch; what runs pages' code is the tests'."""
+    """Building reads files only, so none of its packages may bring PyTorch. Tests run the code on pages."""
     names = [line.partition("==")[0] for line in (blocks.ROOT / "docs" / "requirements.txt").read_text().split()]
     try:
         found = closure(names)

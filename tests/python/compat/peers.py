@@ -1,7 +1,7 @@
-"""Signatures of other libraries, read from their source: they need not be imported, nor what they import.
+"""Signatures of other libraries, read from their source. Neither they nor their imports are imported.
 
-An installed library is found as it is; else a wheel in the folder LOGITLESS_PEER_WHEELS, where
-``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` puts it.
+An installed library is used if there is one. Otherwise the source is a wheel in the folder LOGITLESS_PEER_WHEELS, which
+``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` fills.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 
 def source(path):
-    """The text of a module by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
+    """Returns a module's text by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
     wheels = os.environ.get("LOGITLESS_PEER_WHEELS")
     for wheel in sorted(Path(wheels).glob("*.whl")) if wheels else ():
         with zipfile.ZipFile(wheel) as archive:
@@ -33,7 +33,7 @@ def source(path):
 
 
 def definition(path, name):
-    """The last definition of ``function`` or ``Class.function``, which overloads come before."""
+    """Returns the last definition of ``function`` or ``Class.function``, because overloads come before it."""
     body, found = ast.parse(source(path)).body, None
     for part in name.split("."):
         named = [node for node in body if getattr(node, "name", None) == part]
@@ -44,7 +44,7 @@ def definition(path, name):
 
 
 def parameters(path, name):
-    """Names, kinds and defaults as text, those that the module names as constants by value; without self and ctx."""
+    """Returns names, kinds and defaults as text, without self and ctx. Constants of the module appear by value."""
     arguments = definition(path, name).args
     assigned = [node for node in ast.parse(source(path)).body if isinstance(node, ast.Assign)]
     constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in assigned}

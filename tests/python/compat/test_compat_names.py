@@ -1,6 +1,6 @@
-"""The names of other libraries beside their formulas over whole logits: loss, statistics, gradients.
+"""Compares the names of other libraries with their formulas over whole logits: loss, statistics, gradients.
 
-What differs between them is in one table; what one library alone has follows after it.
+One table has their differences. Tests of features of a single library follow it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ FLA, TORCH = fla.fused_linear_cross_entropy_loss, names.linear_cross_entropy
 
 
 def flat_loss(logits, target, **options):
-    """PyTorch's, of targets [...] and logits [..., V]."""
+    """Applies PyTorch's loss to targets [...] and logits [..., V]."""
     loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
     return loss.reshape(target.shape) if loss.dim() else loss
 
@@ -39,7 +39,7 @@ def of_cce(input, weight, bias, target, **options):
 
 
 def of_cce_by_logits(logits, targets, *, softcap=None, shift=0, ignore_index=-100, **options):
-    """lse is 0 where rows are ignored."""
+    """Computes CCE's results; lse is 0 in ignored rows."""
     logits, shift = capped(logits, softcap), int(shift)
     if shift:
         logits, targets = logits[..., :-shift, :], targets[..., shift:]
@@ -53,7 +53,8 @@ def of_fla(input, weight, bias, target, **options):
 
 def of_fla_by_logits(logits, target, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0,
                      logit_softcapping=None, reduction="mean", use_l2warp=False, l2_penalty_factor=1e-4):  # fmt: skip
-    """The scale comes after the bias; the largest logits of L2Warp are those before scale and softcap, of all rows."""
+    """Computes FLA's loss. The scale comes after the bias; L2Warp's largest logits precede scale and softcap, in all
+    rows."""
     z = capped(logits * logit_scale, logit_softcapping)
     loss = F.cross_entropy(z, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum")
     if reduction == "mean":
@@ -73,7 +74,10 @@ def of_liger(input, weight, bias, target, **options):
 
 def of_liger_by_logits(logits, target, *, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0,
                        reduction="mean", softcap=None, use_token_scaling=False):  # fmt: skip
-    """All four outputs: mean of weighted losses over their weights, of z-losses over rows; nothing of no row."""
+    """Computes Liger's four outputs.
+
+    Losses are a mean over their weights, z-losses over rows. Without valid rows they are 0.
+    """
     logits, valid = capped(logits, softcap), target != ignore_index
     y, vocab = torch.where(valid, target, 0), logits.shape[1]
     w = torch.ones(vocab).to(logits) if ce_weight is None else ce_weight.to(logits)
@@ -112,7 +116,7 @@ def of_torch_by_logits(logits, target, class_weight=None, **options):
 
 
 def log_probs_by_logits(logits, target, temperature=1.0, softcap=None, reduction="none"):
-    """With the entropy of each row, as the trainers of reinforcement learning want them."""
+    """Computes log-probabilities and each row's entropy, for trainers of reinforcement learning."""
     if isinstance(temperature, torch.Tensor) and temperature.numel() > 1:
         temperature = temperature.to(logits.dtype).reshape(*target.shape, 1)
     log_p = (capped(logits, softcap) / temperature).log_softmax(-1)
@@ -147,9 +151,9 @@ def of_openrlhf(input, weight, bias, target, temperature=1.0, softcap=None):
 
 @dataclasses.dataclass
 class Name:
-    """function(input, weight, bias, target, **options), reference(logits, target, **options), and what they take.
+    """function(input, weight, bias, target, **options), reference(logits, target, **options), and their options.
 
-    options: by name the values, of which all combinations are tried, and "shape": that of the targets, of 24 in all.
+    ``options`` has values by name, of which all combinations run. Its entry "shape" is the shape of the 24 targets.
     """
 
     function: Callable
@@ -224,7 +228,7 @@ def compare(name, leaves, target, dtypes=None, **options):
             input = input.reshape(*shape, input.shape[-1])
             given = (logits_of(input, weight, bias),) if by_logits else (input, weight, bias)
             found = function(*given, target.reshape(shape), **options)
-            # A loss that is NaN is a constant, whose gradient is nothing.
+            # A loss of NaN is a constant, without a gradient.
             if isinstance(found, torch.Tensor):
                 return found.nan_to_num(5.0)
             return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in found.items()}
@@ -273,11 +277,11 @@ def test_tiny_shapes(name, rows, vocab, hidden):
 @pytest.mark.parametrize("name", [name for name, entry in NAMES.items() if entry.ignores and name != "liger"])
 @pytest.mark.parametrize("rows", [0, 5])
 def test_every_row_ignored(name, rows):
-    """Gradients are 0, also where the loss is NaN."""
+    """Gradients are 0, even if the loss is NaN."""
     entry = NAMES[name]
     for options in entry.combinations():
         leaves, _ = operands(name, rows, entry.biases[0])
-        if rows == 0 and (options.get("use_l2warp") or "shape" in options):  # which divide by the rows, or by none
+        if rows == 0 and (options.get("use_l2warp") or "shape" in options):  # these divide by the rows, or by none
             continue
         options |= {"shape": (1, rows)} if "shape" in options else {}
         if options.get("shift", 0) < max(rows, 1):
@@ -441,7 +445,7 @@ def test_module_of_cce(return_lse):
 
 
 class Sharded(torch.Tensor):
-    """With the names by which a DTensor is known."""
+    """Has the names that identify a DTensor."""
 
     placements = full_tensor = None
 
@@ -500,7 +504,7 @@ def test_l2warp_of_frozen_tensors(frozen):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_l2warp_adds_up_rows_of_one_class_in_float32(device):
-    """4096 equal terms: a sum in bfloat16, as PyTorch's index_add_ makes on a GPU, stops after 256 of them."""
+    """It sums 4096 equal terms. A bfloat16 sum, like PyTorch's index_add_ on a GPU, stops after 256 of them."""
     rows = 4096
     input = torch.tensor([[1.0, 0.5]], dtype=torch.bfloat16, device=device).repeat(rows, 1)
     weight = torch.tensor([[1.0, 0.0], [-30.0, 0.0]], dtype=torch.bfloat16, device=device, requires_grad=True)
@@ -533,7 +537,7 @@ def test_l2warp_keeps_the_loss_and_may_be_run_again():
 
 
 class Model(nn.Module):
-    """A head and the loss of FLA 0.6.0's models, as their contract with a criterion is."""
+    """A head and a loss with the contract between FLA 0.6.0's models and a criterion."""
 
     def __init__(self, criterion, *, fused, bias=False):
         super().__init__()
@@ -599,7 +603,7 @@ def test_process_groups_of_fla_and_verl(monkeypatch):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("rows", [0, 5])
 def test_every_row_ignored_by_liger(rows, reduction, weighted, scaling):
-    """Loss and gradients are 0, where Liger's kernel writes nothing; the accuracy is that of no row."""
+    """Loss and gradients are 0, which Liger's kernel leaves unwritten; the accuracy is that of no row."""
     leaves, _ = head(rows)
     input, weight = (leaves[name].float().requires_grad_() for name in ("input", "weight"))
     options = dict(ignore_index=3, lse_square_scale=0.1, reduction=reduction, use_token_scaling=scaling)
@@ -617,7 +621,7 @@ def test_weights_of_zero_have_no_mean():
 
 
 def test_an_ignored_class_is_not_a_correct_one():
-    """The place of the largest logit of an ignored row is -1, as this ignore_index is."""
+    """An ignored row has -1 as the place of its largest logit, which equals this ignore_index."""
     leaves, target = head(ignore_index=-1)
     compare("liger", leaves, target, ignore_index=-1, reduction="none")
 

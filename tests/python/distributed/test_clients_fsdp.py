@@ -1,6 +1,6 @@
-"""FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside.
+"""FSDP2: the head in the root unit, grouped with the norm, or in its own unit; its weight read inside and outside.
 
-DistributedDataParallel, for which nothing is done, is one more way to wrap the model.
+DistributedDataParallel needs no special support and is one more way to wrap the model.
 """
 
 import logitless
@@ -45,7 +45,7 @@ def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, b
 
 
 def synchronization(wrapped, unit):
-    """Returns a function of whether gradients are synchronized."""
+    """Returns a function that says whether gradients are synchronized."""
     if unit == "DDP":
         return lambda last: None if last else wrapped.no_sync()
     return wrapped.set_requires_gradient_sync
@@ -90,7 +90,7 @@ def test_accumulation_without_synchronization(two, head, unit):
     ("module", "mean", False), ("module", "none", False),
 ])  # fmt: skip
 def test_gradients_of_ddp_and_their_accumulation(two, head, reduction, tied, micro):
-    """With no_sync but for the last part; the second step finds what the first has left."""
+    """All parts but the last use no_sync; the second step follows on the first one's state."""
     check(two, head, "DDP", reduction, tied, micro, bias=True)
 
 
@@ -117,7 +117,7 @@ def mixed(mesh, head):
 
 @pytest.mark.parametrize("head", ["inside", "module"])
 def test_mixed_precision(two, head):
-    """In bfloat16 the body's own rounding is in all gradients: as close to float64 as the stock head."""
+    """In bfloat16 all gradients have the body's own rounding: ours must be as close to float64 as the stock head's."""
     true = alone(2, steps=1)
     for stock, fused in two(mixed, head):
         for name, gradient in true.items():
@@ -126,7 +126,8 @@ def test_mixed_precision(two, head):
 
 
 def collectives(mesh, head, reduction):
-    """What a call and its backward pass do to the head, of a model whose other parameters are not sharded."""
+    """Returns the collectives on the head in a call and its backward pass. The model's other parameters are not
+    sharded."""
     model = Model(head, reduction)
     fully_shard(model.lm_head, mesh=mesh)
     with CommDebugMode() as counted:
@@ -137,7 +138,7 @@ def collectives(mesh, head, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_weight_is_gathered_once(two, reduction):
-    """Also of a head that is the only FSDP unit."""
+    """This includes a head that is the only FSDP unit."""
     true = alone(2, steps=1, reduction=reduction)["lm_head.weight"]
     for counts, gradient in two(collectives, "inside", reduction):
         assert counts == {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}

@@ -62,7 +62,7 @@ def test_a_colwise_head(ranks, kind, output):
 
 
 def with_fsdp(mesh):
-    """Two ranks that share each sequence, two such pairs: FSDP2 over pairs, the vocabulary within one."""
+    """Makes two pairs of ranks: a pair shares each sequence and splits the vocabulary, and FSDP2 runs over pairs."""
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, target = problem()
     mine = slice(0, 2) if grid["data"].get_local_rank() == 0 else slice(2, 3)

@@ -1,4 +1,4 @@
-"""The loss of torchtitan by the fused head, beside torchtitan's own; where it is installed."""
+"""torchtitan's loss by the fused head, beside torchtitan's own; needs torchtitan."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def losses():
 
 
 def data_parallel(mesh, unit):
-    """As torchtitan shards: the norm and the head in one unit; the divisor is of all ranks' tokens."""
+    """Shards like torchtitan: the norm and the head form one unit, and the divisor counts all ranks' tokens."""
     from torch.distributed.fsdp import fully_shard
 
     found = []

@@ -1,6 +1,6 @@
-"""ZeRO-3: the head's weight is gathered for its forward call, freed, and gathered again in the backward pass.
+"""ZeRO-3 gathers the head's weight for its forward call, frees it, and gathers it again in the backward pass.
 
-DeepSpeed is no part of the tests' environment: where it is not installed they are skipped.
+DeepSpeed is not in the tests' environment: without it these tests are skipped.
 """
 
 import importlib.util
@@ -62,8 +62,7 @@ def steps(mesh, head, reduction, bias, tied, micro):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize(("bias", "tied", "micro"), [(False, False, 1), (True, False, 2), (False, True, 1)])
 def test_a_head_whose_weight_is_gathered_twice(two, reduction, bias, tied, micro):
-    """With "mean" gradients come with the loss, with "none" in the backward pass, from the weight that is gathered
-    there."""
+    """With "mean" gradients come with the loss. With "none" the backward pass regathers the weight."""
     true = alone(2, micro=micro, reduction=reduction, tied=tied, bias=bias, divisor=2 * micro)
     for stock, fused in two(steps, "module", reduction, bias, tied, micro):
         assert set(fused[1]) == {0}, "the weight was not freed"

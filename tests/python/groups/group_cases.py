@@ -1,4 +1,4 @@
-"""What every rank does and finds; single-process heads of the same data are the measure."""
+"""Each rank's actions and results, compared with single-process heads of the same data."""
 
 import gc
 import weakref
@@ -80,7 +80,7 @@ def case_compiled(ranks):
 
 
 def case_two_heads_at_once(ranks):
-    """Backward passes that come when another vocabulary has been worked on, whose shard has as many rows here."""
+    """Backward passes follow work on another vocabulary whose shard has as many rows here."""
     data = Data(ranks)
     options = {"reduction": "none", "label_smoothing": 0.3}
     leaf, shard, _ = data.leaves(columns=data.shard)
@@ -93,7 +93,7 @@ def case_two_heads_at_once(ranks):
 
 
 def case_nothing_outlives_its_use(ranks):
-    """Neither a run's workspace, until Python looks for cycles, nor a group that is destroyed."""
+    """This holds for a run's workspace, without waiting for Python's search for cycles, and for a destroyed group."""
     from logitless.distributed._passes import _Exchange
 
     data = Data(ranks)

@@ -1,4 +1,4 @@
-"""batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with gradients and without."""
+"""batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with or without gradients."""
 
 import torch
 

@@ -1,13 +1,13 @@
-"""Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
+"""Every language model class of the installed transformers that takes labels, tiny, unpatched and patched.
 
     python tests/python/huggingface/table.py [--only REGEX] [--write docs/hugging_face.md]
     python tests/python/huggingface/table.py --record classes.jsonl --minutes 5    # again and again, until it is whole
 
-The table replaces what the file has from "## Classes" on. A record keeps what was found, so that the next call goes on
-where the last one stopped: with the classes that it has not, and those that a larger --seconds may finish.
+The table replaces everything from "## Classes" on in the file. A record keeps the results, so that the next call
+resumes where the last one stopped. It examines the missing classes, and those that a larger --seconds may finish.
 
-Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs by more
-than rounding explains (see Reference in compare.py), or that could not be decided.
+Each class runs in its own process. The exit status is 1 if a loss or a gradient differs by more than rounding explains
+(see Reference in compare.py), or if that is undecided.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def one_line(error: BaseException) -> str:
 
 
 def examine(name: str) -> tuple[str, str] | None:
-    """(verdict, detail) of a class, or None where it takes no labels."""
+    """Returns (verdict, detail) of a class, or None if it takes no labels."""
     try:
         kind = getattr(transformers, name)
         if "labels" not in inspect.signature(kind.forward).parameters:
@@ -109,7 +109,7 @@ def run(name: str, seconds: float) -> tuple[str, tuple[str, str] | None]:
 
 
 class Record:
-    """What was found of the classes of the installed transformers, in a file with a line of JSON for each."""
+    """Results for the classes of the installed transformers, in a file with a line of JSON for each."""
 
     def __init__(self, file: pathlib.Path | None, seconds: float) -> None:
         self.file, self.found = file, {}
@@ -138,14 +138,14 @@ PER_ROW = 2  # classes in a row of the table
 
 
 def reason(name: str, detail: str) -> str:
-    """The first sentence of a detail, without the class's name, as a cell of a table."""
+    """Returns the first sentence of a detail, without the class's name, as a cell of a table."""
     text = detail.removeprefix("UnsupportedError: ").removeprefix("logitless.transformers: ")
     text = re.split(r";|\. ", text.replace(f"{name}.", "").replace(name, "the model"))[0]
     return re.sub(r"[\w.]+\(\)", r"`\g<0>`", text.replace("|", "/").strip())
 
 
 def folded(title: str, rows: list[str]) -> list[str]:
-    """A table that a reader opens."""
+    """Returns a table that a reader opens."""
     return ["", f'??? note "{title}"', "", *(f"    {row}" for row in rows)]
 
 

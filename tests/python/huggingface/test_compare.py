@@ -1,4 +1,4 @@
-"""The measure finds what is wrong by a thousandth, in any tensor and in either precision."""
+"""The measure detects an error of a thousandth in any tensor and in either precision."""
 
 import logitless.transformers
 import pytest
@@ -25,7 +25,7 @@ def test_a_thousandth_in_one_tensor_is_found(name):
         allowed, found = reference.allowed(dtype), 0
         for key, gradient in fused.gradients.items():
             wrong = fused._replace(gradients=fused.gradients | {key: 1.001 * gradient})
-            # But for rounding: a bias that the softmax takes away.
+            # A bias that the softmax cancels is 0 but for rounding.
             zero = float(gradient.abs().max()) <= 2 * allowed[key]
             assert zero or reference.share(wrong) > 1, key
             found += not zero

@@ -1,4 +1,4 @@
-"""logitless.nn.FusedHead in the place of a transformers model's head."""
+"""logitless.nn.FusedHead in place of a transformers model's head."""
 
 import copy
 
@@ -43,7 +43,7 @@ def test_saved_and_loaded(llama, tmp_path):
 
 
 def test_the_models_own_softcap_is_applied_once():
-    """Also in a patched model, whose loss is by its own code."""
+    """This includes a patched model, whose loss is computed by its own code."""
     model = build("Gemma2ForCausalLM").eval()
     ids = torch.randint(0, VOCAB, (2, 5))
     cap = model.config.final_logit_softcapping

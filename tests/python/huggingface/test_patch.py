@@ -1,4 +1,4 @@
-"""When the fused head is used, what stays as it was, and what is refused by name."""
+"""When the fused head is used, what stays unchanged, and what is an error."""
 
 import contextlib
 import threading
@@ -128,7 +128,7 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, parametrize.cached])
 def test_a_parametrized_head(llama, context):
-    """The handshake makes logits without gradients, and must not be the first to use a weight that is cached."""
+    """The handshake makes logits without gradients, and must not be the first to use a cached weight."""
     torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)

@@ -1,4 +1,4 @@
-"""A model patched by logitless.transformers.patch in a trainer of TRL: the patch changes nothing there and says so."""
+"""A model patched by logitless.transformers.patch in a trainer of TRL: the patch has no effect there and warns."""
 
 import linecache
 import sys
@@ -17,7 +17,8 @@ IMPORTED, STEP = "logitless.transformers.patch: TRL is imported", "a trainer of 
 
 
 def told(call):
-    """The warnings of logitless in a call. Each points at who calls the model or the patch: here, or in a trainer."""
+    """Returns logitless's warnings in a call. Each points at the caller of the model or the patch: here, or in a
+    trainer."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -29,7 +30,7 @@ def told(call):
 
 @pytest.fixture
 def trainer(trainers, tmp_path):
-    """A trainer by name; its model is loaded, and goes through a function before the trainer has it."""
+    """Makes a trainer by name; its loaded model passes through a function first."""
 
     def make(name, change=lambda model: model, arguments=None, **options):
         folder = trainers.save(tmp_path / "model", "llama")
@@ -57,7 +58,7 @@ def test_the_first_step_says_so_once_and_the_trainer_goes_on(trainer, name, firs
 
 
 def test_the_line_of_the_user_who_calls_the_model_is_named(trainer):
-    """In a trainer of one's own, which TRL calls, or without one."""
+    """The user's own trainer, which TRL calls, or code without a trainer calls the model."""
     import trl
 
     class Own(trl.SFTTrainer):
@@ -84,7 +85,7 @@ def test_a_distillation_says_so(trainer, trainers, tmp_path):
 
 
 def test_a_trainer_that_asks_the_model_for_logits_says_so(trainer):
-    """SFT with a loss function of the user's own."""
+    """SFT runs with the user's own loss function."""
 
     def loss_of(outputs, labels, num_items_in_batch=None):
         return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
@@ -126,13 +127,13 @@ def test_options_that_do_not_count_are_named(trainer):
 
 
 def test_the_trainer_of_transformers_is_not_warned_of(trainers, tmp_path):
-    """Nor is a step of one's own without labels, or code that goes on without TRL."""
+    """A user's own step without labels, and code without TRL, give no warning either."""
     model = trainers.make_model("llama")
     (message,) = told(lambda: logitless.transformers.patch(model))
     assert message.startswith(IMPORTED)
     data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
     arguments = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
-    for smoothing in (0.0, 0.1):  # the latter takes the labels away
+    for smoothing in (0.0, 0.1):  # smoothing takes the labels away
         made = transformers.Trainer(
             model=model,
             train_dataset=data,

@@ -1,4 +1,4 @@
-"""logitless.trl.patch, and the function that it puts in TRL's place, beside TRL's and float64."""
+"""logitless.trl.patch, and the function that replaces TRL's, beside TRL's and float64."""
 
 import sys
 import types
@@ -30,7 +30,7 @@ def operands(dtype=torch.float32, bias=True):
 
 
 def run(apply, tensors, options, outputs=OUTPUTS, dtype=None):
-    """Outputs and gradients of weighted log-probabilities and entropies."""
+    """Returns outputs and gradients of weighted log-probabilities and entropies."""
     hidden, weight, bias, targets = tensors
     leaves = [t if t is None else t.detach().to(dtype or t.dtype).requires_grad_() for t in (hidden, weight, bias)]
     found = apply(*leaves, targets, *options, outputs)
@@ -169,7 +169,7 @@ def test_partitioned_weights_are_refused_where_gradients_are_wanted():
 
 
 def test_a_head_in_float32():
-    """cast_lm_head_to_fp32 hands over float32 hidden states and a 16-bit weight."""
+    """cast_lm_head_to_fp32 passes float32 hidden states and a 16-bit weight."""
     logitless.trl.patch()
     hidden, weight, _, targets = operands(bias=False)
     tensors, options = (hidden, weight.bfloat16(), None, targets), (1.0, 64, None, 1.0)
@@ -193,7 +193,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("valid", [0, 7])
 def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, trainers, valid):
-    """There TRL hands over the rows that have a label, which may be none."""
+    """There TRL passes the rows that have a label, possibly none."""
     import trl.trainer.utils
 
     model = trainers.make_model("gemma2")

@@ -1,4 +1,4 @@
-"""TRL's trainers, as they are and patched: losses and metrics of 20 steps, and gradients beside float64."""
+"""TRL's trainers, unpatched and patched: losses and metrics of 20 steps, and gradients beside float64."""
 
 import logitless.trl
 import pytest
@@ -7,7 +7,7 @@ from whole import WholeLogits, close
 
 pytestmark = pytest.mark.slow
 
-NUMBERS = 1e-5  # of losses, and of metrics in units of their size
+NUMBERS = 1e-5  # tolerance of losses, and of metrics in units of their size
 TIMES = ("runtime", "per_second", "time")
 
 TRAINERS = [
@@ -29,7 +29,7 @@ def name_of(value):
 
 
 def recorded(made):
-    """Losses of all steps, and what was logged."""
+    """Returns the losses of all steps, and the log."""
     losses, compute_loss = [], made.compute_loss
 
     def compute(*args, **kwargs):
@@ -51,7 +51,7 @@ DISTILLATIONS = [
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS + DISTILLATIONS, ids=name_of)
 def test_losses_and_metrics(trainers, tmp_path, name, kind, options):
-    """A distillation is of a teacher with another head."""
+    """A distillation's teacher has another head."""
     folder = trainers.save(tmp_path / "model", kind)
     arguments = {"teacher_model": trainers.save(tmp_path / "qwen3", "qwen3")} if name == "Distillation" else {}
     stock, log = recorded(trainers.trainer(name, folder, tmp_path, arguments, **options))
@@ -92,7 +92,7 @@ def gradients(loss_of, model):
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS, ids=name_of)
 def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind, options):
-    """Errors of at most twice TRL's in the same precision, and a rounding unit; models in float64 decide."""
+    """Errors are at most twice TRL's in the same precision, plus a rounding unit; models in float64 decide."""
     import trl.trainer.utils
 
     folder = trainers.save(tmp_path / "model", kind)
@@ -124,6 +124,6 @@ def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind
 
 def check_gradients(stock, fused, exact):
     assert fused.keys() == stock.keys() == exact.keys()
-    assert any(not torch.equal(fused[name], stock[name]) for name in exact)  # the fused head was there
+    assert any(not torch.equal(fused[name], stock[name]) for name in exact)  # the fused head was used
     for name, truth in exact.items():
         assert close(fused[name], stock[name], truth, 2.0**-24), name

@@ -1,4 +1,4 @@
-"""TRL's outputs by plain operations over whole logits, in the dtype of the hidden states: the reference in float64."""
+"""TRL's outputs by plain operations over whole logits, in the hidden states' dtype; float64 is the reference."""
 
 import torch
 
@@ -25,13 +25,13 @@ def whole_logits(
 
 
 def close(fused, stock, exact, unit):
-    """The error is at most twice that of TRL's computation of the same precision, and a unit of rounding."""
+    """Asserts an error of at most twice that of TRL's computation in the same precision, plus a unit of rounding."""
     fused, stock, exact = (tensor.detach().double() for tensor in (fused, stock, exact))
     error, naive, size = (torch.linalg.vector_norm(t) for t in (fused - exact, stock - exact, exact))
     return bool(error <= 2 * naive + unit * size)
 
 
 class WholeLogits:
-    """To be put in the place of TRL's autograd function."""
+    """Replaces TRL's autograd function."""
 
     apply = staticmethod(whole_logits)
