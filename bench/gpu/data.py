@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shapes import Shape, checked_share
 
-IGNORED = -100  # ignore_index of all libraries
+IGNORED = -100  # the target that all libraries ignore
 CANDIDATES = 16  # likely tokens per row of the peaked data
 DATA = ("std1", "std3", "std8", "peaked")
 _trained: dict[str, str] = {}  # shape's name: file

@@ -169,7 +169,7 @@ def test_numpy():
 def test_cuda(dtype):
     leaves, ids, probs = problem((130,), 5)
     low = [leaf.detach().to("cuda", dtype).requires_grad_() for leaf in leaves]
-    # On the CPU. In float64, too, the naive computation rounds differently from the reference.
+    # The exact leaves are on the CPU: even in float64 the naive computation rounds differently from the reference.
     exact = [leaf.detach().cpu().double().requires_grad_() for leaf in low]
     expected = reference(exact, ids)
     truth = [gradient.cuda() for gradient in torch.autograd.grad(-(expected * probs).sum(), exact)]
