@@ -35,11 +35,11 @@ def main() -> None:
 
     rounded = truth.float().bfloat16()
     of_rounded = rounded.double().log_softmax(1).gather(1, target)
-    found = logitless.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
-    assert found.nll is not None and found.argmax is not None
+    result = logitless.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
+    assert result.nll is not None and result.argmax is not None
     rows = {
         "logits in bfloat16": (rounded.argmax(1), of_rounded),
-        "logitless": (found.argmax, -found.nll.double()[:, None]),
+        "logitless": (result.argmax, -result.nll.double()[:, None]),
     }
     print(f"{options.tokens} tokens, vocabulary {options.vocab}, largest |logit| {truth.abs().max():.1f}")
     for name, (argmax, log_p) in rows.items():

@@ -26,8 +26,8 @@ def prime_rl(hidden, head, labels):
     """Uses the module by which prime-rl replaces lm_head."""
     fused = logitless.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
     fused.weight = head.weight
-    found = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
-    return found["logprobs"], found["entropy"]
+    out = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
+    return out["logprobs"], out["entropy"]
 
 
 def openrlhf(hidden, head, labels):

@@ -12,11 +12,11 @@ SPECIAL = ["<pad>", "<eos>"]
 
 def parser(steps: int) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that these examples share."""
-    found = argparse.ArgumentParser()
-    found.add_argument("--model", default="Qwen/Qwen3-0.6B")
-    found.add_argument("--steps", type=int, default=steps)
-    found.add_argument("--tiny", action="store_true")
-    return found
+    options = argparse.ArgumentParser()
+    options.add_argument("--model", default="Qwen/Qwen3-0.6B")
+    options.add_argument("--steps", type=int, default=steps)
+    options.add_argument("--tiny", action="store_true")
+    return options
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -36,8 +36,8 @@ def count(text: str) -> int:
 
 
 def parse() -> argparse.Namespace:
-    found = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    add = found.add_argument
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
     add("text", nargs="*", help="files and folders; default: Python's library, and what the system says of itself")
     add("--output", type=pathlib.Path, default=pathlib.Path("logitless-train"), help="folder of the results")
     add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU that logitless can use, else the CPU")
@@ -48,16 +48,16 @@ def parse() -> argparse.Namespace:
     add("--length", type=count, default=256, help="tokens of a sequence")
     add("--budget", default="32MiB", help="largest workspace of logitless's head")
     add("--max-text", type=count, default=8, metavar="MB", help="text read at the most")
-    args = found.parse_args()
+    args = parser.parse_args()
     if args.dim % HEAD_DIM:
-        found.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {args.dim}")
+        parser.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {args.dim}")
     if args.vocab < BYTES:
-        found.error(f"argument --vocab: expected at least {BYTES}, an entry for each byte, got {args.vocab}")
+        parser.error(f"argument --vocab: expected at least {BYTES}, an entry for each byte, got {args.vocab}")
     usable = torch.cuda.is_available() and any(b.name == "cuda" and not b.why_unavailable for b in logitless.backends())
     places = ["cpu", *(["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if usable else [])]
     args.device = places[:2][-1] if args.device == "auto" else args.device
     if args.device not in places:
-        found.error(f"argument --device: expected one of auto, {', '.join(places)}, got {args.device!r}")
+        parser.error(f"argument --device: expected one of auto, {', '.join(places)}, got {args.device!r}")
     return args
 
 
@@ -93,7 +93,7 @@ def tokenize(args: argparse.Namespace) -> numpy.ndarray:
     tokenizer.train_from_iterator(texts, trainer)
     if (learned := tokenizer.get_vocab_size()) != args.vocab:
         sys.exit(f"error: --vocab: expected at most {learned}, the pairs that this text repeats, got {args.vocab}")
-    tokens = numpy.concatenate([numpy.array(found.ids, numpy.int32) for found in tokenizer.encode_batch(texts)])
+    tokens = numpy.concatenate([numpy.array(encoded.ids, numpy.int32) for encoded in tokenizer.encode_batch(texts)])
     took = time.perf_counter() - start
     print(f"text  {len(texts):,} files: {len(tokens):,} tokens of {learned:,}, in {took:.0f} s", flush=True)
     return tokens
@@ -169,8 +169,8 @@ def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
             drift += 2 * of_gradient * RATE * sum(p.grad.abs().sum().item() for p in model.parameters())
         optimizer.zero_grad()
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
-    found = {"losses": losses, "tolerances": bounds, "before_bytes": before, "peak_bytes": peak_bytes(args.device)}
-    return found | {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
+    result = {"losses": losses, "tolerances": bounds, "before_bytes": before, "peak_bytes": peak_bytes(args.device)}
+    return result | {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
 
 
 def train_in_own_process(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:

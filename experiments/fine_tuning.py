@@ -122,9 +122,9 @@ class FineTuning:
         """Returns the exact held-out loss, whichever head trained the model."""
         exact, total, count = loss_named("exact"), 0.0, 0
         for row in self.held_out:
-            found = self.states(model, [row])
-            if len(found[2]):
-                total, count = total + len(found[2]) * float(exact(*found)), count + len(found[2])
+            states = self.states(model, [row])
+            if len(states[2]):
+                total, count = total + len(states[2]) * float(exact(*states)), count + len(states[2])
         return total / count
 
     def run(self, name: str) -> Cell:
@@ -137,12 +137,12 @@ class FineTuning:
             trainer = make_trainer(self, model, way, folder, watch)
             trainer.train()
         losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
-        found: Cell = {"losses": losses, "ms": statistics.median(watch.ms)}
+        cell: Cell = {"losses": losses, "ms": statistics.median(watch.ms)}
         if self.clock.cuda:
-            found["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+            cell["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
         model = trainer.accelerator.unwrap_model(trainer.model)
-        found["held_out"] = [round(before, 4), round(self.held_out_loss(model), 4)]
-        return found | {"tokens": self.sizes.batch * self.sizes.length}
+        cell["held_out"] = [round(before, 4), round(self.held_out_loss(model), 4)]
+        return cell | {"tokens": self.sizes.batch * self.sizes.length}
 
 
 def make_trainer(study: FineTuning, model: Any, way: Patch | str | None, folder: str, callback: Any) -> Any:
@@ -174,9 +174,9 @@ def make_trainer(study: FineTuning, model: Any, way: Patch | str | None, folder:
         seed=study.args.seed,
     )
     collate = transformers.default_data_collator
-    found = StudyTrainer(model, arguments, train_dataset=study.rows, data_collator=collate, callbacks=[callback])
-    found.remove_callback(transformers.PrinterCallback)
-    return found
+    trainer = StudyTrainer(model, arguments, train_dataset=study.rows, data_collator=collate, callbacks=[callback])
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def make_watch(clock: Clock) -> Any:
@@ -261,21 +261,21 @@ def measured(study: FineTuning, name: str, seconds: float) -> Cell:
 
 
 def main() -> int:
-    found = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
-    found.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
-    found.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
-    found.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")
-    args = found.parse_args()
+    options = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
+    options.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
+    options.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
+    options.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")
+    args = options.parse_args()
     unknown = [name for name in words(args.heads) if name not in WAYS]
     if unknown:
-        found.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
+        options.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
     if not has_device(args):
         return 2
     about = describe_machine(args.device) | {"packages": package_versions(PACKAGES)}
     try:
         runs = Runs(args.json, args.seed, about)
     except ValueError as error:
-        found.error(str(error))
+        options.error(str(error))
     study = FineTuning(args)
     if not study.start.is_file():
         runs.cells.clear()  # runs from lost weights cannot be compared with others

@@ -52,8 +52,8 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, shape: Shape) -> None:
         self.args, self.shape = args, shape
-        found = make_inputs(shape, args.data, args.device)
-        self.inputs = Inputs(*(part.to(getattr(torch, args.dtype)) for part in found[:2]), found.target)
+        made = make_inputs(shape, args.data, args.device)
+        self.inputs = Inputs(*(part.to(getattr(torch, args.dtype)) for part in made[:2]), made.target)
 
     def budgets(self) -> Iterator[tuple[str, Any]]:
         return ((budget_name(budget), budget_of(budget)) for budget in self.args.budgets)
@@ -187,8 +187,8 @@ def _with_gradients(name: str, loss: Callable[[], Tensor], upstream: Tensor, lea
 
     def call() -> None:
         leaves.hidden.grad = leaves.weight.grad = None
-        found = loss()
-        found.backward(upstream if found.dim() else None)
+        result = loss()
+        result.backward(upstream if result.dim() else None)
         leaves.hidden.grad = leaves.weight.grad = None
 
     return Case(name, call, bases, _bytes(*leaves[:2]))
@@ -301,8 +301,8 @@ def kernels_of(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
         """Returns a C++ function's name without namespaces and arguments."""
         return re.sub(r"^void |\(anonymous namespace\)::|logitless::cuda::|\(.*$", "", name)[:LONGEST]
 
-    found = [(short(name), len(each) / calls, sum(each) / calls) for name, each in times.items()]
-    return sorted(found, key=lambda row: -row[2])
+    rows = [(short(name), len(each) / calls, sum(each) / calls) for name, each in times.items()]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def show_kernels(case: Case) -> None:
@@ -326,12 +326,12 @@ def show_peaks(flop: float) -> None:
 
 
 def main() -> int:
-    found = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
-    found.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
-    found.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
-    found.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
-    found.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
-    args = found.parse_args()
+    options = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
+    options.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
+    options.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
+    options.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
+    options.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
+    args = options.parse_args()
     of_set = SETS[args.set]
     args.budgets = args.budgets or parse_budgets(of_set.budgets)
     if not has_device(args):

@@ -72,9 +72,9 @@ class Clock:
 
     def extra_bytes(self, call: Call) -> int:
         """Returns a call's peak memory beyond the present: allocated memory on a GPU, the resident set on the CPU."""
-        found = self.peak_bytes(call) if self.cuda else resident_peak_bytes(call)
-        assert found is not None
-        return found
+        peak = self.peak_bytes(call) if self.cuda else resident_peak_bytes(call)
+        assert peak is not None
+        return peak
 
     def release(self) -> None:
         """Frees cached memory, so that one method's leftovers do not fail the next."""
@@ -100,9 +100,9 @@ def resident_peak_bytes(call: Call) -> int:
     """Returns how far the process's resident set rises during a call."""
 
     def peak() -> int:
-        found = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
-        assert found is not None
-        return 1024 * int(found[1])
+        match = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+        assert match is not None
+        return 1024 * int(match[1])
 
     ctypes.CDLL(None).malloc_trim(0)  # returns memory that earlier calls freed
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak

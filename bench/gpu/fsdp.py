@@ -65,7 +65,7 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
     tokens = random_tokens(spec, device).roll(rank, dims=1)  # each rank has its own tokens
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     clock = Clock(device)
-    found: dict[str, Any] = {}
+    heads: dict[str, Any] = {}
     steps = {}
     for name, loss_of in losses(model, tokens).items():
 
@@ -79,7 +79,7 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
         step()  # gathers, plans and compiles
         loss, peak = step().double().item(), clock.peak_bytes(step)
         peaks = of_all(peak, asked.ranks)
-        found[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
+        heads[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
         steps[name] = step
     for _ in range(asked.rounds):
         if out_of_time(end, asked.ranks):
@@ -87,8 +87,8 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
         for name, step in steps.items():
             dist.barrier()
             ms = statistics.median(clock.back_to_back_ms([step] * 2))
-            found[name]["ms"].append(max(of_all(ms, asked.ranks)))
-    save({"ranks": asked.ranks, "model": asked.model, "heads": found})
+            heads[name]["ms"].append(max(of_all(ms, asked.ranks)))
+    save({"ranks": asked.ranks, "model": asked.model, "heads": heads})
 
 
 def show(record: dict[str, Any]) -> None:
@@ -109,6 +109,6 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    found = parser(__doc__, ranks=2, minutes=3.0, json=None, show=None, rounds=8)
-    found.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
-    raise SystemExit(main(found, measure, show, import_all))
+    options = parser(__doc__, ranks=2, minutes=3.0, json=None, show=None, rounds=8)
+    options.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
+    raise SystemExit(main(options, measure, show, import_all))

@@ -70,12 +70,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def parser(doc: str | None, device: str = "cuda", **defaults: Any) -> argparse.ArgumentParser:
     """Returns a parser with --device and those of OPTIONS that have a default here."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--device", default=device, help="cuda, or cpu: a try-out without a GPU, of small shapes")
+    arguments = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--device", default=device, help="cuda, or cpu: a try-out without a GPU, of small shapes")
     for name, default in defaults.items():
         options = {"help": f"default: {default}"} | OPTIONS[name]
-        found.add_argument(f"--{name}", default=default, **options)
-    return found
+        arguments.add_argument(f"--{name}", default=default, **options)
+    return arguments
 
 
 def has_device(args: argparse.Namespace) -> bool:
@@ -160,19 +160,19 @@ def measured(clock: Clock, cases: Iterable[Case], rounds: int) -> list[str]:
 
     A round runs all cases in random order, each after a short idle.
     """
-    found = {case.name: case for case in cases}
+    by_name = {case.name: case for case in cases}
     memory = {}
-    for name, case in found.items():
+    for name, case in by_name.items():
         case.call()  # compiles and plans
         memory[name] = (clock.extra_bytes(case.call) - case.gradient_bytes) / MIB
         clock.release()
-    times: dict[str, dict[int, float]] = {name: {} for name in found}
+    times: dict[str, dict[int, float]] = {name: {} for name in by_name}
     order = random.Random(0)
     for index in range(rounds):
-        for name in order.sample(list(found), len(found)):
-            times[name][index] = clock.burst_ms(found[name].call)
+        for name in order.sample(list(by_name), len(by_name)):
+            times[name][index] = clock.burst_ms(by_name[name].call)
     lines = []
-    for name, case in found.items():
+    for name, case in by_name.items():
         own = times[name]
         ratios = ", ".join(f"{number(ratio_of(own, times[base]), '.3f')} x {base}" for base in case.bases)
         each = own.values()

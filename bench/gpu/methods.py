@@ -60,8 +60,8 @@ def our_loss(engine: str = "", **options: Any) -> Loss:
     import logitless
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        found: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
-        return found
+        result: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
+        return result
 
     def with_engine(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         with environment("LOGITLESS_CUDA_ENGINE", engine):
@@ -75,19 +75,19 @@ def our_methods(budgets: list[int | None], engines: list[str], exponents: list[i
 
     The loss has no budget, because it needs almost no workspace.
     """
-    found = []
+    methods = []
     for engine in engines:
         name = f"logitless{'/' + engine if engine else ''}"
         fastest = our_loss(engine, max_workspace_bytes="fastest")
-        found.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
+        methods.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
         for budget in budgets:
             loss, label = our_loss(engine, max_workspace_bytes=budget_of(budget)), budget_name(budget)
-            found.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
+            methods.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
         for exponent in exponents or []:
             loss = our_loss(engine, gradient="sparsified", threshold=2.0**-exponent, seed=0)
             label, threshold = f"sparsified 2^-{exponent}", 2.0**-exponent
-            found.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
-    return found
+            methods.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
+    return methods
 
 
 @contextlib.contextmanager
@@ -122,11 +122,11 @@ def _torch_compile() -> list[Method]:
 
 def _torch_fused() -> list[Method]:
     fused = getattr(functional, "linear_cross_entropy")
-    found = [Method("torch fused", lambda e, c, y: fused(e, c, y))]
+    methods = [Method("torch fused", lambda e, c, y: fused(e, c, y))]
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None:
-        found.append(Method("torch fused chunked", lambda e, c, y: fused(e, c, y, options=options())))
-    return found
+        methods.append(Method("torch fused chunked", lambda e, c, y: fused(e, c, y, options=options())))
+    return methods
 
 
 def _apple(*names: str) -> list[Method]:
@@ -203,14 +203,14 @@ def peer_methods(which: str) -> tuple[list[Method], list[str]]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"--peers: expected auto, none or names out of {', '.join(known)}; got {unknown[0]!r}")
-    found: list[Method] = []
+    methods: list[Method] = []
     missing = []
     for name in names:
         try:
-            found += known[name]()
+            methods += known[name]()
         except Exception as error:  # it may be missing, or its import may fail in any way
             missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
-    return found, missing
+    return methods, missing
 
 
 def loss_named(name: str) -> Loss:

@@ -61,13 +61,13 @@ def shares(rounds: list[list[dict[str, Any]]]) -> list[list[str]]:
     """Returns a row per device and measurement: TFLOP/s, share of the ceiling and time over the loss's, by mode."""
     cells: dict[tuple[str, str], list[str]] = {}
     for number, way in enumerate(WAYS):
-        found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+        values_of: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         for round_ in rounds:
             by = rates(round_, way)
             for (what, device), rate in by.items():
                 values = (rate * 1e-12, rate / by["ceiling", device], by["loss", device] / rate)
-                found.setdefault((device, what), []).append(values)
-        for key, values in found.items():
+                values_of.setdefault((device, what), []).append(values)
+        for key, values in values_of.items():
             rate, share, of_loss = (statistics.median(value[i] for value in values) for i in range(3))
             row = cells.setdefault(key, ["-"] * (3 * len(WAYS)))
             row[3 * number : 3 * number + 3] = [f"{rate:.0f}", f"{share:.3f}", f"{of_loss:.3f}"]
@@ -87,9 +87,9 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    found = parser(__doc__, shapes=SHAPES, rounds=4, minutes=6.0, json=None, show=None)
-    found.add_argument("--program", type=pathlib.Path, default=PROGRAM)
-    asked = found.parse_args()
+    options = parser(__doc__, shapes=SHAPES, rounds=4, minutes=6.0, json=None, show=None)
+    options.add_argument("--program", type=pathlib.Path, default=PROGRAM)
+    asked = options.parse_args()
     if asked.show:
         show(read_json(asked.show))
         return 0

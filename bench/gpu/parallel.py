@@ -137,13 +137,13 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
 
     clock = Clock(device)
     calls = ways(shape, device, rank, ranks)
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for name, call in calls.items():
         peak = clock.peak_bytes(call) if call else None
         loss = call() if call else None
-        told = of_all(None if loss is None else loss.double().item(), ranks)
-        peaks, losses = of_all(peak, ranks), [value for value in told if value is not None]
-        found[name] = {
+        values = of_all(None if loss is None else loss.double().item(), ranks)
+        peaks, losses = of_all(peak, ranks), [value for value in values if value is not None]
+        record[name] = {
             "peak_bytes": max((value for value in peaks if value is not None), default=None),
             "loss": losses[0] if losses else None,
             "same_on_all_ranks": len(set(losses)) <= 1,
@@ -156,12 +156,12 @@ def measure(shape: Shape, device: str, rank: int, ranks: int, rounds: int, end: 
         steady = turn < STEADY_ROUNDS and device != "cpu"
         for name in shuffle.sample(list(calls), len(calls)):
             if out_of_time(end, ranks):
-                return found
+                return record
             ms = max(of_all(burst_ms(calls[name], device, clock, name not in one_gpu), ranks))
-            found[name]["ms"].append(ms)
+            record[name]["ms"].append(ms)
             if steady and name not in NOT_STEADY:
-                found[name]["steady_ms"].append(max(of_all(steady_ms(calls[name], clock, ms), ranks)))
-    return found
+                record[name]["steady_ms"].append(max(of_all(steady_ms(calls[name], clock, ms), ranks)))
+    return record
 
 
 def measure_all(asked: argparse.Namespace, device: str, rank: int, end: float, save: Callable[[Any], None]) -> None:
@@ -177,21 +177,21 @@ def measure_all(asked: argparse.Namespace, device: str, rank: int, end: float, s
 def show(record: dict[str, Any]) -> None:
     for facts in ("date", "device", "command"):
         print(f"{facts}: {record[facts]}")
-    for name, found in record["shapes"].items():
+    for name, ways_of in record["shapes"].items():
         rows = []
-        for way, of_way in found.items():
-            one = found[ONE[way]] if way in ONE else None
+        for way, of_way in ways_of.items():
+            one = ways_of[ONE[way]] if way in ONE else None
             (ms, ratio), (steady, steady_ratio) = (in_turns(of_way, one, which) for which in ("ms", "steady_ms"))
             peak = of_way["peak_bytes"]
             mib = None if peak is None else peak / 2**20
             same = "yes" if of_way["same_on_all_ranks"] else "**no**"
             times = [number(ms), number(ratio, ".3f"), number(steady), number(steady_ratio, ".3f")]
             rows.append([way, *times, number(mib, ".0f"), number(of_way["loss"], ".9g"), same])
-        print(f"\n{name}, {record['ranks']} ranks, {len(found['one GPU']['ms'])} rounds\n")
+        print(f"\n{name}, {record['ranks']} ranks, {len(ways_of['one GPU']['ms'])} rounds\n")
         titles = ["way", "burst, ms", "of one GPU", "steady, ms", "of one GPU", "MiB", "loss", "the same on all ranks"]
         print("\n".join(markdown(titles, rows)))
 
 
 if __name__ == "__main__":
-    found = parser(__doc__, ranks=2, minutes=6.0, json=None, show=None, shapes=SHAPES, rounds=7)
-    raise SystemExit(main(found, measure_all, show))
+    options = parser(__doc__, ranks=2, minutes=6.0, json=None, show=None, shapes=SHAPES, rounds=7)
+    raise SystemExit(main(options, measure_all, show))

@@ -85,8 +85,8 @@ FIRST_PAGE = {
 def first_page() -> list[str]:
     """Steady time and memory of a few ways, and whether their gradients are exact."""
     record: Record = loaded(HEAD)
-    found = {row.method: row for row in record.rows if row.pass_ == "gradients"}
-    rows = [(words, found[method]) for method, words in FIRST_PAGE.items()]
+    by_method = {row.method: row for row in record.rows if row.pass_ == "gradients"}
+    rows = [(words, by_method[method]) for method, words in FIRST_PAGE.items()]
     lines = [[words, number(row.sustained_ms, ".1f"), beyond(row), gradients_are(row.method)] for words, row in rows]
     return markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines)
 
@@ -99,9 +99,9 @@ def budgets(record: Record) -> list[str]:
 
     lines = []
     for budget in dict.fromkeys(row.budget_mib for row in record.rows):
-        found = {row.shape: row for row in record.rows if row.budget_mib == budget}
+        by_shape = {row.shape: row for row in record.rows if row.budget_mib == budget}
         name = budget_words("unlimited") if budget is None else str(budget)
-        lines.append([name, *(cell(found[s.name]) for s in record.shapes)])
+        lines.append([name, *(cell(by_shape[s.name]) for s in record.shapes)])
     return markdown(["budget, MiB", *(shape.name for shape in record.shapes)], lines)
 
 
@@ -118,12 +118,12 @@ def ratios(record: Record) -> list[str]:
 
     lines = []
     for shape in record.shapes:
-        found = {row.method: row for row in record.rows if row.shape == shape.name}
+        by_method = {row.method: row for row in record.rows if row.shape == shape.name}
         sizes = f"{shape.tokens} x {shape.vocab} x {shape.hidden}"
-        gemms, loss = record.gemms[shape.name].burst, found["logitless loss"]
+        gemms, loss = record.gemms[shape.name].burst, by_method["logitless loss"]
         name = "" if "x" in shape.name and shape.name[0].isdigit() and shape.name[-1].isdigit() else shape.name
         cells = [name, sizes, number(gemms["logits"]), number(sum(gemms.values())), cell(loss)]
-        lines.append(cells + [cell(found[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
+        lines.append(cells + [cell(by_method[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
     if not any(line[0] for line in lines):
         head, lines = head[1:], [line[1:] for line in lines]
     return markdown(head, lines)
@@ -142,20 +142,20 @@ WAYS = {
 
 def groups(record: dict[str, Any]) -> list[str]:
     """A row per way to share a head: for each head the time over one GPU's, and the memory of both."""
-    shapes = {name: {way: of for way, of in found.items()} for name, found in record["shapes"].items()}
+    shapes = {name: {way: of for way, of in ways.items()} for name, ways in record["shapes"].items()}
 
-    def cell(found: dict[str, Any], way: str) -> str:
+    def cell(ways: dict[str, Any], way: str) -> str:
         alone = way.replace("vocabulary parallel", "one GPU") if "," in way else "one GPU"
-        ratio = (in_turns(found[way], found[alone], which)[1] for which in ("ms", "steady_ms"))
+        ratio = (in_turns(ways[way], ways[alone], which)[1] for which in ("ms", "steady_ms"))
         return two(*ratio, ".3f")
 
-    lines = [[words, *(cell(found, way) for found in shapes.values())] for way, words in WAYS.items()]
+    lines = [[words, *(cell(ways, way) for ways in shapes.values())] for way, words in WAYS.items()]
     for way, words in {"vocabulary parallel": "exact, ms", "one GPU": "one GPU, exact, ms"}.items():
-        times = [[in_turns(found[way], None, which)[0] for which in ("ms", "steady_ms")] for found in shapes.values()]
+        times = [[in_turns(ways[way], None, which)[0] for which in ("ms", "steady_ms")] for ways in shapes.values()]
         lines.append([words, *(two(*of, ".1f") for of in times)])
     peaks = ["peak above inputs: one GPU, each of two, MiB"]
-    for found in shapes.values():
-        both = (found[way]["peak_bytes"] / 2**20 for way in ("one GPU", "vocabulary parallel"))
+    for ways in shapes.values():
+        both = (ways[way]["peak_bytes"] / 2**20 for way in ("one GPU", "vocabulary parallel"))
         peaks.append(", ".join(f"{mib:,.0f}" for mib in both))
     lines.append(peaks)
     return markdown(["time over one GPU's", *(" x ".join(name.split("x")) for name in shapes)], lines)
@@ -163,10 +163,10 @@ def groups(record: dict[str, Any]) -> list[str]:
 
 def sharded_steps(record: dict[str, Any]) -> list[str]:
     """A row per head of whole steps under FSDP2. Memory is above weights and optimizer."""
-    found = {head: of for head, of in record["heads"].items() if head != "no head"}
+    heads = {head: of for head, of in record["heads"].items() if head != "no head"}
     rest, lines = record["heads"]["no head"]["peak_bytes"], []
-    for head, of in found.items():
-        ms, ratio = in_turns(of, found["stock"], "ms")
+    for head, of in heads.items():
+        ms, ratio = in_turns(of, heads["stock"], "ms")
         peak = of["peak_bytes"]
         gib = [number(size / 2**30, ".1f") for size in (peak, peak - rest)]
         lines.append([in_words(head), number(ms, ".0f"), number(ratio, ".3f"), *gib])
@@ -246,8 +246,8 @@ def with_tables(page: pathlib.Path, text: str) -> str:
     for name, table in PAGES[page].items():
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
-        _, found, tail = rest.partition(after)
-        if not found:
+        _, marker, tail = rest.partition(after)
+        if not marker:
             raise SystemExit(f"{page}: expected {before.strip()} and {after.strip()}")
         text = head + before + "\n".join(table()).strip() + after + tail
     return text

@@ -23,9 +23,9 @@ def of_all(value: Any, ranks: int) -> list[Any]:
     """Gathers every rank's value on every rank."""
     import torch.distributed as dist
 
-    found = [None] * ranks
-    dist.all_gather_object(found, value)
-    return found
+    values = [None] * ranks
+    dist.all_gather_object(values, value)
+    return values
 
 
 def out_of_time(end: float, ranks: int) -> bool:
@@ -33,12 +33,12 @@ def out_of_time(end: float, ranks: int) -> bool:
     return bool(max(of_all(time.time(), ranks)) > end)
 
 
-def in_turns(found: dict[str, Any], base: dict[str, Any] | None, which: str) -> tuple[float | None, float | None]:
+def in_turns(way: dict[str, Any], base: dict[str, Any] | None, which: str) -> tuple[float | None, float | None]:
     """Returns the median of the times, and of their ratios to the base's in the same rounds."""
-    if not found[which]:
+    if not way[which]:
         return None, None
-    ratio = None if base is None else ratio_of(*(dict(enumerate(each[which])) for each in (found, base)))
-    return statistics.median(found[which]), ratio
+    ratio = None if base is None else ratio_of(*(dict(enumerate(each[which])) for each in (way, base)))
+    return statistics.median(way[which]), ratio
 
 
 def work(
@@ -64,13 +64,13 @@ def work(
     backend = "nccl" if asked.device == "cuda" else "gloo"
     store = f"file://{partial.parent}/store"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=asked.ranks)
-    measure(asked, device, rank, end, lambda found: write_json(partial, found) if rank == 0 else None)
+    measure(asked, device, rank, end, lambda record: write_json(partial, record) if rank == 0 else None)
     gc.collect()  # models in reference cycles know their groups, and gloo's threads must end before Python does
     dist.destroy_process_group()
 
 
 def main(
-    found: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser,
     measure: Measure,
     show: Callable[[dict[str, Any]], None],
     imports: Callable[[argparse.Namespace], None] | None = None,
@@ -81,12 +81,12 @@ def main(
     """
     import torch
 
-    asked = found.parse_args()
+    asked = parser.parse_args()
     if asked.show:
         show(read_json(asked.show))
         return 0
     if asked.ranks < 2:
-        found.error(f"argument --ranks: expected 2 or more, got {asked.ranks}")
+        parser.error(f"argument --ranks: expected 2 or more, got {asked.ranks}")
     if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
         print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
         return 2

@@ -29,33 +29,33 @@ from table import render
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, budgets="unlimited,2560,160", peers="auto", rounds=10, minutes=9.0, json=None)
-    which = found.add_mutually_exclusive_group()
+    options = parser(__doc__, budgets="unlimited,2560,160", peers="auto", rounds=10, minutes=9.0, json=None)
+    which = options.add_mutually_exclusive_group()
     which.add_argument("--shapes", **OPTIONS["shapes"])
     which.add_argument("--grid", choices=list(GRIDS), default="heads", help="a set of shapes")
     which.add_argument("--random", type=int, metavar="COUNT", help="shapes drawn at random, see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", **OPTIONS["show"])
-    found.add_argument("--seed", type=int, default=0, help="of --random")
-    found.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
-    found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
-    found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
-    found.add_argument(
+    options.add_argument("--seed", type=int, default=0, help="of --random")
+    options.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
+    options.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
+    options.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
+    options.add_argument(
         "--ignored", type=parsed(checked_share), default=0.0, help="share of tokens without a target, of the timing"
     )
-    found.add_argument(
+    options.add_argument(
         "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none to leave out"
     )
-    found.add_argument(
+    options.add_argument(
         "--train-on",
         metavar="FOLDER",
         help="of experiments/convergence/run.py prepare: makes a missing FILE of --trained, from a model of hidden "
         "size 2048",
     )
-    found.add_argument("--train-minutes", type=float, default=1.0)
-    found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
-    found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
-    return found
+    options.add_argument("--train-minutes", type=float, default=1.0)
+    options.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
+    options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
+    return options
 
 
 def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:

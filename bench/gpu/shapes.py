@@ -52,12 +52,12 @@ def random_shapes(count: int, seed: int) -> list[Shape]:
     def size(least: int, most: int) -> int:
         return round(least * (most / least) ** draw.random())
 
-    found = []
+    shapes = []
     for _ in range(count):
         tokens, vocab, hidden = size(700, 20000), size(20000, 262144), size(768, 5120)
         hidden = hidden if draw.random() < 0.25 else hidden // 64 * 64
-        found.append(Shape(f"{tokens}x{vocab}x{hidden}", tokens, vocab, hidden))
-    return found
+        shapes.append(Shape(f"{tokens}x{vocab}x{hidden}", tokens, vocab, hidden))
+    return shapes
 
 
 def parse_shapes(text: str) -> list[Shape]:
@@ -65,18 +65,18 @@ def parse_shapes(text: str) -> list[Shape]:
 
     An example is ``gemma-2-2b,8192x131072x1024``.
     """
-    found = []
+    shapes = []
     for word in text.replace(":", " ").replace(",", " ").split():
         if word in BY_NAME:
-            found.append(BY_NAME[word])
+            shapes.append(BY_NAME[word])
             continue
         sizes = word.lower().split("x")
         if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
             raise ValueError(f"expected NxVxD or one of {', '.join(BY_NAME)}; got {word!r}")
-        found.append(Shape(word.lower(), *(int(size) for size in sizes)))
-    if not found:
+        shapes.append(Shape(word.lower(), *(int(size) for size in sizes)))
+    if not shapes:
         raise ValueError("expected at least one shape, got none")
-    return found
+    return shapes
 
 
 def parse_budgets(text: str) -> list[int | None]:

@@ -38,19 +38,19 @@ def changed_by(patch: Callable[[Any], object], model: Any) -> dict[str, Any]:
     """Runs a library's patch of one model, then restores the instance's attributes, such as ``forward``."""
     before = dict(model.__dict__)
     patch(model)
-    found = {name: value for name, value in model.__dict__.items() if before.get(name) is not value}
-    for name in found:
+    changes = {name: value for name, value in model.__dict__.items() if before.get(name) is not value}
+    for name in changes:
         del model.__dict__[name]
-    model.__dict__.update({name: before[name] for name in found if name in before})
-    return found
+    model.__dict__.update({name: before[name] for name in changes if name in before})
+    return changes
 
 
 def patched(patch: Callable[[Any], object], model: Any, tokens: Tensor, **arguments: Any) -> Loss:
     """Makes the loss of a model that is patched only while its forward runs."""
-    found = changed_by(patch, model)
+    changes = changed_by(patch, model)
 
     def loss() -> Tensor:
-        with mock.patch.multiple(model, create=True, **found):
+        with mock.patch.multiple(model, create=True, **changes):
             value: Tensor = model(input_ids=tokens, labels=tokens, **arguments).loss
             return value
 
@@ -128,11 +128,11 @@ def logitless_criterion(model: Any, tokens: Tensor) -> Loss:
     """Puts our criterion into a flash-linear-attention model."""
     import logitless.compat.fla
 
-    found, criterion = fla(model, tokens), logitless.compat.fla.FusedLinearCrossEntropyLoss()
+    stock, criterion = fla(model, tokens), logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
     def loss() -> Tensor:
         with mock.patch.object(model, "criterion", criterion):
-            return found()
+            return stock()
 
     return loss
 
@@ -141,11 +141,11 @@ def logitless_plain_criterion(**options: Any) -> Prepare:
     """Applies our transformers patch to a flash-linear-attention model with PyTorch's own cross entropy."""
 
     def prepare(model: Any, tokens: Tensor) -> Loss:
-        found = patched(logitless_patch(**options), model, tokens)
+        patched_loss = patched(logitless_patch(**options), model, tokens)
 
         def loss() -> Tensor:
             with mock.patch.object(model.config, "fuse_cross_entropy", False):
-                return found()
+                return patched_loss()
 
         return loss
 

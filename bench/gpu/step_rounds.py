@@ -50,8 +50,8 @@ def fewer_configurations(most: int | None) -> Iterator[None]:
     original = Autotuner.prune_configs
 
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> list[Any]:
-        found = list(original(self, kwargs))
-        return random.Random(0).sample(found, min(most, len(found)))
+        configurations = list(original(self, kwargs))
+        return random.Random(0).sample(configurations, min(most, len(configurations)))
 
     with mock.patch.object(Autotuner, "prune_configs", prune_configs):
         yield
@@ -132,15 +132,15 @@ class ModelBench:
         value = loss()
         value.backward()
         gradient = self.training.model.base_model.norm.weight.grad
-        found = (value.detach(), gradient.detach().float().clone())
+        result = (value.detach(), gradient.detach().float().clone())
         self.training.finish_step()
-        row.loss = found[0].item()
+        row.loss = result[0].item()
         if row.head == STOCK:
-            self.stock = found
+            self.stock = result
         if self.stock is None:
             return
-        row.gradient_difference = ((found[1] - self.stock[1]).norm() / self.stock[1].norm()).item()
-        expected, tolerance = self.stock[0].item(), loss_tolerance(self.stock[0])(found[0])
+        row.gradient_difference = ((result[1] - self.stock[1]).norm() / self.stock[1].norm()).item()
+        expected, tolerance = self.stock[0].item(), loss_tolerance(self.stock[0])(result[0])
         if not abs(row.loss - expected) <= tolerance:
             row.reason = f"its loss differs: {row.loss:.5f}, the stock head's {expected:.5f}"
 

@@ -39,7 +39,7 @@ def study(name: str) -> dict[str, Cell]:
 
 def draw_batches(folder: pathlib.Path) -> None:
     """Plots tokens per second of whole steps over the batch."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    points_of: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for key, cell in study("scale").items():
         model, _, rest = key.partition("/")
         rows = [cell | {"head": rest.removeprefix("largest/")}] if "largest/" in rest else cell.get("rows", [])
@@ -47,9 +47,9 @@ def draw_batches(folder: pathlib.Path) -> None:
             name = row["head"]
             if name in BATCHES and row["status"] == "ok":
                 batch = cell["batch"] if "batch" in cell else int(rest[1:])
-                found.setdefault((model, name), []).append((batch, row["tokens_per_second"]))
+                points_of.setdefault((model, name), []).append((batch, row["tokens_per_second"]))
     figure, axes = new_axes("Whole steps over the batch", "sequences of 2,048 tokens", "tokens per second")
-    for (model, name), points in found.items():
+    for (model, name), points in points_of.items():
         look = {"marker": MARKERS[BATCHES[name]], "color": COLORS[BATCHES[name]], "label": f"{model}: {shown(name)}"}
         axes.plot(*zip(*sorted(points)), "--" if model == "transformer" else "-", **look)
     axes.set_ylim(bottom=0)
@@ -77,11 +77,11 @@ def phase_places(timeline: list[dict[str, float]]) -> list[float]:
     head = [i for i in range(peak - 1, peak + 2) if timeline[i]["head"] > 1]
     end = next(i for i in range(peak, len(timeline)) if timeline[i]["activations"] < 10)
     bounds = [0, head[0], head[-1] + 1, end, len(timeline)]
-    found, left = [], 0.0
+    places, left = [], 0.0
     for first, last, width in zip(bounds, bounds[1:], PHASES.values()):
-        found += [left + width * (i + 0.5) / (last - first) for i in range(last - first)]
+        places += [left + width * (i + 0.5) / (last - first) for i in range(last - first)]
         left += width
-    return found
+    return places
 
 
 def draw_memory_of_a_step(folder: pathlib.Path) -> None:

@@ -86,8 +86,8 @@ def render(record: Record) -> str:
 def host_table(record: Record) -> list[str]:
     """Renders a row per head: milliseconds back to back, and the host's microseconds in brackets, by method."""
     passes = {"gradients": "", "loss": ", loss"}  # behind a method
-    found = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
-    columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: list(passes).index(key[1]))
+    by_key = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
+    columns = sorted(dict.fromkeys(key[1:] for key in by_key), key=lambda key: list(passes).index(key[1]))
 
     def cell(row: Row | None) -> str:
         if row is None or row.status != "ok":
@@ -95,5 +95,5 @@ def host_table(record: Record) -> list[str]:
         return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})"
 
     head = [in_words(method) + passes[pass_] for method, pass_ in columns]
-    lines = [[shape.name, *(cell(found.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
+    lines = [[shape.name, *(cell(by_key.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
     return markdown(["head", *head], lines)

@@ -43,10 +43,10 @@ def budget_words(name: str) -> str:
 def in_words(method: str) -> str:
     """Returns the pages' name of a method or a head."""
     name = method
-    found = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
-    if not found:
+    match = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
+    if not match:
         return NAMES.get(name, name)
-    engine, rest = found[1], found[2] or ""
+    engine, rest = match[1], match[2] or ""
     return f"Logitless{f' ({engine})' if engine else ''}, {budget_words(rest)}"
 
 

@@ -70,8 +70,8 @@ def test_shapes_and_budgets_are_parsed() -> None:
 
 def test_ignored_tokens_are_that_share() -> None:
     inputs = make_inputs(SMALL, "std1", "cpu")
-    found = with_ignored(inputs, 0.25)
-    assert (found.target == -100).sum() == 12 and (inputs.target >= 0).all()
+    ignored = with_ignored(inputs, 0.25)
+    assert (ignored.target == -100).sum() == 12 and (inputs.target >= 0).all()
     assert with_ignored(inputs, 0.0).target.equal(inputs.target)
 
 
@@ -137,10 +137,10 @@ def test_failing_and_skipped_methods_are_reported() -> None:
 
 
 def test_random_shapes_are_the_same_again_and_not_all_even() -> None:
-    found = random_shapes(40, 1)
-    assert found == random_shapes(40, 1) and found != random_shapes(40, 2)
-    assert any(shape.vocab % 8 for shape in found) and any(shape.hidden % 8 for shape in found)
-    assert parse_shapes(found[0].name) == found[:1]
+    shapes = random_shapes(40, 1)
+    assert shapes == random_shapes(40, 1) and shapes != random_shapes(40, 2)
+    assert any(shape.vocab % 8 for shape in shapes) and any(shape.hidden % 8 for shape in shapes)
+    assert parse_shapes(shapes[0].name) == shapes[:1]
 
 
 def test_products_of_an_odd_shape_are_those_of_a_padded_head() -> None:

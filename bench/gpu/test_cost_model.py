@@ -44,10 +44,10 @@ def rows():
     """Yields model, sequences, head, the head's row, and the row without a head."""
     for name in MODELS:
         for sequences in BATCHES:
-            found = {row["head"]: row for row in SCALE[f"{name}/B{sequences}"]["rows"]}
+            by_head = {row["head"]: row for row in SCALE[f"{name}/B{sequences}"]["rows"]}
             for head in HEADS:
-                if head in found:
-                    yield name, sequences, head, found[head], found["no head"]
+                if head in by_head:
+                    yield name, sequences, head, by_head[head], by_head["no head"]
 
 
 def scale_prediction(name, sequences, head):
@@ -118,7 +118,7 @@ def test_peak_memory_of_the_trainer_within_a_tenth(head):
     assert abs(percent(peak, TUNING[head]["peak_gib"])) <= 10
 
 
-@pytest.mark.parametrize("name, sequences, head, measured, predicted", [found[:5] for found in shares()], ids=str)
+@pytest.mark.parametrize("name, sequences, head, measured, predicted", [row[:5] for row in shares()], ids=str)
 def test_share_of_time_within_a_tenth(name, sequences, head, measured, predicted):
     within = abs(percent(predicted, measured)) <= 10
     assert within == ((name, sequences, head) not in MISSED), "docs/cost_model.md says how many are missed"

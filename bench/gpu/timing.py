@@ -169,8 +169,8 @@ class ShapeTiming:
     def _bare(self, row: Row) -> list[Cell]:
         """Returns the products that a pass needs, or none if one of them has no times."""
         wanted = GEMMS[:1] if row.pass_ == "loss" else GEMMS
-        found = [cell for cell in self.cells if cell.row is None and cell.name in wanted]
-        return found if len(found) == len(wanted) else []
+        cells = [cell for cell in self.cells if cell.row is None and cell.name in wanted]
+        return cells if len(cells) == len(wanted) else []
 
     def _summarize(self, mode: str) -> None:
         for cell in (cell for cell in self.cells if cell.times):

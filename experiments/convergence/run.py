@@ -25,8 +25,8 @@ import harness  # noqa: E402, F401  # which finds this tree's package
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = found.add_subparsers(dest="command", required=True)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = arguments.add_subparsers(dest="command", required=True)
     prepare = commands.add_parser("prepare", help="tokenizer and token files")
     prepare.add_argument("--text", nargs="*", default=[], type=pathlib.Path, metavar="PATH",
                          help="files (.xz too) and folders; default: this interpreter's Python sources")  # fmt: skip
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--data", type=pathlib.Path, required=True)
     for command in (train, report):
         command.add_argument("--output", type=pathlib.Path, required=True)
-    return found
+    return arguments
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -168,9 +168,9 @@ def hidden(args: argparse.Namespace) -> None:
         batches = [trainer.batch(trainer.validation, torch.arange(count)[i : i + 1]) for i in range(count)]
         states = torch.cat([trainer.hidden(ids) for ids, _ in batches])[: args.tokens]
     target = torch.cat([ids for _, ids in batches])[: args.tokens]
-    found = {"hidden": states.cpu(), "weight": trainer.model.head.detach().bfloat16().cpu(), "target": target.cpu()}
+    dump = {"hidden": states.cpu(), "weight": trainer.model.head.detach().bfloat16().cpu(), "target": target.cpu()}
     args.file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(found | {"step": trainer.step, "validation": trainer.validate()}, args.file)
+    torch.save(dump | {"step": trainer.step, "validation": trainer.validate()}, args.file)
     print(f"{args.file}: N {len(target)}, V {data.vocab}, D {args.dim}, after {trainer.step} steps")
 
 

@@ -18,8 +18,8 @@ VALIDATION_SHARE = 50  # one document in this many, chosen by its content
 
 def default_folders() -> list[pathlib.Path]:
     """Returns the standard library and the packages of this interpreter."""
-    found = [*site.getsitepackages(), str(pathlib.Path(random.__file__).parent)]
-    return [path for path in dict.fromkeys(map(pathlib.Path, found)) if path.is_dir()]
+    folders = [*site.getsitepackages(), str(pathlib.Path(random.__file__).parent)]
+    return [path for path in dict.fromkeys(map(pathlib.Path, folders)) if path.is_dir()]
 
 
 def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -57,7 +57,7 @@ class Documents:
 
     def __init__(self, paths: list[pathlib.Path], megabytes: float, seed: int) -> None:
         seen: set[bytes] = set()
-        found: list[tuple[bytes, str]] = []
+        pieces: list[tuple[bytes, str]] = []
         for path in paths or default_folders():
             for file in _files(path):
                 text = _read(file)
@@ -65,12 +65,12 @@ class Documents:
                     digest = hashlib.sha256(piece.encode()).digest()
                     if digest not in seen:
                         seen.add(digest)
-                        found.append((digest, piece))
-        found.sort(key=lambda item: hashlib.sha256(item[0] + seed.to_bytes(8, "little")).digest())
+                        pieces.append((digest, piece))
+        pieces.sort(key=lambda item: hashlib.sha256(item[0] + seed.to_bytes(8, "little")).digest())
         self.train: list[str] = []
         self.validation: list[str] = []
         size = 0
-        for digest, piece in found:
+        for digest, piece in pieces:
             if size >= megabytes * 1e6:
                 break
             size += len(piece.encode())
@@ -78,7 +78,7 @@ class Documents:
             (self.validation if chosen else self.train).append(piece)
         self.size = size
         if not self.train or not self.validation:
-            raise ValueError(f"--text: expected some megabytes of text, got {size} bytes in {len(found)} documents")
+            raise ValueError(f"--text: expected some megabytes of text, got {size} bytes in {len(pieces)} documents")
 
     def summary(self) -> str:
         counts = f"{len(self.train)} documents to train on, {len(self.validation)} to validate"

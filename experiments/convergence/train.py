@@ -94,11 +94,11 @@ class Trainer:
     def validate(self) -> float:
         """Returns the exact mean loss of the first held-out sequences."""
         exact = loss_named("exact")
-        found = []
+        losses = []
         for rows in torch.arange(len(self.validation)).split(self.args.batch)[:VALIDATION_BATCHES]:
             tokens, target = self.batch(self.validation, rows)
-            found.append((exact(self.hidden(tokens), self.model.head.bfloat16(), target), len(target)))
-        return float(sum(loss * count for loss, count in found)) / sum(count for _, count in found)
+            losses.append((exact(self.hidden(tokens), self.model.head.bfloat16(), target), len(target)))
+        return float(sum(loss * count for loss, count in losses)) / sum(count for _, count in losses)
 
     def save(self, path: pathlib.Path) -> None:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}

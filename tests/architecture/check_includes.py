@@ -75,30 +75,30 @@ def is_cuda(header: str) -> bool:
 def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> list:
     relative = path.relative_to(root).as_posix()
     text = path.read_text(encoding="utf-8")
-    found = []
+    problems = []
     for pattern, folder, homes, instead in HOMES:
         if relative.startswith(folder) and not relative.startswith(homes) and re.search(pattern, text):
-            found.append(f"{relative}: {pattern}: use {instead}")
+            problems.append(f"{relative}: {pattern}: use {instead}")
     top, *rest = relative.split("/")
     for bracket, header in INCLUDE.findall(text):
         where = f"{relative}: #include {bracket}{header}"
         own = header.startswith("cuda/") and bracket == '"'
         if is_cuda(header) and not own and not relative.startswith(CUDA_USERS):
-            found.append(f"{where}: CUDA headers belong to src/cuda and bench")
+            problems.append(f"{where}: CUDA headers belong to src/cuda and bench")
         if top == "include" and not (header.startswith(PUBLIC) or is_standard(header)):
-            found.append(f"{where}: the public headers need the standard library only")
+            problems.append(f"{where}: the public headers need the standard library only")
         if top == "src":
             part = rest[0] if len(rest) > 1 else ""
             if bracket == '"' and not allowed_in_src(part, header):
-                found.append(f"{where}: not for src/{part}")
+                problems.append(f"{where}: not for src/{part}")
             engine = next((folder for folder in ENGINES if header.startswith(folder)), None)
             if engine is not None and relative != ENGINE_LIST and not relative.startswith(f"src/{engine}"):
-                found.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
+                problems.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
             if relative.startswith(tuple(f"src/{peer}" for peer in PEERS)) and header.startswith(PEERS):
                 if header.split("/")[2] != relative.split("/")[3]:
-                    found.append(f"{where}: {' and '.join(PEERS)} do not know each other")
+                    problems.append(f"{where}: {' and '.join(PEERS)} do not know each other")
             if bracket == "<" and part == "core" and not is_standard(header):
-                found.append(f"{where}: the core needs the standard library only")
+                problems.append(f"{where}: the core needs the standard library only")
         if (
             top in OUTSIDE
             and relative != READS_CORE
@@ -108,12 +108,12 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
         ):
             beside = (path.parent / header).resolve()
             if not beside.exists():
-                found.append(f"{where}: {top} sees include/ only")
+                problems.append(f"{where}: {top} sees include/ only")
         if bracket == '"' and not allowed_in_layer(relative, header):
-            found.append(f"{where}: not for this layer of the command line")
+            problems.append(f"{where}: not for this layer of the command line")
         if top in OUTSIDE and re.search(r"(^|/)\.\./.*src/|^src/", header):
-            found.append(f"{where}: {top} sees include/ only")
-    return found
+            problems.append(f"{where}: {top} sees include/ only")
+    return problems
 
 
 def main() -> int:
@@ -126,14 +126,14 @@ def main() -> int:
         if path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".py") and "build" not in path.parts
     )
     local_headers = {path.relative_to(root).as_posix() for path in files}
-    found = [problem for path in files for problem in problems_of(root, path, local_headers)]
-    for problem in found:
+    problems = [problem for path in files for problem in problems_of(root, path, local_headers)]
+    for problem in problems:
         print(problem)
-    print(f"{len(files)} files, {len(found)} problems")
+    print(f"{len(files)} files, {len(problems)} problems")
     if len(files) < 30:
         print("so few files: is this the root of the repository?")
         return 1
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

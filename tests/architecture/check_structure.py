@@ -46,13 +46,15 @@ def measuring(root):
     return module
 
 
-def compare(found, ceilings):
+def compare(numbers, ceilings):
     """Returns lines for the numbers above their ceilings, and for those below."""
     above = [
-        f"{name}: expected at most {most}, got {found[name]}" for name, most in ceilings.items() if found[name] > most
+        f"{name}: expected at most {most}, got {numbers[name]}"
+        for name, most in ceilings.items()
+        if numbers[name] > most
     ]
     below = [
-        f"{name}: {found[name]}, below its ceiling {most}" for name, most in ceilings.items() if found[name] < most
+        f"{name}: {numbers[name]}, below its ceiling {most}" for name, most in ceilings.items() if numbers[name] < most
     ]
     return above, below
 
@@ -62,9 +64,9 @@ def main():
     script = measuring(root)
     tree = script.Tree(root)
     options = {f"files that name {name}": most for name, most in OPTION_FILES.items()}
-    found = {f"files that name {name}": len(tree.naming(name)) for name in OPTION_FILES}
-    found |= {name: number for name, (number, _) in script.measures(tree).items()}
-    above, below = compare(found, options | MEASURES)
+    numbers = {f"files that name {name}": len(tree.naming(name)) for name in OPTION_FILES}
+    numbers |= {name: number for name, (number, _) in script.measures(tree).items()}
+    above, below = compare(numbers, options | MEASURES)
     for line in (*above, *below):
         print(line)
     print(f"{len(options | MEASURES)} numbers, {len(above)} above their ceilings")

@@ -329,8 +329,8 @@ def test_top_k(ok, refused, tmp_path, problem, random):
     log_probs = np.where(valid[:, None], np.take_along_axis(z, expected, 1) - lse, 0)
     np.testing.assert_allclose(tokens["top_log_probs"], log_probs, atol=2.0**-18)
     assert tokens["top_log_probs"].dtype == np.float32
-    found = (expected == problem["targets"][:, None]).any(axis=1)[valid]
-    assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(found.mean())
+    hits = (expected == problem["targets"][:, None]).any(axis=1)[valid]
+    assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(hits.mean())
     assert "top k accuracy: " in ok("loss", *files, "--top-k", 7).out
     refused(2, "--top-k", "loss", *files, "--top-k", 65)
     refused(

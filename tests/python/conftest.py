@@ -53,11 +53,11 @@ def ranks_of():
 
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("needs gloo")
-    found = {}
+    started = {}
 
     def ranks(size, device="cpu"):
-        return found.setdefault((size, device), Ranks(size, device))
+        return started.setdefault((size, device), Ranks(size, device))
 
     yield ranks
-    for each in found.values():
+    for each in started.values():
         each.close()

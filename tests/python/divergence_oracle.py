@@ -94,8 +94,8 @@ def evaluate(case, dtype, upstream=None):
     loss = loss if o.get("reduction", "mean") == "none" else loss.sum()
     factor = torch.ones_like(loss) if upstream is None else upstream.reshape(-1).to(loss.dtype)
     (loss * factor).sum().backward()
-    found = {"loss": loss, "divergence": rows, "entropy": entropy}
-    return {n: v.detach() for n, v in found.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}
+    outputs = {"loss": loss, "divergence": rows, "entropy": entropy}
+    return {n: v.detach() for n, v in outputs.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}
 
 
 def gradient_of(leaf):
@@ -165,8 +165,8 @@ def check(case, upstream=None, **more):
 def run(case, upstream=None, **more):
     """Returns logitless.linear_divergence's results by the same names."""
     leaves = case.leaves()
-    found = logitless.linear_divergence(**leaves, **case.options, return_stats=True, **more)
-    factor = torch.ones_like(found.loss) if upstream is None else upstream.to(found.loss.dtype)
-    (found.loss * factor).sum().backward()
-    values = {"loss": found.loss, "divergence": found.divergence, "entropy": found.entropy}
+    result = logitless.linear_divergence(**leaves, **case.options, return_stats=True, **more)
+    factor = torch.ones_like(result.loss) if upstream is None else upstream.to(result.loss.dtype)
+    (result.loss * factor).sum().backward()
+    values = {"loss": result.loss, "divergence": result.divergence, "entropy": result.entropy}
     return {n: v.detach() for n, v in values.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}

@@ -219,13 +219,13 @@ def units_of_numbers(problem, truth, eps):
     if problem.bias is not None:
         raw = raw + problem.bias.double().abs()
     of_a_logit = {"scale": (hidden @ weight.T).abs(), "temperature": raw / temperature_of(problem) ** 2}
-    found = {}
+    units = {}
     for name in problem.learned:
         reach = (truth["row_upstream"][:, None] * truth["reach"] * of_a_logit[name]).sum() * (4 + truth["size"])
-        found[name] = eps * (reach + truth[f"d_{name}"].abs())
+        units[name] = eps * (reach + truth[f"d_{name}"].abs())
         if problem.input.dtype.itemsize == 2:  # exps may be kept in 16 bits
-            found[name] = found[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
-    return found
+            units[name] = units[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
+    return units
 
 
 def naive_dtype(problem):

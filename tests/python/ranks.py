@@ -75,7 +75,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, arguments))
         end = time.monotonic() + TIMEOUT
-        found, failed = [], []
+        results, failed = [], []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, end - time.monotonic())):
                 failed.append(f"rank {rank}: no answer in {TIMEOUT} s")
@@ -84,8 +84,8 @@ class Ranks:
                 good, value = pipe.recv()
             except EOFError:
                 good, value = False, f"ended with {self._processes[rank].exitcode}"
-            (found if good else failed).append(value if good else f"rank {rank}: {value}")
+            (results if good else failed).append(value if good else f"rank {rank}: {value}")
         if failed:
             self.close()
             raise AssertionError("\n".join(failed))
-        return found
+        return results

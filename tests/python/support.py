@@ -76,8 +76,8 @@ def peak_of(call):
     return torch.cuda.max_memory_allocated() - before
 
 
-def assert_same(found, expected):
-    for f, e in zip(found, expected, strict=True):
+def assert_same(got, expected):
+    for f, e in zip(got, expected, strict=True):
         assert torch.equal(f, e)
 
 

@@ -66,8 +66,8 @@ def test_dtypes_are_named_shortly():
 
 def test_constants_are_those_of_the_header():
     header = (Path(__file__).resolve().parents[2] / "include" / "logitless" / "logitless.h").read_text()
-    found = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
-    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == native.schema().options["threshold"]["default"]
+    match = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
+    assert 1 / int(match[1]) == _options.DEFAULT_THRESHOLD == native.schema().options["threshold"]["default"]
     assert "LOGITLESS_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
 
 
@@ -144,10 +144,10 @@ def test_of_a_loss(reduction, shape, dtype, kind):
 
     def call(budget):
         with torch.set_grad_enabled(kind != "no grad"):
-            found = logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
+            out = logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
         if kind == "no grad":
             return None
-        parts = (found.loss, found.entropy, found.lse, found.nll) if kind == "stats" else (found,)
+        parts = (out.loss, out.entropy, out.lse, out.nll) if kind == "stats" else (out,)
         return sum(part.sum() for part in parts).backward
 
     check(call)
@@ -159,8 +159,8 @@ def test_of_log_probs(shape, dtype, count, trains):
 
     def call(budget):
         with torch.set_grad_enabled(trains):
-            found = logitless.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
-        return found.sum().backward if trains else None
+            log_probs = logitless.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
+        return log_probs.sum().backward if trains else None
 
     check(call)
 
@@ -188,10 +188,10 @@ def test_of_a_divergence(reduction, shape, width, dtype, wants, counted_rows):
     mask = None if counted_rows is None else torch.arange(n) < counted_rows * n
 
     def call(budget):
-        found = logitless.linear_divergence(
+        divergence = logitless.linear_divergence(
             x, w, *teacher, student_bias=b, mask=mask, reduction=reduction, max_workspace_bytes=budget
         )
-        return found.sum().backward if any(wants) else None
+        return divergence.sum().backward if any(wants) else None
 
     check(call)
 

@@ -28,10 +28,10 @@ def library(monkeypatch, tmp_path):
 
 
 def said():
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         inspection.warn_without_cuda()
-    return [str(warning.message) for warning in found]
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("device", ["", "nvidia0", "nvidia3", "nvidiactl", "nvidia-caps"])

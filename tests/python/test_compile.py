@@ -32,10 +32,10 @@ def check_compilations(call, values, most, backend="aot_eager", device="cpu"):
     compiled = torch.compile(call, fullgraph=True, backend=counter)
     input, weight, _, target = head(device=device)
     for value in values:
-        found, expected = (f(input, weight, target, value) for f in (compiled, call))
-        assert torch.equal(found, expected)
+        got, expected = (f(input, weight, target, value) for f in (compiled, call))
+        assert torch.equal(got, expected)
         learned = [value] if torch.is_tensor(value) and value.requires_grad else []
-        assert_same(*(torch.autograd.grad(loss.sum(), [input, weight, *learned]) for loss in (found, expected)))
+        assert_same(*(torch.autograd.grad(loss.sum(), [input, weight, *learned]) for loss in (got, expected)))
     assert counter.frame_count <= most
 
 
@@ -125,8 +125,8 @@ def test_numbers_and_temperatures_of_rows_are_inputs_of_an_exported_graph(functi
                 "linear_log_probs": torch.arange(6).reshape(3, 2),
                 "linear_top_k": 2,
             }[function]
-            found = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
-            return found.log_probs if function == "linear_top_k" else found
+            out = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
+            return out.log_probs if function == "linear_top_k" else out
 
     input, weight = torch.randn(3, 4), torch.randn(9, 4)
     for temperature in (torch.tensor([2.0]), torch.tensor([0.5, 1.0, 2.0])):

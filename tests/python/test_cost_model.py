@@ -51,9 +51,9 @@ def test_entries_that_a_file_has_not_are_the_classs(name):
         if entry in known or entry is None:
             written = {} if entry is None else {entry: value}
             whole = config(**written).to_dict()
-            found = from_config({"model_type": config.model_type} | written)
-            assert found == from_config(whole), (entry, whole)
-            assert found.vocab == whole["vocab_size"] and found.kv_heads == whole["num_key_value_heads"]
+            parsed = from_config({"model_type": config.model_type} | written)
+            assert parsed == from_config(whole), (entry, whole)
+            assert parsed.vocab == whole["vocab_size"] and parsed.kv_heads == whole["num_key_value_heads"]
 
 
 def test_gemma_3_as_its_files_write_it():
@@ -101,15 +101,15 @@ def test_layers_are_counted_not_listed(layers):
         masked = dataclasses.replace(one, sliding_layers=1, window=32)
         batch, head = Batch(2, 64), Head("whole")
         base, first, full = (predict(m, batch, head) for m in (one, masked, one))
-        found = predict(model, batch, head)
+        predicted = predict(model, batch, head)
         norm = 2 * full.saved_bytes - predict(dataclasses.replace(MODEL, layers=2), batch, head).saved_bytes
         expected = norm + sliding * (first.saved_bytes - norm) + (layers - sliding) * (full.saved_bytes - norm)
-        assert found.saved_bytes == pytest.approx(expected, rel=1e-12) and base == full
-        assert found.parameters - layers * (one_layer := parameters(model) // layers) < one_layer + 2**25
+        assert predicted.saved_bytes == pytest.approx(expected, rel=1e-12) and base == full
+        assert predicted.parameters - layers * (one_layer := parameters(model) // layers) < one_layer + 2**25
         kinds = [first.saved_bytes - norm] * min(sliding, 20) + [full.saved_bytes - norm] * min(layers - sliding, 20)
         for checkpoint in {1, *({2, 3, 5} & set(range(layers))), layers} if layers < 20 else {1, layers // 3}:
             again = predict(model, batch, head, checkpoint=checkpoint)
-            assert again.saved_bytes < found.saved_bytes or layers == 1
+            assert again.saved_bytes < predicted.saved_bytes or layers == 1
             if layers < 20:
                 segments = [sum(kinds[i : i + checkpoint]) for i in range(0, layers, checkpoint)]
                 _, most = step._saved(step._layers(model, batch), batch, model, checkpoint)
@@ -268,9 +268,9 @@ def test_options_are_read():
 def test_the_command_says_what_the_functions_say(capsys):
     heads = ["--heads", "upcast,logitless:64MiB", "--length", "1024", "--sequences", "4"]
     assert main(["--fields", FIELDS, *heads, "--memory", "20GiB", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["predicted"] and found["model"] == dataclasses.asdict(MODEL)
-    for entry, head in zip(found["steps"], (Head("upcast"), Head("logitless", 64 << 20))):
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["predicted"] and printed["model"] == dataclasses.asdict(MODEL)
+    for entry, head in zip(printed["steps"], (Head("upcast"), Head("logitless", 64 << 20))):
         step = predict(MODEL, Batch(4, 1024), head)
         assert entry["head"] == head.name and entry["peak_bytes"] == step.peak_bytes
         assert entry["seconds"] == step.seconds

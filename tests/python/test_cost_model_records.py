@@ -110,16 +110,16 @@ def share_of_peak(seconds):
 def refits():
     """Yields record, sequences and length, head, GLA's measured share, and the predicted share without and with the
     fit."""
-    found = []
+    cells = []
     for batch in (Batch(8, 2048), FITTED):
         ms = scale_ms(batch)
         for name in [name for name in SCALE_HEADS if name in ms]:
             step = predict(model_of("gla-1.3b")[0], batch, SCALE_HEADS[name])
-            found.append(("study", batch, name, 1 - ms["no head"] / ms[name], step))
+            cells.append(("study", batch, name, 1 - ms["no head"] / ms[name], step))
     for name, head, measured, _ in shares():
         if name == "gla-1.3b":
-            found.append(("whole steps", model_of(name)[1], head, measured, prediction(name, head)))
-    for record, batch, head, measured, step in found:
+            cells.append(("whole steps", model_of(name)[1], head, measured, prediction(name, head)))
+    for record, batch, head, measured, step in cells:
         longer = step.seconds + short_of_fitted() * batch.tokens
         yield (
             record,

@@ -196,8 +196,8 @@ with torch.cuda.graph(graph):  # of the first call with these sizes
 graph.replay()
 torch.cuda.synchronize()
 expected = [step(r, g) for r in ("mean", "none") for g in GRADIENTS]
-for found, wanted in zip(static, expected):
-    for a, b in zip(found, wanted):
+for got, wanted in zip(static, expected):
+    for a, b in zip(got, wanted):
         assert torch.equal(a, b)
 """
 

@@ -201,7 +201,7 @@ def test_the_reference_backend_agrees():
     """The C ABI computes the library's own float64 on float32 numbers."""
     rows, columns = 5, 700
     student, teacher, grad = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(rows)
-    found = []
+    results = []
     for backend in ("cpu", "reference"):
         numbers = torch.empty(5, rows)
         out = torch.empty(rows, columns)
@@ -215,6 +215,6 @@ def test_the_reference_backend_agrees():
         context = native._context(1, backend, native.HOST)
         for given.stage in (native.DIVERGENCE_VALUES, native.DIVERGENCE_GRADIENT):
             native.check(native.library().logitless_divergence_run(context.pointer, ctypes.byref(given), None))
-        found.append((numbers, out))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=2e-6, atol=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=2e-5, atol=1e-7)
+        results.append((numbers, out))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=2e-5, atol=1e-7)

@@ -13,8 +13,8 @@ def products_as_on_cuda(monkeypatch):
     """Multiplies bfloat16 operands with float32 results or one rounding; PyTorch lacks such products on the CPU."""
 
     def multiply(a, b, out, *, factor=1.0, add=False):
-        found = factor * (a.float() @ b.float())
-        out.copy_(out + found if add else found)
+        product = factor * (a.float() @ b.float())
+        out.copy_(out + product if add else product)
 
     monkeypatch.setattr(passes, "multiply", multiply)
     monkeypatch.setattr(problem, "operand_dtype", lambda hidden, *_: hidden.dtype)
@@ -31,15 +31,15 @@ def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
         case.options["mask"] = torch.arange(40) % 3 != 0
     truth = oracle.evaluate(case, torch.float64)
     for budget in (None, 60_000, 30_000):
-        found = []
+        results = []
         for at_once in (True, False):
             with monkeypatch.context() as patch:
                 if not at_once:
                     patch.setattr(problem.Problem, "rounds_weight_once", False)
-                found.append(oracle.run(case, max_workspace_bytes=budget))
+                results.append(oracle.run(case, max_workspace_bytes=budget))
         for name in ("d_student_hidden", "d_student_weight"):
-            assert torch.equal(found[0][name], found[1][name])
-            error = (found[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
+            assert torch.equal(results[0][name], results[1][name])
+            error = (results[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
             assert error < 2.0**-7  # dz and the gradient are rounded once each, relative to themselves
 
 
@@ -77,11 +77,11 @@ def test_an_infinite_upstream_gradient_leaves_rows_that_do_not_count(reduction):
 
 def test_without_gradients():
     case = oracle.make(beta=0.5)
-    found = oracle.run(case)
+    result = oracle.run(case)
     with torch.no_grad():
         leaves = case.leaves()
         leaves["teacher_weight"].requires_grad_()
-        assert torch.equal(logitless.linear_divergence(**leaves, beta=0.5), found["loss"])
+        assert torch.equal(logitless.linear_divergence(**leaves, beta=0.5), result["loss"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

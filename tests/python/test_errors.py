@@ -344,12 +344,12 @@ def test_divergences(changes, error, message):
 @pytest.mark.parametrize("name", ["hidden", "weight", "targets", "bias", "class_weight", "token_weight", "main_grad"])
 def test_freed_storage_is_named(name, known):
     def arguments():
-        found = {"hidden": INPUT.clone(), "weight": WEIGHT.clone(), "targets": TARGET.clone()}
-        for tensor in (found["hidden"], found["weight"]):
+        tensors = {"hidden": INPUT.clone(), "weight": WEIGHT.clone(), "targets": TARGET.clone()}
+        for tensor in (tensors["hidden"], tensors["weight"]):
             tensor.requires_grad_(name == "main_grad")
-        if name not in found:
-            found[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
-        return found
+        if name not in tensors:
+            tensors[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
+        return tensors
 
     def run(arguments):
         loss = lce(**arguments)

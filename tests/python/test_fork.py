@@ -47,8 +47,8 @@ input = rng.standard_normal((300, 32)).astype("f")
 weight = rng.standard_normal((700, 32)).astype("f")
 target = rng.integers(0, 700, 300)
 def compute(**options):
-    found = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
-    return [found.loss, found.d_hidden, found.d_weight]
+    result = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
+    return [result.loss, result.d_hidden, result.d_weight]
 """
 
 SAME = """
@@ -91,7 +91,7 @@ expected = compute()
 def work(seed):
     return [bool((a == b).all()) for a, b in zip(compute(), expected)]
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    for found in pool.map_async(work, range(4)).get(timeout=120):
-        assert all(found) and len(found) == 3
+    for results in pool.map_async(work, range(4)).get(timeout=120):
+        assert all(results) and len(results) == 3
 """
     python(NUMPY + code)

@@ -112,7 +112,7 @@ def test_logits_are_those_of_the_loss(bias):
 
 def test_logits_run_the_hooks_of_the_module():
     head, seen = FusedHead(5, 11), []
-    head.register_forward_hook(lambda module, given, found: seen.append(found.shape))
+    head.register_forward_hook(lambda module, given, out: seen.append(out.shape))
     head.logits(torch.randn(3, 5))
     assert seen == [(3, 11)]
 

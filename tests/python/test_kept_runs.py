@@ -82,8 +82,8 @@ def everything(call):
     out = lce(**call)
     parts = list(out) if isinstance(out, tuple) else [out]
     total = sum(part.sum() for part in parts if part is not None and part.requires_grad)
-    found = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
-    return [p.detach() if torch.is_tensor(p) else p for p in (*parts, *found, main_grad)]
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
+    return [p.detach() if torch.is_tensor(p) else p for p in (*parts, *gradients, main_grad)]
 
 
 def clear():
@@ -130,8 +130,8 @@ def test_threads_and_autocast_are_part_of_the_key(monkeypatch):
         torch.set_num_threads(threads)
         assert_same(results(input, weight, target), expected)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = results(input, weight, target)
-            assert_same([a.to(b.dtype) for a, b in zip(found, short)], short)
+            got = results(input, weight, target)
+            assert_same([a.to(b.dtype) for a, b in zip(got, short)], short)
     assert used[:2] == used[4:] and not set(used[:2]) & set(used[2:4])
 
 

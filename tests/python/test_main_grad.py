@@ -18,10 +18,10 @@ COMPILED = pytest.mark.parametrize(
 
 def bytes_of(tensor):
     """Returns the addresses of all bytes, one by one."""
-    found = {tensor.data_ptr()} if tensor.numel() else set()
+    places = {tensor.data_ptr()} if tensor.numel() else set()
     for stride, count in zip(tensor.stride(), tensor.shape):
-        found = {place + i * stride * tensor.element_size() for place in found for i in range(count)}
-    return {place + i for place in found for i in range(tensor.element_size())}
+        places = {place + i * stride * tensor.element_size() for place in places for i in range(count)}
+    return {place + i for place in places for i in range(tensor.element_size())}
 
 
 @given(st.integers(0, 60), st.integers(D, 12), st.integers(0, 140), st.integers(0, 12), st.integers(0, 12))

@@ -141,11 +141,11 @@ def test_knowledge_of_a_teachers_largest():
     """The loss uses the ids of linear_top_k; its gradient is that of the divergence over these."""
     leaves, _, _ = problem((5,), 1)
     teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
-    found = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
-    probs = found.log_probs.exp()
-    loss = loss_of([*leaves[:2], None], found.ids, probs, reduction="sum")
-    log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
-    divergence = (probs * (found.log_probs - log_probs)).sum()
+    top = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
+    probs = top.log_probs.exp()
+    loss = loss_of([*leaves[:2], None], top.ids, probs, reduction="sum")
+    log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, top.ids)
+    divergence = (probs * (top.log_probs - log_probs)).sum()
     same_gradients(leaves[:2], loss, divergence)
 
 
@@ -156,10 +156,10 @@ def test_numpy():
     np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
     for reduction in ("sum", "none"):
         options = {"bias": arrays[2], "target_weight": probs.numpy(), "reduction": reduction, "gradients": True}
-        found = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
+        result = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
         loss = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
-        np.testing.assert_allclose(found.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
-        gradients = found.d_hidden, found.d_weight, found.d_bias
+        np.testing.assert_allclose(result.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
+        gradients = result.d_hidden, result.d_weight, result.d_bias
         for got, expected in zip(gradients, torch.autograd.grad(loss.sum(), leaves)):
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
@@ -180,6 +180,6 @@ def test_cuda(dtype):
     weights = probs if dtype == torch.float64 else probs.float()
     loss = loss_of(low, ids, weights, reduction="sum")
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
-    for found in (torch.autograd.grad(loss, low), torch.autograd.grad((log_probs * -weights).sum(), low)):
-        for mine, theirs, right in zip(found, naive, truth):
+    for gradients in (torch.autograd.grad(loss, low), torch.autograd.grad((log_probs * -weights).sum(), low)):
+        for mine, theirs, right in zip(gradients, naive, truth):
             assert (mine - right).abs().max() <= 2 * (theirs - right).abs().max() + unit * right.abs().max()

@@ -55,8 +55,8 @@ def test_num_items_of_nothing_divides_by_zero(zero, dtype, gradient, device):
             stock = F.cross_entropy(input @ weight.T, targets, reduction="sum") / 0
             loss = lce(input, weight, targets, num_items=zero, gradient=gradient)
             constant = lce(input.detach(), weight.detach(), targets, num_items=zero)
-            for found in (loss, stock, constant):
-                assert found.item() == expected or (expected != expected and found.isnan())
+            for value in (loss, stock, constant):
+                assert value.item() == expected or (expected != expected and value.isnan())
             for g in torch.autograd.grad(loss, (input, weight)):
                 assert not g[1].isfinite().all() or (g == 0).all()
 

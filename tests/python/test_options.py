@@ -220,8 +220,8 @@ def test_of_one_a_temperature_changes_nothing():
     expected = solve(problem)
     for temperature in (1, 1.0, torch.ones(()), torch.ones(3, 5)):
         problem.options["temperature"] = temperature
-        found = solve(problem)
-        assert all(torch.equal(found[name], expected[name]) for name in found)
+        got = solve(problem)
+        assert all(torch.equal(got[name], expected[name]) for name in got)
 
 
 def test_temperatures_of_ignored_rows_may_hold_anything():
@@ -229,9 +229,9 @@ def test_temperatures_of_ignored_rows_may_hold_anything():
     problem.target[::2] = -100
     expected = solve(problem)
     problem.options["temperature"] = torch.tensor([0.0, 1, float("nan"), 1, -1, 1, float("inf"), 1])
-    found = solve(problem)
-    assert (found["d_hidden"][::2] == 0).all()
-    assert all(found[name] is None or torch.equal(found[name], expected[name]) for name in found)
+    got = solve(problem)
+    assert (got["d_hidden"][::2] == 0).all()
+    assert all(got[name] is None or torch.equal(got[name], expected[name]) for name in got)
     problem.options["temperature"][1] = 0
     wrong = solve(problem)
     assert wrong["nll"][1].isnan() and wrong["d_hidden"][1].isnan().all() and wrong["nll"][3] == expected["nll"][3]
@@ -241,11 +241,11 @@ def test_temperatures_of_ignored_rows_may_hold_anything():
 def test_ignored_rows_are_not_multiplied_by_a_learned_scale(reduction):
     problem = make((7,), 23, 9, reduction=reduction, scale=0.3125, learned=("scale",))
     problem.target[2] = -100
-    found = []
+    d_scales = []
     for fill in (0.0, float("nan"), float("inf")):
         problem.input[2] = fill
-        found.append(solve(problem)["d_scale"])
-    assert found[0].isfinite() and found[0] == found[1] == found[2]
+        d_scales.append(solve(problem)["d_scale"])
+    assert d_scales[0].isfinite() and d_scales[0] == d_scales[1] == d_scales[2]
 
 
 @pytest.mark.parametrize("name", ["scale", "temperature"])
@@ -256,14 +256,14 @@ def test_numbers_that_are_tensors(name):
     assert torch.equal(lce(*arguments, **{name: torch.tensor(0.5)}), expected)
     learned = torch.tensor(0.5, requires_grad=True)
     with torch.no_grad():
-        found = lce(*arguments, **{name: learned})
-    assert torch.equal(found, expected) and not found.requires_grad
+        got = lce(*arguments, **{name: learned})
+    assert torch.equal(got, expected) and not got.requires_grad
     (gradient,) = torch.autograd.grad(lce(*arguments, **{name: learned}), learned)
     for like in (torch.ones(1, 1), torch.ones((), dtype=torch.float64), torch.ones(1, dtype=torch.bfloat16)):
         other = (like / 2).requires_grad_()
-        (found,) = torch.autograd.grad(lce(*arguments, **{name: other}), other)
-        assert found.dtype == like.dtype and found.shape == like.shape
-        torch.testing.assert_close(found.float().squeeze(), gradient, rtol=torch.finfo(like.dtype).eps, atol=1e-7)
+        (got,) = torch.autograd.grad(lce(*arguments, **{name: other}), other)
+        assert got.dtype == like.dtype and got.shape == like.shape
+        torch.testing.assert_close(got.float().squeeze(), gradient, rtol=torch.finfo(like.dtype).eps, atol=1e-7)
 
 
 def test_a_learned_scale_of_0_without_gradients():
@@ -297,8 +297,8 @@ def test_the_sparsified_gradient_of_a_number_is_unbiased(name, trained):
             options = {"gradient": "sparsified", "threshold": 0.1, "seed": seed, "reduction": reduction}
             loss = lce(input, weight, problem.target, **given, **options).mean()
             draws.append(torch.autograd.grad(loss, number)[0])
-        found = torch.stack(draws).double()
-        assert (found.mean() - exact).abs() <= 5 * found.std() / 300**0.5 + 1e-6
+        values = torch.stack(draws).double()
+        assert (values.mean() - exact).abs() <= 5 * values.std() / 300**0.5 + 1e-6
 
 
 def test_a_temperature_that_is_a_parameter_of_a_module():

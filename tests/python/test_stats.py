@@ -39,7 +39,7 @@ def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperatu
     log_p = torch.log_softmax(z, -1)
     lse, argmax = torch.logsumexp(z, -1), z.argmax(-1)
     z_y = z.gather(-1, y[..., None])[..., 0]
-    found = {
+    values = {
         "nll": lse - z_y,
         "lse": lse,
         "entropy": -(log_p.exp() * log_p).sum(-1),
@@ -49,8 +49,8 @@ def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperatu
         "max_logit": z.max(-1).values,
         "is_top1": argmax == y,
     }
-    found = {name: torch.where(valid, value, torch.zeros_like(value)) for name, value in found.items()}
-    return found | {"argmax": torch.where(valid, argmax, -1)}, z.detach().abs().max()
+    values = {name: torch.where(valid, value, torch.zeros_like(value)) for name, value in values.items()}
+    return values | {"argmax": torch.where(valid, argmax, -1)}, z.detach().abs().max()
 
 
 def expect_close(name, got, truth, plain, size, dtype):

@@ -25,14 +25,14 @@ def prepared(name, dtype=torch.float32, device="cpu", tokens=9):
     return lambda *leaves: call.function(tensors, *leaves), call.leaves(tensors)
 
 
-def upstream_of(found):
-    return torch.linspace(0.5, 2, found.numel(), dtype=found.dtype, device=found.device).reshape(found.shape)
+def upstream_of(out):
+    return torch.linspace(0.5, 2, out.numel(), dtype=out.dtype, device=out.device).reshape(out.shape)
 
 
 def run(function, leaves, **options):
     """Returns the value, and the gradients of all leaves."""
-    found = function(*leaves)
-    return [found.detach(), *torch.autograd.grad(found, leaves, upstream_of(found), **options)]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream_of(out), **options)]
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_gradcheck(name, device):
 def test_checkpoint(name, device, reentrant):
     function, leaves = prepared(name, device=device)
     expected = run(function, leaves)
-    found = checkpoint(function, *leaves, use_reentrant=reentrant)
-    found.backward(upstream_of(found))
-    assert_same([found.detach(), *(leaf.grad for leaf in leaves)], expected)
+    out = checkpoint(function, *leaves, use_reentrant=reentrant)
+    out.backward(upstream_of(out))
+    assert_same([out.detach(), *(leaf.grad for leaf in leaves)], expected)
 
 
 @every_call
@@ -57,36 +57,36 @@ def test_checkpoint(name, device, reentrant):
 def test_retained_graph(name, size):
     """Gradients are changed in place: they must not share memory with what the graph saved."""
     function, leaves = prepared(name)
-    found = function(*leaves)
-    upstream = torch.full_like(found, size)
+    out = function(*leaves)
+    upstream = torch.full_like(out, size)
     expected = torch.autograd.grad(function(*leaves), leaves, upstream)
-    for gradient in torch.autograd.grad(found, leaves, upstream, retain_graph=True):
+    for gradient in torch.autograd.grad(out, leaves, upstream, retain_graph=True):
         gradient.zero_()
     for times in (1, 2, 3):
-        found.backward(upstream, retain_graph=times < 3)
+        out.backward(upstream, retain_graph=times < 3)
         for leaf, e in zip(leaves, expected):
             torch.testing.assert_close(leaf.grad, times * e)
             assert times > 1 or torch.equal(leaf.grad, e)
     with pytest.raises(RuntimeError, match="second time"):
-        found.backward(upstream)
+        out.backward(upstream)
 
 
-def by_grad(found, leaves, batch):
-    return torch.autograd.grad(found, leaves, batch, is_grads_batched=True, retain_graph=True)
+def by_grad(out, leaves, batch):
+    return torch.autograd.grad(out, leaves, batch, is_grads_batched=True, retain_graph=True)
 
 
-def by_vmap(found, leaves, batch):
-    return torch.vmap(lambda upstream: torch.autograd.grad(found, leaves, upstream, retain_graph=True))(batch)
+def by_vmap(out, leaves, batch):
+    return torch.vmap(lambda upstream: torch.autograd.grad(out, leaves, upstream, retain_graph=True))(batch)
 
 
 @on_devices
 @pytest.mark.parametrize("batched", [by_grad, by_vmap])
 def test_batch_of_upstream_gradients(name, device, batched):
     function, leaves = prepared(name, device=device)
-    found = function(*leaves)
-    batch = torch.randn(3, *found.shape, device=device)
-    one_by_one = [torch.autograd.grad(found, leaves, upstream, retain_graph=True) for upstream in batch]
-    for together, alone in zip(batched(found, leaves, batch), zip(*one_by_one)):
+    out = function(*leaves)
+    batch = torch.randn(3, *out.shape, device=device)
+    one_by_one = [torch.autograd.grad(out, leaves, upstream, retain_graph=True) for upstream in batch]
+    for together, alone in zip(batched(out, leaves, batch), zip(*one_by_one)):
         torch.testing.assert_close(together, torch.stack(alone))
 
 
@@ -103,10 +103,10 @@ def test_each_subset_of_the_gradients(name):
     _, *expected = run(function, leaves)
     for wanted in itertools.product((False, True), repeat=len(leaves)):
         given = [leaf.detach().requires_grad_(is_wanted) for leaf, is_wanted in zip(leaves, wanted)]
-        found = function(*given)
-        assert found.requires_grad == any(wanted)
+        out = function(*given)
+        assert out.requires_grad == any(wanted)
         if any(wanted):
-            found.backward(upstream_of(found))
+            out.backward(upstream_of(out))
         for leaf, is_wanted, e in zip(given, wanted, expected):
             assert (leaf.grad is not None) == is_wanted
             assert not is_wanted or torch.allclose(leaf.grad, e, rtol=1e-5, atol=1e-6)
@@ -123,10 +123,10 @@ def test_autocast(name, dtype):
         leaf.detach().to(dtype if place < 2 else leaf.dtype).requires_grad_() for place, leaf in enumerate(leaves)
     ]
     with torch.autocast("cpu", dtype=dtype):
-        found = call.function(tensors, *leaves)
+        out = call.function(tensors, *leaves)
     expected = call.function(short, *rounded)
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
-    found.backward(upstream_of(found)), expected.backward(upstream_of(expected))
+    assert out.dtype == torch.float32 and torch.equal(out, expected)
+    out.backward(upstream_of(out)), expected.backward(upstream_of(expected))
     for leaf, other in zip(leaves, rounded):
         error, size = (leaf.grad - other.grad.float()).norm(), other.grad.float().norm()
         assert leaf.grad.dtype == leaf.dtype and error <= torch.finfo(dtype).eps * size
@@ -166,11 +166,11 @@ def test_operators_give_the_same_bits(name):
     for forward, backward in ((True, False), (False, True), (True, True)):
         for called in (function, lambda *given: checkpoint(function, *given, use_reentrant=False)):
             with (mode := Recorder()) if forward else torch.device("cpu"):
-                found = called(*leaves)
+                out = called(*leaves)
             assert not forward or mode.names
             with Recorder() if backward else torch.device("cpu"):
-                gradients = torch.autograd.grad(found, leaves, upstream_of(found))
-            assert_same([found.detach(), *gradients], expected)
+                gradients = torch.autograd.grad(out, leaves, upstream_of(out))
+            assert_same([out.detach(), *gradients], expected)
 
 
 @pytest.mark.slow

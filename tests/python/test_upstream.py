@@ -52,11 +52,11 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
             loss = function(input, weight, bias, target, **options)
             upstream = torch.full_like(loss, factor)
             if way == "batched":
-                found = torch.autograd.grad(loss, input, torch.stack([upstream] * 2), is_grads_batched=True)[0][1]
+                gradient = torch.autograd.grad(loss, input, torch.stack([upstream] * 2), is_grads_batched=True)[0][1]
             else:
-                found = torch.autograd.grad(loss, input, upstream, retain_graph=way == "retained")[0]
-            assert (found[IGNORED] == 0).all(), (function, way)
-            assert not found[valid].isfinite().all(-1).any(), (function, way)
+                gradient = torch.autograd.grad(loss, input, upstream, retain_graph=way == "retained")[0]
+            assert (gradient[IGNORED] == 0).all(), (function, way)
+            assert not gradient[valid].isfinite().all(-1).any(), (function, way)
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_ignored_rows_of_operators_and_of_compiled_code(device):
     assert recorder.names
     compiled = torch.compile(ours, backend="aot_eager")(input, weight, bias, target)
     for loss in (loss, compiled):
-        found = torch.autograd.grad(loss, input, torch.full_like(loss, float("inf")))[0]
-        assert (found[IGNORED] == 0).all() and not found[1].isfinite().any()
+        gradient = torch.autograd.grad(loss, input, torch.full_like(loss, float("inf")))[0]
+        assert (gradient[IGNORED] == 0).all() and not gradient[1].isfinite().any()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -91,8 +91,8 @@ def test_all_gradients_are_scaled(device, dtype):
         for keep in (False, True):
             leaves = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(tensors)]
             loss = ours(*leaves, target) * -4
-            found = torch.autograd.grad(loss, [leaves[place] for place in wanted], retain_graph=keep)
-            for place, gradient in zip(wanted, found):
+            gradients = torch.autograd.grad(loss, [leaves[place] for place in wanted], retain_graph=keep)
+            for place, gradient in zip(wanted, gradients):
                 assert torch.equal(gradient, -4 * single[place]), (wanted, place)
 
 
@@ -100,9 +100,9 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
     input, weight, bias, target = head()
     factor = torch.complex(torch.zeros(()), torch.tensor(-3.0)).conj().imag
     assert factor.is_neg() and factor == 3
-    found = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
+    gradients = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
     expected = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), torch.tensor(3.0))
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, gradients, expected))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_arrays_of_any_size_and_alignment(device, dtypes):
             array[::7] = 0
         for factor in (1.0, -0.3, float("inf"), float("nan")):
             by = torch.tensor(factor, device=device, dtype=torch.promote_types(dtypes[0], torch.float32))
-            found = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
-            run.scale_in_place(found, by)
-            for array, scaled in zip(arrays, found):
+            copies = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
+            run.scale_in_place(copies, by)
+            for array, scaled in zip(arrays, copies):
                 expected = torch.where(array == 0, array, (array.to(by.dtype) * by).to(array.dtype))
                 assert torch.equal(scaled.nan_to_num(), expected.nan_to_num()) and (scaled[::7] == 0).all()

@@ -109,14 +109,14 @@ def test_nothing_is_excused_that_is_not_there():
 
 def scripts():
     """Yields scripts that pages name, some with a command, and all options that pages give them."""
-    found = {}
+    options_of = {}
     for where, command in FENCED + INDENTED:
         words = [word for word in shlex.split(command, comments=True) if "=" not in word or word.startswith("--")]
         if words[0] == "python" and words[1].endswith(".py"):
             of = words[2:3] if words[1].endswith("convergence/run.py") else []
             options = {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
-            found.setdefault((words[1], *of), {}).setdefault(where, set()).update(options)
-    return found
+            options_of.setdefault((words[1], *of), {}).setdefault(where, set()).update(options)
+    return options_of
 
 
 @pytest.mark.parametrize("script", sorted(scripts()), ids=" ".join)

@@ -33,8 +33,8 @@ def run(function, leaves, dtype):
         if value.requires_grad
     ]
     sum(terms).backward()
-    found = {name: value.detach() for name, value in outputs.items()}
-    return found | {f"d_{name}": leaf.grad for name, leaf in made.items() if leaf.grad is not None}
+    values = {name: value.detach() for name, value in outputs.items()}
+    return values | {f"d_{name}": leaf.grad for name, leaf in made.items() if leaf.grad is not None}
 
 
 def check(ours, reference, leaves, dtypes=(torch.float64, torch.float32)):

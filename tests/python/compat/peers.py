@@ -34,13 +34,13 @@ def source(path):
 
 def definition(path, name):
     """Returns the last definition of ``function`` or ``Class.function``, because overloads come before it."""
-    body, found = ast.parse(source(path)).body, None
+    body, result = ast.parse(source(path)).body, None
     for part in name.split("."):
         named = [node for node in body if getattr(node, "name", None) == part]
         assert named, f"{path} has no {name}"
-        found = named[-1]
-        body = found.body
-    return found
+        result = named[-1]
+        body = result.body
+    return result
 
 
 def parameters(path, name):
@@ -50,9 +50,9 @@ def parameters(path, name):
     constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in assigned}
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    found = [(a.arg, "positional", _text(d)) for a, d in zip(positional, defaults, strict=True)]
-    found += [(a.arg, "keyword", _text(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    return [(a, kind, constants.get(d, d)) for a, kind, d in found if a not in ("self", "ctx", "cls")]
+    entries = [(a.arg, "positional", _text(d)) for a, d in zip(positional, defaults, strict=True)]
+    entries += [(a.arg, "keyword", _text(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return [(a, kind, constants.get(d, d)) for a, kind, d in entries if a not in ("self", "ctx", "cls")]
 
 
 def ours(function):

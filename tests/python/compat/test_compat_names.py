@@ -66,10 +66,10 @@ def of_fla_by_logits(logits, target, *, ignore_index=-100, label_smoothing=0.0, 
 
 
 def of_liger(input, weight, bias, target, **options):
-    found = LIGER(input, weight, target, bias, **options, **EVERY_OUTPUT)
-    assert isinstance(found, liger_kernel.CrossEntropyOutput)
-    assert found.loss.requires_grad and not found.z_loss.requires_grad
-    return vars(found)
+    outputs = LIGER(input, weight, target, bias, **options, **EVERY_OUTPUT)
+    assert isinstance(outputs, liger_kernel.CrossEntropyOutput)
+    assert outputs.loss.requires_grad and not outputs.z_loss.requires_grad
+    return vars(outputs)
 
 
 def of_liger_by_logits(logits, target, *, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0,
@@ -126,9 +126,9 @@ def log_probs_by_logits(logits, target, temperature=1.0, softcap=None, reduction
 
 
 def of_verl(input, weight, bias, target, temperature=1.0, reduction="none"):
-    found = verl.linear_cross_entropy(input, weight, target, temperature, reduction, None)
-    assert found[0].shape == (target.shape if reduction == "none" else ()) and found[1].shape == target.shape
-    return dict(zip(("log_probs", "entropy"), found))
+    outputs = verl.linear_cross_entropy(input, weight, target, temperature, reduction, None)
+    assert outputs[0].shape == (target.shape if reduction == "none" else ()) and outputs[1].shape == target.shape
+    return dict(zip(("log_probs", "entropy"), outputs))
 
 
 def of_prime_rl(input, weight, bias, target, temperature=1.0, softcap=None):
@@ -138,15 +138,15 @@ def of_prime_rl(input, weight, bias, target, temperature=1.0, softcap=None):
     layer = kind(in_features=input.shape[-1], out_features=len(weight), chunk_size=64, **more)
     assert list(layer.state_dict()) == ["weight"]
     given = dict(labels=target, temperature=torch.as_tensor(temperature))
-    found = torch.func.functional_call(layer, {"weight": weight}, (input,), given)
-    return {"log_probs": found["logprobs"], "entropy": found["entropy"]}
+    outputs = torch.func.functional_call(layer, {"weight": weight}, (input,), given)
+    return {"log_probs": outputs["logprobs"], "entropy": outputs["entropy"]}
 
 
 def of_openrlhf(input, weight, bias, target, temperature=1.0, softcap=None):
     options = dict(bias=bias, softcap=softcap, max_workspace_bytes=1 << 20)
-    found = openrlhf.log_probs_and_entropy_from_hidden(input, weight, target, temperature, **options)
-    assert torch.equal(openrlhf.log_probs_from_hidden(input, weight, target, temperature, **options), found[0])
-    return dict(zip(("log_probs", "entropy"), found))
+    outputs = openrlhf.log_probs_and_entropy_from_hidden(input, weight, target, temperature, **options)
+    assert torch.equal(openrlhf.log_probs_from_hidden(input, weight, target, temperature, **options), outputs[0])
+    return dict(zip(("log_probs", "entropy"), outputs))
 
 
 @dataclasses.dataclass
@@ -227,11 +227,11 @@ def compare(name, leaves, target, dtypes=None, **options):
         def call(input, weight, bias=None):
             input = input.reshape(*shape, input.shape[-1])
             given = (logits_of(input, weight, bias),) if by_logits else (input, weight, bias)
-            found = function(*given, target.reshape(shape), **options)
+            outputs = function(*given, target.reshape(shape), **options)
             # A loss of NaN is a constant, without a gradient.
-            if isinstance(found, torch.Tensor):
-                return found.nan_to_num(5.0)
-            return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in found.items()}
+            if isinstance(outputs, torch.Tensor):
+                return outputs.nan_to_num(5.0)
+            return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in outputs.items()}
 
         return call
 
@@ -298,13 +298,13 @@ def test_compiled_in_one_graph(name):
     tensors = [leaf.float().requires_grad_() for leaf in leaves.values()]
 
     def step(target, input, weight, bias=None):
-        found = entry.function(input.reshape(*shape, input.shape[-1]), weight, bias, target.reshape(shape), **options)
-        return found if isinstance(found, torch.Tensor) else list(found.values())
+        outputs = entry.function(input.reshape(*shape, input.shape[-1]), weight, bias, target.reshape(shape), **options)
+        return outputs if isinstance(outputs, torch.Tensor) else list(outputs.values())
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     made = [f(target, *tensors) for f in (compiled, step)]
     torch.testing.assert_close(*made, equal_nan=True)
-    losses = [found if isinstance(found, torch.Tensor) else found[0] for found in made]
+    losses = [outputs if isinstance(outputs, torch.Tensor) else outputs[0] for outputs in made]
     torch.testing.assert_close(*(torch.autograd.grad(loss.sum(), tensors) for loss in losses), equal_nan=True)
 
 
@@ -422,11 +422,11 @@ def test_z_loss(reduction, shift):
 
     def theirs(input, weight, bias):
         logits = logits_of(input.reshape(4, 6, -1), weight, bias)
-        found = of_cce_by_logits(logits, targets, shift=shift, reduction=reduction)
-        rows = found["lse"] ** 2
+        outputs = of_cce_by_logits(logits, targets, shift=shift, reduction=reduction)
+        rows = outputs["lse"] ** 2
         if reduction != "none":
             rows = rows.sum() / (1 if reduction == "sum" else (targets[..., shift:] != -100).sum())
-        return found["loss"] + 0.1 * rows
+        return outputs["loss"] + 0.1 * rows
 
     check(ours, theirs, leaves)
     lse = torch.rand(4, 6)
@@ -608,10 +608,10 @@ def test_every_row_ignored_by_liger(rows, reduction, weighted, scaling):
     input, weight = (leaves[name].float().requires_grad_() for name in ("input", "weight"))
     options = dict(ignore_index=3, lse_square_scale=0.1, reduction=reduction, use_token_scaling=scaling)
     options |= {"ce_weight": torch.rand(VOCAB)} if weighted else {}
-    found = LIGER(input, weight, torch.full((rows,), 3), **options, **EVERY_OUTPUT)
-    assert (found.loss == 0).all() and (found.z_loss == 0).all() and (found.predicted_tokens == -1).all()
-    assert (found.token_accuracy == 0).all() if reduction == "none" else found.token_accuracy.isnan()
-    found.loss.sum().backward()
+    outputs = LIGER(input, weight, torch.full((rows,), 3), **options, **EVERY_OUTPUT)
+    assert (outputs.loss == 0).all() and (outputs.z_loss == 0).all() and (outputs.predicted_tokens == -1).all()
+    assert (outputs.token_accuracy == 0).all() if reduction == "none" else outputs.token_accuracy.isnan()
+    outputs.loss.sum().backward()
     assert (input.grad == 0).all() and (weight.grad == 0).all()
 
 
@@ -628,8 +628,8 @@ def test_an_ignored_class_is_not_a_correct_one():
 
 def test_ties_are_of_the_first_class():
     weight = torch.tensor([[0.0], [1.0], [1.0], [1.0]])
-    found = LIGER(torch.ones(1, 1), weight, torch.tensor([1]), **EVERY_OUTPUT)
-    assert found.predicted_tokens.tolist() == [1] and found.token_accuracy == 1
+    outputs = LIGER(torch.ones(1, 1), weight, torch.tensor([1]), **EVERY_OUTPUT)
+    assert outputs.predicted_tokens.tolist() == [1] and outputs.token_accuracy == 1
 
 
 def test_large_logits_scale_by_their_probability():
@@ -647,10 +647,10 @@ def test_module_and_apply_of_liger():
     assert isinstance(loss(reduction="sum")(weight, input, target, bias), torch.Tensor)
     options = dict(lse_square_scale=0.1, use_token_scaling=True, accum_dtype=torch.float32)
     module = loss(torch.rand(VOCAB), **options, **EVERY_OUTPUT)
-    found = module(weight, input, target, bias)
+    by_module = module(weight, input, target, bias)
     order = (module.ce_weight, -100, 0.1, 0.0, "mean", None, True, None, True, True, True, None, None, 4)
     outputs = function.apply(input, weight, target, bias, *order)
-    for value, other in zip(vars(found).values(), outputs, strict=True):
+    for value, other in zip(vars(by_module).values(), outputs, strict=True):
         assert torch.equal(value, other)
     alone = function.apply(input, weight, target)
     assert alone[1:] == (None, None, None) and alone[0].requires_grad
@@ -688,7 +688,7 @@ def test_verls_ignored_rows_and_flat_operands():
     hidden, weight = leaves["input"].float(), leaves["weight"].float()
     labels = every.clone()
     labels[8:11] = -100
-    found = verl.linear_cross_entropy(hidden=hidden, weight=weight, labels=labels)
+    outputs = verl.linear_cross_entropy(hidden=hidden, weight=weight, labels=labels)
     expected = verl.linear_cross_entropy(hidden.reshape(4, 6, -1), weight, every.reshape(4, 6))
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         assert torch.equal(a, torch.where(labels != -100, b, 0.0))

@@ -102,9 +102,9 @@ def written(text):
     """Returns the parameters written above in the form of peers.parameters."""
     node = ast.parse(f"def f({text}): ...").body[0].args
     plain = [*([None] * (len(node.args) - len(node.defaults))), *node.defaults]
-    found = [(a.arg, "positional", d) for a, d in zip(node.args, plain)]
-    found += [(a.arg, "keyword", d) for a, d in zip(node.kwonlyargs, node.kw_defaults)]
-    return [(name, kind, "-" if default is None else ast.unparse(default)) for name, kind, default in found]
+    entries = [(a.arg, "positional", d) for a, d in zip(node.args, plain)]
+    entries += [(a.arg, "keyword", d) for a, d in zip(node.kwonlyargs, node.kw_defaults)]
+    return [(name, kind, "-" if default is None else ast.unparse(default)) for name, kind, default in entries]
 
 
 @pytest.mark.parametrize("name", READ)

@@ -74,8 +74,8 @@ def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None):
         for part in range(micro):
             with sync(part == micro - 1) or contextlib.nullcontext():
                 ids, labels = batch(rank, micro * step + part)
-                found = wrapped(ids, labels)
-                loss = model.loss(found, labels) if model.head == "outside" else found
+                out = wrapped(ids, labels)
+                loss = model.loss(out, labels) if model.head == "outside" else out
                 loss.mean().backward()
                 losses.append(loss.detach().float())
         if step < steps - 1:

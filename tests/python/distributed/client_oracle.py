@@ -22,16 +22,16 @@ def excess(ours, theirs, true):
     return float((ours - true).abs().max() / allowed)
 
 
-def check_values(found, theirs, true):
+def check_values(by_rank, theirs, true):
     """Compares the ranks' values, given in the order of the references."""
-    for rank, values in enumerate(found):
+    for rank, values in enumerate(by_rank):
         for place, three in enumerate(zip(values, theirs, true, strict=True)):
             assert excess(*three) <= 1, (rank, place)
 
 
-def check_steps(found, true):
+def check_steps(by_rank, true):
     """Compares each rank's losses and gradients by name, of the stock head and of the fused one."""
-    for stock, fused in found:
+    for stock, fused in by_rank:
         torch.testing.assert_close(fused[0], stock[0])
         assert fused[1].keys() == true.keys()
         for name, gradient in true.items():

@@ -37,8 +37,8 @@ def apple(mesh, dtype, reduce, z_loss):
     mine = cce.VocabParallelOptions.from_vocab(VOCAB, mesh.get_group(), reduce)
     shard = weight[mine.start : mine.stop].clone().requires_grad_()
     hidden.requires_grad_()
-    found = cce.linear_cross_entropy(hidden, shard, target, vocab_parallel_options=mine, return_lse=True)
-    loss = found[0] + cce.compute_z_loss(found[1], target) if z_loss else found[0]
+    outputs = cce.linear_cross_entropy(hidden, shard, target, vocab_parallel_options=mine, return_lse=True)
+    loss = outputs[0] + cce.compute_z_loss(outputs[1], target) if z_loss else outputs[0]
     loss.backward()
     if not reduce:
         dist.all_reduce(hidden.grad)

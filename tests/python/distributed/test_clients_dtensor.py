@@ -55,10 +55,10 @@ def alone(vocab, reduction, with_class_weight=False):
 
 
 def check(ranks, *arguments, vocab, reduction, **options):
-    found = ranks(ours_of, arguments, vocab, reduction, options)
-    check_values([values for values, _ in found], *alone(vocab, reduction, with_class_weight=True))
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    return found[0][1]
+    by_rank = ranks(ours_of, arguments, vocab, reduction, options)
+    check_values([values for values, _ in by_rank], *alone(vocab, reduction, with_class_weight=True))
+    assert all(torch.equal(a, b) for a, b in zip(by_rank[0][0], by_rank[1][0], strict=True))
+    return by_rank[0][1]
 
 
 def ours_of(mesh, arguments, vocab, reduction, options):
@@ -201,8 +201,8 @@ def refusals(mesh):
     whole, main_grad = leaf(weight, mesh, "R"), torch.zeros(14, D)
     refused(unsupported, "main_grad: expected None", parts, whole, target, main_grad=main_grad)
     partial = DTensor.from_local(hidden / 2, mesh, [Partial()])
-    found = logitless.linear_cross_entropy(partial, shard.detach(), target).full_tensor()
-    assert (found - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())).abs() < 1e-5
+    loss = logitless.linear_cross_entropy(partial, shard.detach(), target).full_tensor()
+    assert (loss - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())).abs() < 1e-5
 
 
 def test_what_is_not_known_is_refused(two):

@@ -32,7 +32,7 @@ def shard(model, unit, mesh, **options):
 def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, bias=False):
     if grid is not None:
         mesh = dist.init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
-    found = {}
+    by_head = {}
     for made in ("stock", head):
         model = Model(made, reduction, tied, bias)
         wrapped = shard(model, unit, mesh)
@@ -40,8 +40,8 @@ def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, b
             for module in (model, model.body, *(() if unit == "root" else (model.lm_head,))):
                 module.set_gradient_divide_factor(divisor)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum of products
-        found[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=synchronization(wrapped, unit))
-    return found["stock"], found[head]
+        by_head[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=synchronization(wrapped, unit))
+    return by_head["stock"], by_head[head]
 
 
 def synchronization(wrapped, unit):
@@ -106,13 +106,13 @@ def test_replicated_shards(two, grid):
 
 def mixed(mesh, head):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found = []
+    results = []
     for made in ("stock", head):
         model = Model(made)
         wrapped = shard(model, "own", mesh, mp_policy=policy)
-        found.append(train(wrapped, model, mesh.get_rank(), steps=1))
+        results.append(train(wrapped, model, mesh.get_rank(), steps=1))
         assert model.lm_head.weight.grad.dtype == torch.float32
-    return found
+    return results
 
 
 @pytest.mark.parametrize("head", ["inside", "module"])

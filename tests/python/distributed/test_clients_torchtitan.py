@@ -33,7 +33,7 @@ def data_parallel(mesh, unit):
     """Shards like torchtitan: the norm and the head form one unit, and the divisor counts all ranks' tokens."""
     from torch.distributed.fsdp import fully_shard
 
-    found = []
+    results = []
     for loss_fn in losses():
         model = Model("stock")
         fully_shard(model.body, mesh=mesh)
@@ -54,8 +54,8 @@ def data_parallel(mesh, unit):
             evaluated, _ = loss_fn(model(ids), labels, torch.tensor(29.0))
         torch.testing.assert_close(evaluated, loss.detach())
         assert metrics == {}
-        found.append((loss.detach(), gradients))
-    return found
+        results.append((loss.detach(), gradients))
+    return results
 
 
 @pytest.mark.parametrize("unit", ["grouped", "own", "root"])

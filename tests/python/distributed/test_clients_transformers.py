@@ -79,7 +79,7 @@ def run(model, batch):
 
 
 def data_parallel(mesh, way, tied):
-    found = []
+    results = []
     for fused in (False, True):
         model = model_of(tied)
         if fused and way == "DDP":
@@ -88,8 +88,8 @@ def data_parallel(mesh, way, tied):
         if fused and way != "DDP":
             logitless.transformers.patch(model)
         steps = [run(made, batch_of(mesh.get_rank(), model)) for _ in range(2)]  # the second step uses what was freed
-        found.append(steps[1])
-    return found
+        results.append(steps[1])
+    return results
 
 
 def check(reference, fused):
@@ -123,7 +123,7 @@ def shard_head(head, mesh):
 
 def tensor_parallel(mesh, way):
     """Two ranks do not divide a vocabulary of 99. transformers' own parallel layer needs one that they divide."""
-    found = []
+    results = []
     for fused in (False, True):
         model = model_of(False, VOCABULARIES[way])
         if way == "transformers":
@@ -132,8 +132,8 @@ def tensor_parallel(mesh, way):
             parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
         if fused:
             logitless.transformers.patch(model, tp_mesh=mesh if way == "transformers" else None)
-        found.append(run(model, batch_of(0, model)))
-    return found
+        results.append(run(model, batch_of(0, model)))
+    return results
 
 
 @pytest.mark.parametrize("way", ["local", "transformers"])

@@ -43,7 +43,7 @@ def engine_of(mesh, model, micro=1):
 def steps(mesh, head, reduction, bias, tied, micro):
     from deepspeed.utils import safe_get_full_grad
 
-    found = {}
+    by_head = {}
     for made in ("stock", head):
         model = Model(made, reduction, tied, bias)
         engine = engine_of(mesh, model, micro)
@@ -55,8 +55,8 @@ def steps(mesh, head, reduction, bias, tied, micro):
                 engine.backward(loss)
                 gradients = {name: safe_get_full_grad(p) for name, p in model.named_parameters()}
                 engine.step()
-        found[made] = gradients, sizes, float(loss)
-    return found["stock"], found[head]
+        by_head[made] = gradients, sizes, float(loss)
+    return by_head["stock"], by_head[head]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -81,12 +81,12 @@ class Targets(Data):
 
 def objective(out, data):
     """Returns a scalar from a loss and differentiable statistics, or from log-probabilities."""
-    found = [out]
+    outputs = [out]
     if not isinstance(out, torch.Tensor):
-        found = [out.loss, *(v for v in (out.entropy, out.lse, out.nll) if v is not None and v.requires_grad)]
-    upstream = [data.upstream if v.shape == data.upstream.shape else data.upstream_of_ids for v in found if v.dim()]
-    numbers = [value for value in found if not value.dim()]
-    rows = [value for value in found if value.dim()]
+        outputs = [out.loss, *(v for v in (out.entropy, out.lse, out.nll) if v is not None and v.requires_grad)]
+    upstream = [data.upstream if v.shape == data.upstream.shape else data.upstream_of_ids for v in outputs if v.dim()]
+    numbers = [value for value in outputs if not value.dim()]
+    rows = [value for value in outputs if value.dim()]
     return sum([(value * u.to(value.dtype)).sum() for value, u in zip(rows, upstream)], sum(numbers))
 
 
@@ -134,8 +134,8 @@ def of_group(ranks, data, options, has_bias=False, own=None, function="linear_cr
 
 
 def outputs(out):
-    found = {"loss": out} if isinstance(out, torch.Tensor) else out._asdict()
-    return {name: value for name, value in found.items() if value is not None}
+    values = {"loss": out} if isinstance(out, torch.Tensor) else out._asdict()
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def agree(data, group, whole, rows=WHOLE, loss=1e-12, gradients=1e-14):
@@ -160,14 +160,14 @@ def agree_compiled(ranks, data, function="linear_cross_entropy", **options):
         return call(torch.tanh(hidden), weight, target, **options, **more) * 2
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    found = []
+    results = []
     for run, kind, columns in ((compiled, logitless.distributed, data.shard), (step, logitless, WHOLE)):
         leaves = data.leaves(columns=columns)
         more = {} if run is step else {"group": ranks.group}
         loss = run(getattr(kind, function), *leaves[:2], data.target, **more)
         loss.sum().backward()
-        found.append((loss.detach(), [leaf.grad for leaf in leaves[:2]]))
-    agree(data, *found)
+        results.append((loss.detach(), [leaf.grad for leaf in leaves[:2]]))
+    agree(data, *results)
 
 
 def assert_close(name, got, naive, truth, term, ranks):
@@ -197,15 +197,15 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
     out, gradients = of_group(ranks, data, options, own=own, **given, **more)
     truth, exact = of_whole(data.to(torch.float64), options, **given)
     naive, rounded = of_whole(data, options, **given)
-    told, told_naive = outputs(out), outputs(naive)
+    values, naive_values = outputs(out), outputs(naive)
     stats = torch.float64 if dtype == torch.float64 else torch.float32
     logit = largest_logit(data, has_bias)
     for name, value in outputs(truth).items():
         if value.is_floating_point():
-            assert told[name].dtype == stats
-            assert_close(name, told[name], told_naive[name], value, max(logit, value.abs().max()), ranks)
+            assert values[name].dtype == stats
+            assert_close(name, values[name], naive_values[name], value, max(logit, value.abs().max()), ranks)
         elif dtype == torch.float64:
-            assert torch.equal(told[name], value), name
+            assert torch.equal(values[name], value), name
     rows = WHOLE if own is None else ranks.part(data)
     for part, got, near, whole in zip((rows, data.shard, data.shard), gradients, rounded, exact):
         if whole is None:
@@ -216,7 +216,7 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
         assert_close("gradient", got, near[part], whole[part], max(1, logit) * whole.abs().max(), ranks)
     again, gradients_again = of_group(ranks, data, options, own=own, **given, **more)
     for name, value in outputs(again).items():
-        assert torch.equal(value, told[name]), (name, "between runs")
+        assert torch.equal(value, values[name]), (name, "between runs")
         assert all(torch.equal(other.to(value.device), value) for other in ranks.gather(value)), (name, "between ranks")
     for one, other in zip(gradients, gradients_again):
         assert one is None or torch.equal(one, other)
@@ -262,5 +262,5 @@ def refused(ranks, match, error=ValueError, on=1, normal=None, data=None, functi
     mine = options if on in (ranks.rank, "all") else {}
     with pytest.raises(error, match=match):
         call(ranks, data, function, **(normal or {}) | mine)
-    found = call(ranks, data, function)
-    assert torch.isfinite(found if isinstance(found, torch.Tensor) else found.log_probs).all()
+    out = call(ranks, data, function)
+    assert torch.isfinite(out if isinstance(out, torch.Tensor) else out.log_probs).all()

@@ -23,8 +23,8 @@ add_cases(globals(), KEPT, (torch.float32, torch.bfloat16), "sparsified_", ("pla
 def case_sparsified_seeds(ranks):
     data = CudaData(ranks)
     for options in (SPARSIFIED, SPARSIFIED | {"reduction": "none"}):  # gradients with the loss, and in a later pass
-        found = [of_group(ranks, data, options | {"seed": seed})[1] for seed in (3, 3, 4)]
-        for one, same, other in zip(*found):
+        by_seed = [of_group(ranks, data, options | {"seed": seed})[1] for seed in (3, 3, 4)]
+        for one, same, other in zip(*by_seed):
             assert one is None or (torch.equal(one, same) and not torch.equal(one, other))
         torch.manual_seed(5)  # without a seed each rank draws its own
         drawn = [of_group(ranks, data, options)[1][0] for _ in range(2)]

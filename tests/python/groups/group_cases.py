@@ -45,13 +45,13 @@ def case_losses_without_gradients(ranks):
 
 
 def case_learned_scale_and_temperature(ranks):
-    data, found = Data(ranks), []
+    data, results = Data(ranks), []
     for run in (of_whole, lambda *given: of_group(ranks, *given)):
         learned = {name: torch.tensor(value, requires_grad=True) for name, value in
                    (("scale", 0.8), ("temperature", 1.3))}  # fmt: skip
-        found.append((*run(data, learned, True), [number.grad for number in learned.values()]))
-    agree(data, found[1], found[0])
-    torch.testing.assert_close(found[1][2], found[0][2], rtol=1e-6, atol=1e-14)
+        results.append((*run(data, learned, True), [number.grad for number in learned.values()]))
+    agree(data, results[1], results[0])
+    torch.testing.assert_close(results[1][2], results[0][2], rtol=1e-6, atol=1e-14)
 
 
 def case_main_grad(ranks):

@@ -118,10 +118,10 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
 @contextlib.contextmanager
 def counted(owner, name):
     """Counts calls of owner.name within the block."""
-    found, original = [], getattr(owner, name)
+    calls, original = [], getattr(owner, name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, lambda *args, **keywords: found.append(args) or original(*args, **keywords))
-        yield found
+        patch.setattr(owner, name, lambda *args, **keywords: calls.append(args) or original(*args, **keywords))
+        yield calls
 
 
 PLANNED = {

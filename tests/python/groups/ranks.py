@@ -13,12 +13,12 @@ MODULES = {
 
 def cases_of(size, kind="cpu"):
     """Returns the functions ``case_*(ranks)`` for groups of that size, by name."""
-    found = {}
+    names = {}
     for module in MODULES[kind]:
-        found |= vars(importlib.import_module(f"groups.{module}_cases"))
+        names |= vars(importlib.import_module(f"groups.{module}_cases"))
     return {
         name: case
-        for name, case in found.items()
+        for name, case in names.items()
         if name.startswith("case_") and size in getattr(case, "sizes", (2, 3))
     }
 

@@ -22,13 +22,13 @@ SPARSIFIED = {"gradient": "always-sparsified", "threshold": 1 / 8}
 
 def gradients(ranks, data, **options):
     """Returns the loss and the gradients of input and shard."""
-    loss, found = of_group(ranks, data, SPARSIFIED | options)
-    return loss.detach(), *found[:2]
+    loss, grads = of_group(ranks, data, SPARSIFIED | options)
+    return loss.detach(), *grads[:2]
 
 
 def gradients_of_whole(data, **options):
-    loss, found = of_whole(data, SPARSIFIED | options)
-    return loss.detach(), *found[:2]
+    loss, grads = of_whole(data, SPARSIFIED | options)
+    return loss.detach(), *grads[:2]
 
 
 def case_sparsified_gradients(ranks):

@@ -56,7 +56,7 @@ def check_16_bits(fused: Step, stock: Step, exact: Step) -> None:
         2 * distance(stock.loss, exact.loss) + 2**-8
     )
     for name, gradient in exact.gradients.items():
-        error, bound = (distance(found.gradients[name], gradient) for found in (fused, stock))
+        error, bound = (distance(step.gradients[name], gradient) for step in (fused, stock))
         assert error <= 2 * bound + 2**-7 * float(gradient.abs().max()), name
 
 
@@ -68,8 +68,8 @@ def make_wrong(monkeypatch, by: float = 1.01, name: str = "scaled") -> None:  # 
 
 def distance(first: Tensor, second: Tensor) -> float:
     """Returns the largest difference of two elements; infinite if one is NaN."""
-    found = float((first.double() - second.double()).abs().max())
-    return found if found == found else float("inf")
+    largest = float((first.double() - second.double()).abs().max())
+    return largest if largest == largest else float("inf")
 
 
 def difference(first: Step, second: Step) -> float:
@@ -120,20 +120,20 @@ class Reference:
         """Returns the allowed error of a tensor in this dtype."""
         errors, sizes = self._errors(self.stock), self._sizes()
         samples = [self._errors(step) for step in self.rounded]
-        found = {}
+        bounds = {}
         for name, error in errors.items():
             rounding = max(sizes[name] * 2**-24, *(sample[name] for sample in samples))
             unit = TERMS**0.5 * rounding
-            found[name] = (3 * error + unit) * 2**-29 if dtype == torch.float64 else 2 * error + unit
-        return found
+            bounds[name] = (3 * error + unit) * 2**-29 if dtype == torch.float64 else 2 * error + unit
+        return bounds
 
-    def share(self, found: Step) -> float:
+    def share(self, step: Step) -> float:
         """Returns the largest error of this step's tensors over the allowed one; above 1 it is wrong."""
-        if found.gradients.keys() != self.exact.gradients.keys():
+        if step.gradients.keys() != self.exact.gradients.keys():
             return float("inf")
-        dtypes = {gradient.dtype for gradient in found.gradients.values()}
+        dtypes = {gradient.dtype for gradient in step.gradients.values()}
         assert len(dtypes) == 1, dtypes
-        allowed, errors = self.allowed(dtypes.pop()), self._errors(found)
+        allowed, errors = self.allowed(dtypes.pop()), self._errors(step)
         return max(
             (e / allowed[name] if allowed[name] else float("inf") for name, e in errors.items() if e), default=0.0
         )
@@ -155,6 +155,6 @@ class Reference:
     def _sizes(self) -> dict[str, float]:
         return {name: float(tensor.abs().max()) for name, tensor in self.exact.tensors().items()}
 
-    def _errors(self, found: Step) -> dict[str, float]:
-        tensors = found.tensors()
+    def _errors(self, step: Step) -> dict[str, float]:
+        tensors = step.tensors()
         return {name: distance(tensors[name], exact) for name, exact in self.exact.tensors().items()}

@@ -154,8 +154,8 @@ def _image_tokens(*size: int) -> Maker:
     def made(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
         ids = _ids(2, 12 if len(size) == 4 else 8)
         ids[:, : ids.shape[1] - 4] = 98
-        found = {"pixel_values": torch.randn(2, *size)} | _text(ids)
-        return found | ({"qformer_input_ids": batch["qformer_input_ids"]} if "qformer_input_ids" in batch else {})
+        given = {"pixel_values": torch.randn(2, *size)} | _text(ids)
+        return given | ({"qformer_input_ids": batch["qformer_input_ids"]} if "qformer_input_ids" in batch else {})
 
     return made
 

@@ -53,6 +53,6 @@ def test_the_models_own_softcap_is_applied_once():
     hidden = model.model(ids).last_hidden_state
     torch.testing.assert_close(model.lm_head.logits(hidden), expected.logits)
     torch.testing.assert_close(model.lm_head(hidden, ids), expected.loss)
-    found = logitless.transformers.patch(model)(ids, labels=ids)
-    assert found.logits is None
-    torch.testing.assert_close(found.loss, expected.loss)
+    out = logitless.transformers.patch(model)(ids, labels=ids)
+    assert out.logits is None
+    torch.testing.assert_close(out.loss, expected.loss)

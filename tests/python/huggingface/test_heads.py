@@ -75,6 +75,6 @@ def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
         else:
             step(stock, batch)
             step(fused, batch)
-        expected, found = stock.state_dict(), fused.state_dict()
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        expected, state = stock.state_dict(), fused.state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], value) for key, value in expected.items())

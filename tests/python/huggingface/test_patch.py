@@ -268,7 +268,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
     ids = batch["input_ids"]
     stock = llama(input_ids=ids).logits
     logitless.transformers.patch(llama)
-    entered, done, found = threading.Event(), threading.Event(), {}
+    entered, done, results = threading.Event(), threading.Event(), {}
 
     def hold(module, arguments):
         if threading.current_thread() is not threading.main_thread():
@@ -276,7 +276,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
             done.wait(60)
 
     handle = llama.lm_head.register_forward_pre_hook(hold)
-    thread = threading.Thread(target=lambda: found.update(loss=llama(**batch).loss.detach()))
+    thread = threading.Thread(target=lambda: results.update(loss=llama(**batch).loss.detach()))
     thread.start()
     try:
         assert entered.wait(60)
@@ -287,7 +287,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
         done.set()
         thread.join()
     handle.remove()
-    assert torch.equal(found["loss"], llama(**batch).loss.detach())
+    assert torch.equal(results["loss"], llama(**batch).loss.detach())
     logitless.transformers.unpatch(llama)
     assert "forward" not in llama.lm_head.__dict__
     assert torch.equal(llama(**batch).logits, stock)

@@ -88,8 +88,8 @@ def test_a_forward_that_is_no_method(llama):
         logitless.transformers.patch(llama)
         if not first:
             llama.forward = functools.partial(llama.forward, use_cache=False)
-        found = step(llama, batch)
-        assert reference.share(found) <= 1 and found.outputs.logits is None
+        result = step(llama, batch)
+        assert reference.share(result) <= 1 and result.outputs.logits is None
         logitless.transformers.unpatch(llama)
         assert not first or llama.forward is own
         del llama.forward
@@ -169,8 +169,8 @@ def test_a_whole_model_under_checkpointing(llama):
     logitless.transformers.patch(llama).zero_grad()
     loss = torch.utils.checkpoint.checkpoint(lambda: llama(**batch).loss, use_reentrant=False)
     loss.backward()
-    found = {name: p.grad for name, p in llama.named_parameters()}
-    assert reference.share(type(reference.stock)(loss.detach(), found)) <= 1
+    gradients = {name: p.grad for name, p in llama.named_parameters()}
+    assert reference.share(type(reference.stock)(loss.detach(), gradients)) <= 1
 
 
 @pytest.mark.parametrize("where", ["outside", "in place", "a module around it", "its forward there"])
@@ -192,9 +192,9 @@ def test_inference_is_one_graph(llama, where):
         called = torch.compile(llama if where == "outside" else Around(llama), backend="eager", fullgraph=True)
     torch._dynamo.reset()
     with torch.no_grad():
-        found = called(input_ids=ids, use_cache=False).logits
+        logits = called(input_ids=ids, use_cache=False).logits
         logitless.transformers.unpatch(llama)
-        torch.testing.assert_close(found, llama(input_ids=ids).logits)
+        torch.testing.assert_close(logits, llama(input_ids=ids).logits)
 
 
 def test_accelerates_device_hooks_stay(llama):
@@ -208,8 +208,8 @@ def test_accelerates_device_hooks_stay(llama):
         assert hasattr(llama, "_hf_hook")
         assert reference.share(step(llama, batch)) <= 1
     accelerate.hooks.remove_hook_from_module(llama, recurse=True)
-    found = step(llama, batch)
-    assert reference.share(found) <= 1 and found.outputs.logits is None
+    result = step(llama, batch)
+    assert reference.share(result) <= 1 and result.outputs.logits is None
 
 
 def test_adapters_around_a_model_whose_forward_was_replaced(llama):

@@ -213,8 +213,8 @@ def compare(template, orders):
         bare = tuple(name for name in order if name not in PATCHES)
         if bare not in stock:
             stock[bare] = observed(template, bare)[0]
-        found, patched = observed(template, order)
-        for own, (facts, loss, logits, fused) in enumerate(found):
+        seen, patched = observed(template, order)
+        for own, (facts, loss, logits, fused) in enumerate(seen):
             expected, stock_loss, stock_logits, _ = stock[bare][own]
             if stock_loss is None:  # accelerate binds the forward of such a model twice
                 assert expected is TypeError

@@ -74,20 +74,20 @@ def test_adapters(trainers, tmp_path, name):
     """The head is frozen, and the reference model is the one without adapters."""
     peft = pytest.importorskip("peft")
     folder = trainers.save(tmp_path / "model", "llama")
-    config, found = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"]), []
+    config, losses = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"]), []
     for patched in (False, True):
         if patched:
             logitless.trl.patch()
-        found.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
-    assert found[1] == pytest.approx(found[0], rel=0, abs=NUMBERS)
+        losses.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
+    assert losses[1] == pytest.approx(losses[0], rel=0, abs=NUMBERS)
 
 
 def gradients(loss_of, model):
     model.zero_grad(set_to_none=True)
     loss_of().backward()
-    found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return found
+    return grads
 
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS, ids=name_of)
@@ -97,7 +97,7 @@ def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind
 
     folder = trainers.save(tmp_path / "model", kind)
     made = trainers.trainer(name, folder, tmp_path, **options | {"max_steps": 1})
-    compute_loss, found = made.compute_loss, []
+    compute_loss, results = made.compute_loss, []
 
     def compute(model, *args, **kwargs):
         def loss_of():
@@ -112,14 +112,14 @@ def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind
             patched.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", WholeLogits)
             for each in models:
                 each.double()
-            found.append((stock, fused, gradients(loss_of, model)))
+            results.append((stock, fused, gradients(loss_of, model)))
             for each in models:
                 each.float()
         return loss_of()
 
     made.compute_loss = compute
     made.train()
-    check_gradients(*found[0])
+    check_gradients(*results[0])
 
 
 def check_gradients(stock, fused, exact):

@@ -14,14 +14,14 @@ def whole_logits(
         logits = softcap * torch.tanh(logits / softcap)
     logits = logits / temperature
     log_p = logits.log_softmax(-1)
-    found = {
+    values = {
         "entropy": -(log_p.exp() * log_p).sum(-1),
         "log_sum_sq_probs": (2 * log_p).logsumexp(-1).detach(),
         "mean_logits": logits.mean(-1).detach(),
         "is_top1": logits.argmax(-1) == targets,
     }
     log_probs = log_p.gather(-1, targets[:, None])[:, 0]
-    return (log_probs, *(found[name] if name in outputs else None for name in found))
+    return (log_probs, *(values[name] if name in outputs else None for name in values))
 
 
 def close(fused, stock, exact, unit):
