@@ -175,9 +175,9 @@ def evaluate(problem, dtype):
 def units(problem, truth, dtype, kept_unit=0.0):
     """Returns the possible cost of rounding to dtype (float32 or float64) for each output by name.
 
-    `kept_unit` is half a unit in the last place of exps or dz that are kept in 16 bits. An exp is rounded. So is its
-    row's factor, which takes the rounding of the target's entry, and so are hidden rows times that factor. Otherwise dz
-    is rounded.
+    `kept_unit` is half a unit in the last place of exp logits or dz that are kept in 16 bits. An exp logit is
+    rounded. So is its row's factor, which takes the rounding of the target's entry, and so are hidden rows times that
+    factor. Otherwise dz is rounded.
 
     A logit of size Z has an error of eps Z, so has lse; exp makes it a relative error of the probabilities. A sum over
     V, N or D adds such errors, weighted by its other factor. The gradients are rounded once more at the end.
@@ -223,7 +223,7 @@ def units_of_numbers(problem, truth, eps):
     for name in problem.learned:
         reach = (truth["row_upstream"][:, None] * truth["reach"] * of_a_logit[name]).sum() * (4 + truth["size"])
         units[name] = eps * (reach + truth[f"d_{name}"].abs())
-        if problem.input.dtype.itemsize == 2:  # exps may be kept in 16 bits
+        if problem.input.dtype.itemsize == 2:  # exp logits may be kept in 16 bits
             units[name] = units[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
     return units
 
@@ -234,7 +234,7 @@ def naive_dtype(problem):
 
 
 def compare(problem, got, keeps_16_bits=False):
-    """Asserts every named output in `got` against the truth. `keeps_16_bits`: exps or dz, for 16-bit operands."""
+    """Asserts every named output in `got` against the truth. `keeps_16_bits`: exp logits or dz of 16-bit operands."""
     truth = evaluate(problem, torch.float64)
     computed = torch.float64 if problem.input.dtype == torch.float64 else torch.float32
     naive = evaluate(problem, naive_dtype(problem))

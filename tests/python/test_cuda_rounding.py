@@ -1,4 +1,4 @@
-"""CUDA with 16-bit operands: exps kept in bf16 are as good as gradients of logits rounded to bf16."""
+"""CUDA with 16-bit operands: exp logits kept in bf16 are as good as gradients of logits rounded to bf16."""
 
 import logitless
 import pytest
@@ -78,8 +78,8 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
     exact = gradients(torch.float64, eager)
     naive = gradients(torch.bfloat16, eager)
     ours = gradients(torch.bfloat16, lambda a, b: logitless.linear_cross_entropy(a, b, target, reduction=reduction))
-    # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
-    # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
+    # Kept exp logits are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an
+    # unlikely target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
     roundings = {"d_hidden": 0, "d_weight": 2 * 2**-8}
     for name, e, n, o in zip(roundings, exact, naive, ours):
         allowed = 2 * (n - e).abs().max() + 1e-4 + roundings[name] * e.abs().max()

@@ -22,7 +22,7 @@ def places(*engines):
 
 @pytest.fixture
 def check(request, monkeypatch):
-    """Returns check(problem, names, **options), which computes there and compares. On CUDA, kept exps have 16 bits."""
+    """Returns check(problem, names, **options), which computes there and compares. CUDA keeps 16-bit exp logits."""
     device, _, engine = request.param.partition(":")
     if engine == "mma" and request.node.callspec.params["dtype"] not in SHORT:
         pytest.skip("mma takes 16-bit operands")
