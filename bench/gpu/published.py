@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and README.md whose figures are in bench/records, and the plots of records.
+"""Writes the tables of docs/results.md and README.md whose figures are in bench/records, and the plots of records.
 
     python bench/gpu/published.py
 
@@ -9,6 +9,7 @@ that name its record. The line before it says where its figures come from.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import pathlib
 import re
@@ -254,6 +255,7 @@ def with_tables(page: pathlib.Path, text: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page in PAGES:
         page.write_text(with_tables(page, page.read_text()))
     plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS)

@@ -108,7 +108,7 @@ def test_nothing_is_excused_that_is_not_there():
 
 
 def scripts():
-    """Yields scripts that pages name, some with a command, and all options that pages give them."""
+    """Returns scripts that pages name, some with a command, and all options that pages give them."""
     options_of = {}
     for where, command in FENCED + INDENTED:
         words = [word for word in shlex.split(command, comments=True) if "=" not in word or word.startswith("--")]
