@@ -62,7 +62,7 @@ def stock(model: Any, tokens: Tensor) -> Loss:
 
 
 def liger_patch(model: Any) -> None:
-    """Returns Liger's patch of the model with everything but the head off."""
+    """Applies Liger's patch to the model with everything but the head off."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]

@@ -22,7 +22,7 @@ def usable_cpu_kernels(native):
 
 
 def random_states(native, count):
-    """Returns problems of all kinds: odd sizes, dtypes, devices, budgets, gradients; sizes of tens to a million."""
+    """Yields problems of all kinds: odd sizes, dtypes, devices, budgets, gradients; sizes of tens to a million."""
     draw = random.Random(21)
     models = [model["name"] for model in native("plan", "--list-models", "--json")[0]]
     kernels = [name for name in usable_cpu_kernels(native) if name != "portable"]  # its width is not fixed

@@ -23,7 +23,7 @@ def tensors() -> Place:
 
 
 def language_model(where: Place) -> None:
-    """Returns a tiny model of transformers with a batch."""
+    """Makes a tiny model of transformers with a batch."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
