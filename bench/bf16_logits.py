@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--deviation", type=float, default=4, help="of the logits")
+    parser.add_argument("--deviation", type=float, default=4, help="standard deviation of the logits")
     parser.add_argument("--most", type=float, default=40, help="the largest |logit|: rows beyond it are scaled down")
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)

@@ -44,15 +44,15 @@ PACKAGES = ("transformers", "triton", "liger-kernel", "cut-cross-entropy", "trl"
 def arguments() -> argparse.ArgumentParser:
     options = parser(__doc__, heads="all", rounds=8, minutes=9.0, json=None, show=None)
     options.add_argument("--models", default="all", help="names, or all")
-    options.add_argument("--layers", type=positive, help="of every model, for less depth than it has")
-    options.add_argument("--sequences", type=positive, help="of a step (default: 4; of qwen3-4b 2)")
-    options.add_argument("--length", type=positive, help="of a sequence (default: 4096)")
+    options.add_argument("--layers", type=positive, help="layers of every model, to reduce its depth")
+    options.add_argument("--sequences", type=positive, help="sequences per step (default: 4; 2 for qwen3-4b)")
+    options.add_argument("--length", type=positive, help="tokens per sequence (default: 4096)")
     options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time for a head's first steps")
     options.add_argument(
         "--tune",
         type=positive,
         metavar="MOST",
-        help="configurations that Triton tries of each kernel of flash-linear-attention's layers (default: all)",
+        help="configurations that Triton tries for each kernel of flash-linear-attention's layers (default: all)",
     )
     return options
 

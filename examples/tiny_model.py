@@ -20,9 +20,9 @@ SPECIAL = ["<pad>", "<eos>"]
 def parser(steps: int) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that these examples share."""
     options = argparse.ArgumentParser()
-    options.add_argument("--model", default="Qwen/Qwen3-0.6B")
-    options.add_argument("--steps", type=int, default=steps)
-    options.add_argument("--tiny", action="store_true")
+    options.add_argument("--model", default="Qwen/Qwen3-0.6B", help="name or folder of a model")
+    options.add_argument("--steps", type=int, default=steps, help="steps of training")
+    options.add_argument("--tiny", action="store_true", help="train a random model on the CPU")
     return options
 
 

@@ -38,16 +38,16 @@ def count(text: str) -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("text", nargs="*", help="files and folders; default: Python's library, and what the system says of itself")
+    add("text", nargs="*", help="files and folders; default: Python's library and the system's documentation")
     add("--output", type=pathlib.Path, default=pathlib.Path("logitless-train"), help="folder of the results")
     add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU that logitless can use, else the CPU")
     add("--steps", type=count, default=40, help="steps with each head")
     add("--vocab", type=count, default=16384, help="entries of the vocabulary")
     add("--dim", type=count, default=256, help="width of the hidden states")
-    add("--batch", type=count, default=8, help="sequences a step")
-    add("--length", type=count, default=256, help="tokens of a sequence")
+    add("--batch", type=count, default=8, help="sequences per step")
+    add("--length", type=count, default=256, help="tokens per sequence")
     add("--budget", default="32MiB", help="largest workspace of logitless's head")
-    add("--max-text", type=count, default=8, metavar="MB", help="text read at the most")
+    add("--max-text", type=count, default=8, metavar="MB", help="most text to read")
     args = parser.parse_args()
     if args.dim % HEAD_DIM:
         parser.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {args.dim}")

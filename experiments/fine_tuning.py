@@ -262,9 +262,13 @@ def measured(study: FineTuning, name: str, seconds: float) -> Cell:
 
 def main() -> int:
     options = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
-    options.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
-    options.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
-    options.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")
+    options.add_argument(
+        "--data", type=pathlib.Path, required=True, help="folder that convergence/run.py prepare wrote"
+    )
+    options.add_argument("--seed", type=int, default=0, help="seed of the order of the data, and of draws")
+    options.add_argument(
+        "--dump", type=pathlib.Path, metavar="FILE", help="train nothing, and write the initial states"
+    )
     args = options.parse_args()
     unknown = [name for name in words(args.heads) if name not in WAYS]
     if unknown:

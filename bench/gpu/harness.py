@@ -62,16 +62,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"choices": ("float32", "bfloat16")},
     "rounds": {"type": positive},
     "ranks": {"type": positive},
-    "minutes": {"type": float, "help": "after which it ends with what was measured"},
-    "json": {"type": pathlib.Path, "metavar": "FILE", "help": "where the record goes"},
-    "show": {"type": pathlib.Path, "metavar": "FILE", "help": "measure nothing: show this record"},
+    "minutes": {"type": float, "help": "time limit; the record then has the results so far"},
+    "json": {"type": pathlib.Path, "metavar": "FILE", "help": "write the record to FILE"},
+    "show": {"type": pathlib.Path, "metavar": "FILE", "help": "measure nothing, and show the record in FILE"},
 }
 
 
 def parser(doc: str | None, device: str = "cuda", **defaults: Any) -> argparse.ArgumentParser:
     """Returns a parser with --device and those of OPTIONS that have a default here."""
     arguments = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default=device, help="cuda, or cpu: a try-out without a GPU, of small shapes")
+    arguments.add_argument("--device", default=device, help="cuda, or cpu for a trial of small shapes without a GPU")
     for name, default in defaults.items():
         options = {"help": f"default: {default}"} | OPTIONS[name]
         arguments.add_argument(f"--{name}", default=default, **options)

@@ -5,10 +5,10 @@
     python bench/gpu/mma.py --show FILE
 
 In each round the program (tests/gpu/mma_times.cu) and Triton take turns; the program shuffles its own measurements.
-"Burst" is a launch after a rest of 0.1 s, when clocks are high. "Warm" launches are back to back. Figures are medians,
-as shares of the ceiling in the same round and mode. The ceiling is register-only mma.sync on as many thread blocks with
-as many FLOP; "half the warps" has one warp per scheduler. "a100" and "rtx-4090" are this device restricted to the
-processors and shared memory of those; groups of rows are sized for their L2.
+"After idle" is a launch after a rest of 0.1 s, when clocks are high. "Steady" launches are back to back. Figures are
+medians, as shares of the ceiling in the same round and mode. The ceiling is register-only mma.sync on as many thread
+blocks with as many FLOP; "half the warps" has one warp per scheduler. "a100" and "rtx-4090" are this device restricted
+to the processors and shared memory of those; groups of rows are sized for their L2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from table import markdown
 PROGRAM = ROOT / "build" / "dev" / "tests" / "gpu" / "logitless_gpu_mma_times"
 SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
 LAUNCHES = 10  # launches of Triton's product per round and mode
-WAYS = {"burst_seconds": "burst", "seconds": "warm"}
+WAYS = {"burst_seconds": "after idle", "seconds": "steady"}
 
 
 def measured(program: pathlib.Path, shape: Shape, seconds: float) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ data.
     python bench/gpu/parallel.py --device cpu --shapes 64x100x32 --rounds 1      tries it out, with gloo
 
 Every rank is a process with its own GPU; for the single-GPU case rank 0 works and the others wait. All ways take turns
-in random order in each round, timed in two modes. "Burst" is one call after a short idle, when clocks are high; all
-ranks begin it together. "Steady" is calls for 0.6 s, back to back after as many more, when the GPUs are as warm as in
-training. A way's time is the maximum over ranks; its ratio is to one GPU in the same round. "Shards alone" treats each
-rank's part of the vocabulary as a head of its own, without exchange. Memory is the allocator's peak above inputs, the
-maximum over ranks. LOGITLESS_LIBRARY names liblogitless.so.
+in random order in each round, timed in two modes. "After idle" is one call after a short idle, when clocks are high;
+all ranks begin it together. "Steady" is calls for 0.6 s, back to back after as many more, when the GPUs are as warm as
+in training. A way's time is the maximum over ranks; its ratio is to one GPU in the same round. "Shards alone" treats
+each rank's part of the vocabulary as a head of its own, without exchange. Memory is the allocator's peak above inputs,
+the maximum over ranks. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -188,7 +188,16 @@ def show(record: dict[str, Any]) -> None:
             times = [number(ms), number(ratio, ".3f"), number(steady), number(steady_ratio, ".3f")]
             rows.append([way, *times, number(mib, ".0f"), number(of_way["loss"], ".9g"), same])
         print(f"\n{name}, {record['ranks']} ranks, {len(ways_of['one GPU']['ms'])} rounds\n")
-        titles = ["way", "burst, ms", "of one GPU", "steady, ms", "of one GPU", "MiB", "loss", "the same on all ranks"]
+        titles = [
+            "way",
+            "after idle, ms",
+            "of one GPU",
+            "steady, ms",
+            "of one GPU",
+            "MiB",
+            "loss",
+            "the same on all ranks",
+        ]
         print("\n".join(markdown(titles, rows)))
 
 

@@ -19,11 +19,11 @@ def shape_title(record: Record, shape: Shape) -> list[str]:
     """Returns the title of a shape, with times and rates of the bare products."""
     lines = ["", f"### {shape.name}: N {shape.tokens}, V {shape.vocab}, D {shape.hidden}", ""]
     gemms = record.gemms.get(shape.name)
-    for mode in ("burst", "sustained"):
+    for mode, name in {"burst": "after idle", "sustained": "steady"}.items():
         times = getattr(gemms, mode, None)
         if times:
             parts = ", ".join(f"{k} {v:.2f} ms ({shape.flop / v / 1e9:.0f} TFLOP/s)" for k, v in times.items())
-            lines.append(f"Bare products, {mode}: {parts}; sum {sum(times.values()):.2f} ms.")
+            lines.append(f"Bare products, {name}: {parts}; sum {sum(times.values()):.2f} ms.")
     return lines
 
 
@@ -71,7 +71,8 @@ def accuracy_lines(items: list[Accuracy]) -> list[str]:
 def render(record: Record) -> str:
     """Renders everything: one section per shape, then notes."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
-    head = ["method", "pass", "burst ms", "x bare", "sustained ms", "x bare", "extra MiB", "beyond gradients", "plan"]
+    head = ["method", "pass", "after idle, ms", "x bare", "steady, ms", "x bare"]
+    head += ["extra MiB", "beyond gradients", "plan"]
     for shape in record.shapes:
         rows = [row for row in record.rows if row.shape == shape.name]
         lines += shape_title(record, shape)

@@ -140,7 +140,7 @@ class ShapeTiming:
         elif not cell.row.rounds:
             cell.row.status, cell.row.reason = status, reason
         else:
-            cell.row.reason = f"sustained figure {status}: {reason}"
+            cell.row.reason = f"steady figure {status}: {reason}"
 
     def _warm_chip(self, seconds: float = 0.5) -> None:
         """Runs bare products until the chip is at its power limit, as in the middle of training."""
@@ -163,7 +163,7 @@ class ShapeTiming:
             for cell, time in zip(cells, self.clock.back_to_back_ms([cell.call for cell in cells])):
                 cell.times[index] = time
         except Exception as error:
-            self.record.note(f"{self.shape.name}: a sustained round failed and is left out: {describe(error)}")
+            self.record.note(f"{self.shape.name}: a steady round failed and is left out: {describe(error)}")
             self.clock.release()
 
     def _bare(self, row: Row) -> list[Cell]:

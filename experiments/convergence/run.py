@@ -41,19 +41,19 @@ def parser() -> argparse.ArgumentParser:
                        help="exact, sparsified-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     report = commands.add_parser("report", help="a table of the logs")
-    hidden = commands.add_parser("hidden", help="hidden states, head and targets of a model trained on the spot")
+    hidden = commands.add_parser("hidden", help="train a model, and write its hidden states, head and targets")
     hidden.add_argument("--file", type=pathlib.Path, required=True)
     hidden.add_argument("--tokens", type=int, default=8192)
     for command in (train, hidden):
-        command.add_argument("--model", default="transformer", help="the kind of its layers, of models.py's MIXERS")
+        command.add_argument("--model", default="transformer", help="kind of layers, one of models.py's MIXERS")
         command.add_argument("--dim", type=int, default=1024 if command is train else 2048)
         command.add_argument("--layers", type=int, default=8 if command is train else 4)
         command.add_argument("--attention-heads", type=int, default=16)
-        command.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+        command.add_argument("--length", type=int, default=1024, help="tokens per sequence")
         command.add_argument("--tied", action="store_true", help="the head is the embedding")
         command.add_argument("--expand", type=float, nargs=2, default=[0.5, 1.0], metavar=("K", "V"),
-                             help="widths of GLA's keys and values, in that of the model")  # fmt: skip
-        command.add_argument("--batch", type=int, default=16, help="sequences a step")
+                             help="widths of GLA's keys and values, relative to the model's")  # fmt: skip
+        command.add_argument("--batch", type=int, default=16, help="sequences per step")
         command.add_argument("--steps", type=int, default=1000)
         command.add_argument("--validate-every", type=int, default=100, metavar="STEPS")
         command.add_argument("--minutes", type=float, default=9.0 if command is train else 1.0)

@@ -125,7 +125,7 @@ def test_memory_stays_within_gradients_and_budget(budget, trained):
 
 def test_loss_alone_needs_little_memory():
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of the sm90 engine")
+        pytest.skip("the sm90 engine only")
     input, weight, target = large_head()
     assert peak_of(lambda: lce(input, weight, target)) <= (8 << 20) + 64 * len(target)
 

@@ -42,7 +42,7 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
     if options.get("main_grad") and dtype == torch.float64:
         pytest.skip("main_grad is float64 then")
     if "gradient" in options and dtype == torch.float64 and device == "cuda":
-        pytest.skip("sparsified gradients of float64 are of the CPU")
+        pytest.skip("only the CPU has sparsified gradients of float64")
     input, weight, bias, target = head(device, dtype)
     valid = [row for row in range(7) if row not in IGNORED]
     for function in (canonical, ours):

@@ -183,10 +183,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="regular expression of class names")
     parser.add_argument("--write", help="file for the table")
-    parser.add_argument("--seconds", type=float, default=120, help="limit of a class")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit per class")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--record", type=pathlib.Path, help="file of results; classes in it are not examined again")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after this time")
     options = parser.parse_args()
     record = Record(options.record, options.seconds)
     chosen = [name for name in names() if re.search(options.only, name)]
