@@ -1,7 +1,7 @@
-"""What logits that are rounded to bfloat16 lose, beside Logitless's, which are never rounded.
+"""Measures the loss of accuracy from logits rounded to bfloat16. Logitless never rounds logits.
 
-Hidden states and weights are bfloat16 in both; float64 products of these are the truth. Prints the share of rows whose
-largest logit is another one (a greedy token that changes), and errors of the targets' log-probabilities.
+Hidden states and weights are bfloat16 in both; float64 products of these are the reference. The program prints the
+share of rows whose largest logit changes (a different greedy token), and errors of the targets' log-probabilities.
 
     python bench/bf16_logits.py
 """
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--deviation", type=float, default=4, help="of the logits")
+    parser.add_argument("--deviation", type=float, default=4, help="standard deviation of the logits")
     parser.add_argument("--most", type=float, default=40, help="the largest |logit|: rows beyond it are scaled down")
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
@@ -29,17 +29,17 @@ def main() -> None:
 
     truth = hidden.double() @ weight.double().T
     greedy = truth.argmax(1)
-    # As a model samples, so that targets are likely ones.
+    # Targets are sampled from the model, so they are likely tokens.
     target = torch.multinomial(truth.softmax(1), 1, generator=generator)
     of_truth = truth.log_softmax(1).gather(1, target)
 
     rounded = truth.float().bfloat16()
     of_rounded = rounded.double().log_softmax(1).gather(1, target)
-    found = logitless.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
-    assert found.nll is not None and found.argmax is not None
+    result = logitless.linear_cross_entropy(hidden, weight, target[:, 0], return_stats=["nll", "argmax"])
+    assert result.nll is not None and result.argmax is not None
     rows = {
         "logits in bfloat16": (rounded.argmax(1), of_rounded),
-        "logitless": (found.argmax, -found.nll.double()[:, None]),
+        "logitless": (result.argmax, -result.nll.double()[:, None]),
     }
     print(f"{options.tokens} tokens, vocabulary {options.vocab}, largest |logit| {truth.abs().max():.1f}")
     for name, (argmax, log_p) in rows.items():

@@ -1,5 +1,5 @@
-/* What this machine's multiply-add units deliver, in GFLOP/s: fp32 FMA, and the bf16 dot product where there
- * is one. Compiled by gpu/cases.py for the machine it runs on (-march=native -fopenmp -shared). */
+/* Measures this machine's multiply-add units in GFLOP/s: fp32 FMA, and the bf16 dot product if there is one.
+ * gpu/cases.py compiles it for the machine (-march=native -fopenmp -shared). */
 #include <immintrin.h>
 #include <omp.h>
 #include <time.h>
@@ -70,7 +70,7 @@ double fp32_peak(int threads) {
   return rate(fp32_steps, 2.0 * LANES * kChains * kSteps, threads);
 }
 
-/* 0 without the instruction. */
+/* Returns 0 without the instruction. */
 double bf16_peak(int threads) {
 #if defined(__AVX512BF16__)
   return rate(bf16_steps, 4.0 * LANES * kChains * kSteps, threads);

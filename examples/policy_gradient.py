@@ -1,9 +1,13 @@
-"""A policy gradient in a loop of your own, with the functions that verl, prime-rl or OpenRLHF call: one import changes.
+"""Runs a policy gradient in a loop of your own, with the functions of verl, prime-rl or OpenRLHF. One import changes.
 
 Run: python examples/policy_gradient.py --model Qwen/Qwen3-0.6B --client verl
      python examples/policy_gradient.py --tiny     # a random model, on the CPU
+
+The last lines show the time and memory of a step, without sampling, with and without logitless. With --tiny the
+vocabulary of 258 entries is too small to show a difference.
 """
 
+import functools
 import tempfile
 
 import logitless.compat.openrlhf
@@ -17,29 +21,35 @@ TEMPERATURE = 0.9
 
 
 def verl(hidden, head, labels):
-    """In place of verl.utils.kernel.linear_cross_entropy."""
+    """Replaces verl.utils.kernel.linear_cross_entropy."""
     log_probs, entropy = logitless.compat.verl.linear_cross_entropy(hidden, head.weight, labels, TEMPERATURE)
     return log_probs.view(labels.shape), entropy.view(labels.shape)
 
 
 def prime_rl(hidden, head, labels):
-    """The module that prime-rl puts in the place of lm_head."""
+    """Uses the module by which prime-rl replaces lm_head."""
     fused = logitless.compat.prime_rl.FusedOutputLinear(head.in_features, head.out_features)
     fused.weight = head.weight
-    found = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
-    return found["logprobs"], found["entropy"]
+    out = fused(hidden, labels, temperature=torch.full(labels.shape, TEMPERATURE, device=hidden.device))
+    return out["logprobs"], out["entropy"]
 
 
 def openrlhf(hidden, head, labels):
-    """In place of log_probs_from_logits and compute_entropy, which take logits."""
+    """Replaces log_probs_from_logits and compute_entropy, which take logits."""
     return logitless.compat.openrlhf.log_probs_and_entropy_from_hidden(hidden, head.weight, labels, TEMPERATURE)
+
+
+def whole_logits(hidden, head, labels):
+    """Makes all logits, for the comparison."""
+    log_probs = (head(hidden).float() / TEMPERATURE).log_softmax(-1)
+    return log_probs.gather(-1, labels[..., None])[..., 0], -(log_probs.exp() * log_probs).sum(-1)
 
 
 CLIENTS = {"verl": verl, "prime_rl": prime_rl, "openrlhf": openrlhf}
 
 
 def rewards(completions: list[str]) -> torch.Tensor:
-    """How many letters a completion has."""
+    """Counts the letters of each completion."""
     return torch.tensor([float(sum(each.isalpha() for each in text)) for text in completions])
 
 
@@ -58,6 +68,14 @@ def main() -> None:
     length = 12 if options.tiny else 128
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if options.tiny else 1e-6)
     took = []
+
+    def backward(head, sampled, advantage):
+        hidden = model.model(sampled[:, :-1]).last_hidden_state[:, start - 1 :]
+        log_probs, entropy = head(hidden, model.lm_head, sampled[:, start:])
+        loss = -(advantage[:, None] * log_probs).mean() - 1e-3 * entropy.mean()
+        loss.backward()
+        return log_probs, entropy
+
     for _ in range(options.steps):
         sampled = model.generate(
             **prompt,
@@ -69,16 +87,16 @@ def main() -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
         reward = rewards(tokenizer.batch_decode(sampled[:, start:], skip_special_tokens=True)).to(device)
-        hidden = model.model(sampled[:, :-1]).last_hidden_state[:, start - 1 :]
-        log_probs, entropy = CLIENTS[options.client](hidden, model.lm_head, sampled[:, start:])
         advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
-        loss = -(advantage[:, None] * log_probs).mean() - 1e-3 * entropy.mean()
         optimizer.zero_grad()
-        loss.backward()
+        log_probs, entropy = backward(CLIENTS[options.client], sampled, advantage)
         optimizer.step()
         took.append((reward.mean().item(), entropy.mean().item(), log_probs.detach().mean().item()))
     first, last = took[0], took[-1]
     print(f"reward {first[0]:.2f} -> {last[0]:.2f}, entropy {last[1]:.2f}, first log-probability {first[2]:.5f}")
+    heads = {"logitless": CLIENTS[options.client], "whole logits": whole_logits}
+    steps = {name: functools.partial(backward, head, sampled, advantage) for name, head in heads.items()}
+    print(tiny_model.compare(steps, device))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trains one small language model twice on this machine's own text: with logits in memory, and with logitless.
 
-./scripts/quickstart sets up what it needs and runs it. Both heads start from the same parameters and see the same
-batches, each in a process of its own, whose memory is its own. --output gets tables of figures and charts.
+./scripts/quickstart installs what it needs and runs it. Both heads start from the same parameters and see the same
+batches. Each runs in its own process, so its memory is its own. --output gets tables of figures and charts.
 """
 
 import argparse
@@ -36,33 +36,33 @@ def count(text: str) -> int:
 
 
 def parse() -> argparse.Namespace:
-    found = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    add = found.add_argument
-    add("text", nargs="*", help="files and folders; default: Python's library, and what the system says of itself")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("text", nargs="*", help="files and folders; default: Python's library and the system's documentation")
     add("--output", type=pathlib.Path, default=pathlib.Path("logitless-train"), help="folder of the results")
     add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU that logitless can use, else the CPU")
     add("--steps", type=count, default=40, help="steps with each head")
     add("--vocab", type=count, default=16384, help="entries of the vocabulary")
     add("--dim", type=count, default=256, help="width of the hidden states")
-    add("--batch", type=count, default=8, help="sequences a step")
-    add("--length", type=count, default=256, help="tokens of a sequence")
+    add("--batch", type=count, default=8, help="sequences per step")
+    add("--length", type=count, default=256, help="tokens per sequence")
     add("--budget", default="32MiB", help="largest workspace of logitless's head")
-    add("--max-text", type=count, default=8, metavar="MB", help="text read at the most")
-    args = found.parse_args()
+    add("--max-text", type=count, default=8, metavar="MB", help="most text to read")
+    args = parser.parse_args()
     if args.dim % HEAD_DIM:
-        found.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {args.dim}")
+        parser.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {args.dim}")
     if args.vocab < BYTES:
-        found.error(f"argument --vocab: expected at least {BYTES}, an entry for each byte, got {args.vocab}")
+        parser.error(f"argument --vocab: expected at least {BYTES}, an entry for each byte, got {args.vocab}")
     usable = torch.cuda.is_available() and any(b.name == "cuda" and not b.why_unavailable for b in logitless.backends())
     places = ["cpu", *(["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if usable else [])]
     args.device = places[:2][-1] if args.device == "auto" else args.device
     if args.device not in places:
-        found.error(f"argument --device: expected one of auto, {', '.join(places)}, got {args.device!r}")
+        parser.error(f"argument --device: expected one of auto, {', '.join(places)}, got {args.device!r}")
     return args
 
 
 def read_text(args: argparse.Namespace) -> list[str]:
-    """Files in a random order, up to --max-text: of the paths given, else of the system's places, one after another."""
+    """Reads files in a random order, up to --max-text: from the given paths, else from the system's folders in turn."""
     texts, size, most = [], 0, args.max_text * 10**6
     for place, suffixes in [(path, None) for path in args.text] or SYSTEM_TEXT.items():
         root = pathlib.Path(place)
@@ -76,7 +76,7 @@ def read_text(args: argparse.Namespace) -> list[str]:
                 data = path.read_bytes()[: most - size] if size < most and path.is_file() else b""
                 texts.extend([data.decode(errors="ignore" if len(data) == most - size else "strict")] * bool(data))
             except (OSError, UnicodeDecodeError):
-                continue  # no text
+                continue  # not text
             size += len(data)
     needed = max(32 * args.vocab, 32 * args.batch * args.length)
     if size < needed:
@@ -93,7 +93,7 @@ def tokenize(args: argparse.Namespace) -> numpy.ndarray:
     tokenizer.train_from_iterator(texts, trainer)
     if (learned := tokenizer.get_vocab_size()) != args.vocab:
         sys.exit(f"error: --vocab: expected at most {learned}, the pairs that this text repeats, got {args.vocab}")
-    tokens = numpy.concatenate([numpy.array(found.ids, numpy.int32) for found in tokenizer.encode_batch(texts)])
+    tokens = numpy.concatenate([numpy.array(encoded.ids, numpy.int32) for encoded in tokenizer.encode_batch(texts)])
     took = time.perf_counter() - start
     print(f"text  {len(texts):,} files: {len(tokens):,} tokens of {learned:,}, in {took:.0f} s", flush=True)
     return tokens
@@ -109,7 +109,7 @@ class LanguageModel(torch.nn.Module):
         self.head = torch.nn.Linear(dim, vocab, bias=False)
         self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(length))
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # hidden states, for the head
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # returns hidden states for the head
         return self.layers(self.tokens(ids) + self.places.weight, mask=self.mask, is_causal=True).flatten(0, 1)
 
 
@@ -127,10 +127,10 @@ def now(device: str) -> float:
 
 
 def tolerances(hidden: torch.Tensor, weight: torch.Tensor, loss: float) -> tuple[float, float]:
-    """How far apart two losses in fp32 may lie, and two gradients, in the sum of their magnitudes.
+    """Returns allowed differences of two fp32 losses, and of two gradients relative to the sum of their magnitudes.
 
-    A sum of n terms is wrong by 6 sqrt(n) u of its terms' magnitudes (Higham and Mary 2019), a softmax by two logits,
-    the sum of its exponentials and some roundings; and both heads are.
+    A sum of n terms is wrong by 6 sqrt(n) u of its terms' magnitudes (Higham and Mary 2019). A softmax is wrong by the
+    errors of two logits, of the sum of its exponentials, and some roundings. Both heads have these errors.
     """
     unit, size = 2.0**-24, (hidden.norm(dim=1).max() * weight.norm(dim=1).max()).item()
     logit, exps, row = (6 * n**0.5 * unit for n in (weight.shape[1], len(weight), max(len(weight), len(hidden))))
@@ -150,7 +150,7 @@ def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
         weight, targets = model.head.weight, ids[:, 1:].flatten()
         start = now(args.device)
         hidden = model(ids[:, :-1])
-        cut = hidden.detach().requires_grad_()  # so that the head, with its gradients, is timed alone
+        cut = hidden.detach().requires_grad_()  # so that the head with its gradients is timed alone
         begin = now(args.device)
         if head == "logitless":
             loss = logitless.linear_cross_entropy(cut, weight, targets, max_workspace_bytes=args.budget)
@@ -165,17 +165,17 @@ def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
         if step < COMPARED:
             of_loss, of_gradient = tolerances(cut.detach(), weight.detach(), losses[-1])
             bounds.append(of_loss + drift)
-            # AdamW moves a parameter by about its rate: so far an error of the gradient moves the next loss.
+            # AdamW moves a parameter by about its rate. An error of the gradient moves the next loss by at most that.
             drift += 2 * of_gradient * RATE * sum(p.grad.abs().sum().item() for p in model.parameters())
         optimizer.zero_grad()
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
-    found = {"losses": losses, "tolerances": bounds, "before_bytes": before, "peak_bytes": peak_bytes(args.device)}
-    return found | {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
+    result = {"losses": losses, "tolerances": bounds, "before_bytes": before, "peak_bytes": peak_bytes(args.device)}
+    return result | {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
 
 
 def train_in_own_process(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the other process: Ctrl-C is this one's
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C goes to the parent process only
         future = pool.submit(train, head, args, tokens)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

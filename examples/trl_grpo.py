@@ -1,7 +1,10 @@
-"""Reinforcement learning with TRL's GRPO: logitless.trl.patch() is the one line.
+"""Runs reinforcement learning with TRL's GRPO. One line is added: logitless.trl.patch().
 
 Run: python examples/trl_grpo.py --model Qwen/Qwen3-0.6B --dataset trl-lib/tldr
      python examples/trl_grpo.py --tiny     # a random model and made-up prompts, on the CPU
+
+The last lines show the time and memory of a step, without sampling, with and without logitless. With --tiny the
+vocabulary of 258 entries is too small to show a difference.
 """
 
 import tempfile
@@ -13,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def many_different_letters(completions: list[str], **_: object) -> list[float]:
-    """The reward: how many different letters a completion has."""
+    """Rewards a completion with the number of its different letters."""
     return [float(len(set(completion))) for completion in completions]
 
 
@@ -48,8 +51,15 @@ def main() -> None:
         )
         trainer = GRPOTrainer(model=model, reward_funcs=many_different_letters, args=arguments, train_dataset=data)
         trainer.train()
+        step = tiny_model.step_of(trainer)
     log = [entry for entry in trainer.state.log_history if "reward" in entry]
     print(f"reward {log[0]['reward']:.2f} -> {log[-1]['reward']:.2f}, entropy {log[-1]['entropy']:.2f}")
+
+    def stock_step() -> None:
+        logitless.trl.unpatch()
+        step()
+
+    print(tiny_model.compare({"logitless": step, "TRL": stock_step}, trainer.args.device.type))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Finds what the experiments share with the benchmark, and this tree's package where LOGITLESS_LIBRARY is set."""
+"""Finds the modules shared with the benchmark, and this tree's package if LOGITLESS_LIBRARY is set."""
 
 import pathlib
 import sys

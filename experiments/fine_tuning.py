@@ -1,14 +1,14 @@
-"""Fine-tuning with transformers' Trainer, the head put in by each library: loss curves, time and peak memory of a step.
+"""Fine-tuning with transformers' Trainer, with each library's head: loss curves, time and peak memory of a step.
 
     python experiments/convergence/run.py prepare --data FOLDER --vocab 128000 --text PATH ... --instructions FILE
     python experiments/fine_tuning.py --data FOLDER [--heads stock,logitless,sparsified] [--seed 0] [--minutes 6]
         [--json FILE]
     python experiments/fine_tuning.py --data FOLDER --device cpu      tries it out, with a tiny model
 
-The model is Llama's of 1.2 billion parameters, built from its configuration and trained for a moment on the spot; all
-heads start from the same weights (FOLDER/start.pt) and see the same batches of instruction text. Heads that are in
-FILE are not trained again, as long as the weights that they started from are there. LOGITLESS_LIBRARY names
-liblogitless.so. --dump writes hidden states, head and targets at the start, for bench/gpu/run.py --trained.
+The model is Llama with 1.2 billion parameters, built from its configuration and trained briefly before the comparison.
+All heads start from the same weights (FOLDER/start.pt) and see the same batches of instruction text. Heads already in
+FILE are not trained again while their initial weights exist. LOGITLESS_LIBRARY names liblogitless.so. --dump writes
+initial hidden states, head and targets for ``bench/gpu/run.py --trained``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tokens import load, load_instructions  # noqa: E402
 GIB = 1 << 30
 PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy", "transformers")
 START_RATE, RATE = 3e-4, 5e-5
-WARM = 10  # steps that are not timed
+WARM = 10  # first steps, which are not timed
 Row = dict[str, Tensor]
 
 
@@ -62,7 +62,7 @@ class Sizes:
 TINY = Sizes(length=24, batch=2, start_steps=3, steps=4, held_out=4)
 
 
-# How a head gets into the Trainer: by a patch of the model, or as the Trainer's own loss, a peer of methods.py by name.
+# Ways to put a head into the Trainer: a patch of the model, or a peer of methods.py, by name, as the Trainer's loss.
 WAYS: dict[str, Patch | str | None] = {
     "stock": None,
     "logitless": logitless_patch(),
@@ -76,7 +76,7 @@ WAYS: dict[str, Patch | str | None] = {
 
 
 def instruction_rows(folder: pathlib.Path, length: int) -> list[Row]:
-    """Instruction text, packed; questions have no labels."""
+    """Returns packed instruction text; questions have no labels."""
     ids, answered = (torch.from_numpy(part.astype("int64")) for part in load_instructions(folder))
     tokens, chosen = (part[: len(part) // length * length].view(-1, length) for part in (ids, answered))
     return [{"input_ids": row, "labels": labels} for row, labels in zip(tokens, tokens.masked_fill(chosen == 0, -100))]
@@ -97,7 +97,7 @@ class FineTuning:
         return model
 
     def make_start(self) -> None:
-        """A moment of training on plain text, with the exact head."""
+        """Trains briefly on plain text with the exact head."""
         model, head, batch = self.new_model(), loss_named("exact"), self.sizes.batch
         rows = train.sequences(load(self.args.data).train, self.sizes.length)
         optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE, fused=self.clock.cuda)
@@ -112,19 +112,19 @@ class FineTuning:
 
     @torch.no_grad()
     def states(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states, head and targets of the tokens with labels."""
+        """Returns hidden states, head and targets of the tokens with labels."""
         tokens, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
         hidden = last_hidden(model, tokens[:, :-1].to(self.args.device)).flatten(0, 1)
         target = labels[:, 1:].flatten().to(self.args.device)
         return hidden[target != -100], model.lm_head.weight.detach(), target[target != -100]
 
     def held_out_loss(self, model: Any) -> float:
-        """Exact, of all heads."""
+        """Returns the exact held-out loss, whichever head trained the model."""
         exact, total, count = loss_named("exact"), 0.0, 0
         for row in self.held_out:
-            found = self.states(model, [row])
-            if len(found[2]):
-                total, count = total + len(found[2]) * float(exact(*found)), count + len(found[2])
+            states = self.states(model, [row])
+            if len(states[2]):
+                total, count = total + len(states[2]) * float(exact(*states)), count + len(states[2])
         return total / count
 
     def run(self, name: str) -> Cell:
@@ -137,12 +137,12 @@ class FineTuning:
             trainer = make_trainer(self, model, way, folder, watch)
             trainer.train()
         losses = [round(item["loss"], 4) for item in trainer.state.log_history if "loss" in item]
-        found: Cell = {"losses": losses, "ms": statistics.median(watch.ms)}
+        cell: Cell = {"losses": losses, "ms": statistics.median(watch.ms)}
         if self.clock.cuda:
-            found["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+            cell["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
         model = trainer.accelerator.unwrap_model(trainer.model)
-        found["held_out"] = [round(before, 4), round(self.held_out_loss(model), 4)]
-        return found | {"tokens": self.sizes.batch * self.sizes.length}
+        cell["held_out"] = [round(before, 4), round(self.held_out_loss(model), 4)]
+        return cell | {"tokens": self.sizes.batch * self.sizes.length}
 
 
 def make_trainer(study: FineTuning, model: Any, way: Patch | str | None, folder: str, callback: Any) -> Any:
@@ -174,9 +174,9 @@ def make_trainer(study: FineTuning, model: Any, way: Patch | str | None, folder:
         seed=study.args.seed,
     )
     collate = transformers.default_data_collator
-    found = StudyTrainer(model, arguments, train_dataset=study.rows, data_collator=collate, callbacks=[callback])
-    found.remove_callback(transformers.PrinterCallback)
-    return found
+    trainer = StudyTrainer(model, arguments, train_dataset=study.rows, data_collator=collate, callbacks=[callback])
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def make_watch(clock: Clock) -> Any:
@@ -203,7 +203,7 @@ def make_watch(clock: Clock) -> Any:
 
 
 def table(heads: dict[str, Cell]) -> list[str]:
-    """A row a head: losses, and the time and memory of a step."""
+    """Renders a row per head: losses, and the time and memory of a step."""
     stock, lines = heads.get("stock"), []
     for name, cell in heads.items():
         before, after = cell["held_out"]
@@ -220,7 +220,7 @@ def table(heads: dict[str, Cell]) -> list[str]:
 
 
 class Runs:
-    """The record: a cell a head, in the form of bench/records/studies."""
+    """The record: a cell per head, in the form of bench/records/studies."""
 
     def __init__(self, path: pathlib.Path | None, seed: int, about: dict[str, str]) -> None:
         self.path, self.seed = path, seed
@@ -229,7 +229,7 @@ class Runs:
         if content["seed"] != seed:
             raise ValueError(f"--json: expected a record of seed {content['seed']}, got --seed {seed}: {path}")
         self.sessions, self.cells = [*content["sessions"], about], content["cells"]
-        self._lock = threading.Lock()  # the time may be over while a cell is written
+        self._lock = threading.Lock()  # the time may end while a cell is written
 
     def put(self, name: str, cell: Cell) -> None:
         self.cells[name] = cell | {"session": len(self.sessions) - 1}
@@ -261,24 +261,28 @@ def measured(study: FineTuning, name: str, seconds: float) -> Cell:
 
 
 def main() -> int:
-    found = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
-    found.add_argument("--data", type=pathlib.Path, required=True, help="what convergence/run.py prepare wrote")
-    found.add_argument("--seed", type=int, default=0, help="of the order of the data, and of what is drawn")
-    found.add_argument("--dump", type=pathlib.Path, metavar="FILE", help="train nothing: write the start's states")
-    args = found.parse_args()
+    options = parser(__doc__, heads="stock,logitless,logitless 256 MiB,sparsified,liger,cce", minutes=6.0, json=None)
+    options.add_argument(
+        "--data", type=pathlib.Path, required=True, help="folder that convergence/run.py prepare wrote"
+    )
+    options.add_argument("--seed", type=int, default=0, help="seed of the order of the data, and of draws")
+    options.add_argument(
+        "--dump", type=pathlib.Path, metavar="FILE", help="train nothing, and write the initial states"
+    )
+    args = options.parse_args()
     unknown = [name for name in words(args.heads) if name not in WAYS]
     if unknown:
-        found.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
+        options.error(f"--heads: expected names out of {', '.join(WAYS)}; got {unknown[0]!r}")
     if not has_device(args):
         return 2
     about = describe_machine(args.device) | {"packages": package_versions(PACKAGES)}
     try:
         runs = Runs(args.json, args.seed, about)
     except ValueError as error:
-        found.error(str(error))
+        options.error(str(error))
     study = FineTuning(args)
     if not study.start.is_file():
-        runs.cells.clear()  # runs from weights that are lost cannot stand beside those from others
+        runs.cells.clear()  # runs from lost weights cannot be compared with others
         study.make_start()
     if args.dump:
         states = study.states(study.new_model(), study.rows[: study.sizes.batch])

@@ -21,7 +21,7 @@ import tokens  # noqa: E402
 
 @pytest.fixture
 def data(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder as prepare writes it, without its tokenizer."""
+    """A folder as ``prepare`` writes it, without its tokenizer."""
     rng = np.random.default_rng(0)
     for name, count in (("train", 3001), ("validation", 801), ("instructions", 2400)):
         tokens.save_tokens(tmp_path / f"{name}.npy.xz", (rng.zipf(1.5, count) % 300).astype(np.uint32))
@@ -46,19 +46,19 @@ def test_all_heads_start_from_the_same_weights_and_are_trained_once(data: pathli
     assert "| sparsified |" in done.stdout and ("- cce: not installed" in done.stdout or cells["cce"]["status"] == "ok")
     again = run(data, "--heads", "stock,liger", "--json", str(record))
     assert again.returncode == 0, again.stderr
-    found = json.loads(record.read_text())["cells"]
-    assert found["stock"] == cells["stock"] and "liger" in found
+    stored = json.loads(record.read_text())["cells"]
+    assert stored["stock"] == cells["stock"] and "liger" in stored
     other = run(data, "--heads", "stock", "--json", str(record), "--seed", "1")
     assert other.returncode == 2 and "--json: expected a record of seed 0, got --seed 1" in other.stderr
-    (data / "start.pt").unlink()  # runs from other weights cannot stand beside these
+    (data / "start.pt").unlink()  # runs from other weights cannot be compared with these
     assert run(data, "--heads", "stock", "--json", str(record)).returncode == 0
     assert set(json.loads(record.read_text())["cells"]) == {"stock"}
 
 
 def test_the_start_is_dumped_for_the_benchmark(data: pathlib.Path) -> None:
     assert run(data, "--dump", str(data / "start-states.pt")).returncode == 0
-    found = torch.load(data / "start-states.pt", weights_only=True)
-    assert len(found["hidden"]) == len(found["target"]) > 0 and found["weight"].shape[1] == found["hidden"].shape[1]
+    dump = torch.load(data / "start-states.pt", weights_only=True)
+    assert len(dump["hidden"]) == len(dump["target"]) > 0 and dump["weight"].shape[1] == dump["hidden"].shape[1]
 
 
 def test_an_unknown_head_is_refused(data: pathlib.Path) -> None:

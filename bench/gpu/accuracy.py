@@ -26,7 +26,7 @@ def _poison(device: str, budget_mib: int | None) -> None:
 
 
 def _run(method: Method, inputs: Inputs, gradients: bool) -> list[Tensor]:
-    """The loss, and with gradients dE and dC."""
+    """Returns the loss, followed by dE and dC if gradients are requested."""
     if not gradients:
         with torch.no_grad():
             return [method.loss(*inputs)]
@@ -37,27 +37,27 @@ def _run(method: Method, inputs: Inputs, gradients: bool) -> list[Tensor]:
     return [loss.detach(), leaves.hidden.grad, leaves.weight.grad]
 
 
-def check_method(found: Accuracy, method: Method, inputs: Inputs, reference: Reference, device: str) -> None:
-    """One method on one data set."""
+def check_method(row: Accuracy, method: Method, inputs: Inputs, reference: Reference, device: str) -> None:
+    """Checks one method on one data set."""
     gradients = "gradients" in method.passes
     with seen_plan(method) as plans:
         outputs = _run(method, inputs, gradients)
-    found.plan = "".join(plans)
-    found.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
+    row.plan = "".join(plans)
+    row.loss_error = abs(outputs[0].double().item() - reference.loss) / abs(reference.loss)
     if gradients:
-        found.d_hidden_error = relative_error(outputs[1][reference.rows], reference.d_hidden)
-        found.d_weight_error = relative_error(outputs[2][reference.columns], reference.d_weight)
-        found.baseline_d_hidden = reference.baseline_d_hidden
-        found.baseline_d_weight = reference.baseline_d_weight
+        row.d_hidden_error = relative_error(outputs[1][reference.rows], reference.d_hidden)
+        row.d_weight_error = relative_error(outputs[2][reference.columns], reference.d_weight)
+        row.baseline_d_hidden = reference.baseline_d_hidden
+        row.baseline_d_weight = reference.baseline_d_weight
     _poison(device, method.budget_mib)
     again = _run(method, inputs, gradients)
-    found.repeats = all(torch.equal(a, b) for a, b in zip(outputs, again))
+    row.repeats = all(torch.equal(a, b) for a, b in zip(outputs, again))
 
 
 def check_shape(
     record: Record, clock: Clock, shape: Shape, kinds: list[str], methods: list[Method], deadline: Deadline
 ) -> None:
-    """Every method on every data set, as far as the time goes."""
+    """Checks every method on every data set, as far as the time goes."""
     for kind in kinds:
         if deadline.left() <= 0:
             record.note(f"{shape.name}: accuracy on {kind} left out: no time left")
@@ -73,13 +73,13 @@ def check_shape(
             if not method.ours and deadline.left() <= 0:
                 record.note(f"{shape.name}: accuracy of {method.name} on {kind} left out: no time left")
                 continue
-            found = Accuracy(shape.name, kind, method.name, method.ours, threshold=method.threshold)
-            record.accuracy.append(found)
+            row = Accuracy(shape.name, kind, method.name, method.ours, threshold=method.threshold)
+            record.accuracy.append(row)
             try:
                 with step_limit(max(10.0, deadline.left())):
-                    check_method(found, method, inputs, reference, clock.device)
+                    check_method(row, method, inputs, reference, clock.device)
             except (Exception, StepTimeout) as error:
-                found.reason = describe(error)
+                row.reason = describe(error)
             clock.release()
         del inputs, reference
         clock.release()

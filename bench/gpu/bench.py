@@ -1,4 +1,7 @@
-"""One shape: errors of ours, our methods, peers, rounds; what is dropped first is what matters least."""
+"""Measures one shape: errors of our methods, then our methods, peers and rounds.
+
+The order puts first what matters most: a run short of time drops the end.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from record import Record
 from shapes import Shape
 from timing import ShapeTiming
 
-ERRORS_SHARE = 0.25  # of a shape's time at most, before the rounds; without peers NO_PEERS_ERRORS_SHARE
+ERRORS_SHARE = 0.25  # largest share of a shape's time before the rounds; NO_PEERS_ERRORS_SHARE without peers
 NO_PEERS_ERRORS_SHARE = 0.5
-ROUNDS_SHARE = 0.30  # kept free for the rounds while peers are prepared
+ROUNDS_SHARE = 0.30  # share kept free for the rounds while peers are prepared
 
 
 def measure_shape(
@@ -26,9 +29,9 @@ def measure_shape(
 ) -> None:
     clock, total = Clock(args.device), deadline.left()
     data = [] if args.data == "none" else args.data.split(",")
-    if "torch._dynamo" in sys.modules:  # else the shapes before this one use up the limit of recompilations
+    if "torch._dynamo" in sys.modules:  # earlier shapes would use up the recompilation limit
         torch.compiler.reset()
-    # Errors first: their fp64 matrices must not stand beside the timing's buffers.
+    # Errors come first: their fp64 matrices must not be in memory with the timing's buffers.
     share = ERRORS_SHARE if peers else NO_PEERS_ERRORS_SHARE
     check_shape(record, clock, shape, data, ours, Deadline(deadline.end - total, share * total))
     inputs = with_ignored(make_inputs(shape, args.timing_data, args.device), args.ignored)

@@ -1,14 +1,13 @@
-"""Times and memory of calls of the head and of its relatives, in sets whose calls take turns.
+"""Times and memory of calls of the head and related functions, in sets whose calls take turns.
 
     python bench/gpu/cases.py options [--shapes 8192x128256x4096] [--rounds 9]
     python bench/gpu/cases.py autocast --budgets unlimited,160 --kernels      with every kernel of a call
     python bench/gpu/cases.py torch --device cpu --dtype float32 --budgets 256,32 --peak
     python bench/gpu/cases.py sparsified --device cpu --data peaked
 
-LOGITLESS_LIBRARY names liblogitless.so. Each round runs all cases of a shape, shuffled; times are medians of calls
-after a short idle, ratios medians of those to the calls of the same round. F is the bare product of input and weight.
-Memory is what a call takes beyond inputs and gradients at its peak: of PyTorch's allocator, on the CPU of the resident
-set.
+LOGITLESS_LIBRARY names liblogitless.so. Each round runs all cases of a shape in random order. Times are medians of
+calls after a short idle. Ratios are medians of ratios within a round. F is the bare product of input and weight. Memory
+is a call's peak beyond inputs and gradients: PyTorch's allocator on a GPU, the resident set on the CPU.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ from timing import gemm_cells, pass_call
 
 F = "F"
 STATISTICS = ("entropy", "argmax", "target_logit", "mean_logit", "log_sum_sq_probs", "is_top1", "max_logit")
-PRODUCT_BYTES = 8 << 30  # of the logits that F makes at a time
-LONGEST = 60  # characters of a kernel's name
-TRL_COLUMNS = 32768  # of TRL's tiles
+PRODUCT_BYTES = 8 << 30  # bytes of the logits that F computes at a time
+LONGEST = 60  # most characters of a kernel's name
+TRL_COLUMNS = 32768  # columns of TRL's tiles
 
 
 class Bench:
-    """Inputs of one shape, and the cases that sets are made of."""
+    """Inputs of one shape, from which sets build their cases."""
 
     def __init__(self, args: argparse.Namespace, shape: Shape) -> None:
         self.args, self.shape = args, shape
-        found = make_inputs(shape, args.data, args.device)
-        self.inputs = Inputs(*(part.to(getattr(torch, args.dtype)) for part in found[:2]), found.target)
+        made = make_inputs(shape, args.data, args.device)
+        self.inputs = Inputs(*(part.to(getattr(torch, args.dtype)) for part in made[:2]), made.target)
 
     def budgets(self) -> Iterator[tuple[str, Any]]:
         return ((budget_name(budget), budget_of(budget)) for budget in self.args.budgets)
@@ -63,7 +62,7 @@ class Bench:
         return Case(name, pass_call(Method(name, loss), inputs or self.inputs, "loss"), bases)
 
     def both(self, name: str, loss: Loss, *bases: str, inputs: Inputs | None = None) -> Case:
-        """Forward and backward."""
+        """Runs forward and backward."""
         inputs = inputs or self.inputs
         return Case(name, pass_call(Method(name, loss), inputs, "gradients"), bases, _bytes(*inputs[:2]))
 
@@ -83,7 +82,7 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def torch_head(bench: Bench) -> Iterator[Case]:
-    """F.cross_entropy(F.linear(...)) beside ours."""
+    """Compares ``F.cross_entropy(F.linear(...))`` with our loss."""
 
     def plain(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(functional.linear(hidden, weight), target)
@@ -97,7 +96,7 @@ def torch_head(bench: Bench) -> Iterator[Case]:
 
 
 def sparsified(bench: Bench) -> Iterator[Case]:
-    """Sparsified gradients beside exact ones; run.py --data has their errors."""
+    """Compares sparsified gradients with exact ones; ``run.py --data`` measures their errors."""
     yield bench.both("exact", our_loss(), "exact")
     yield bench.loss("loss alone", our_loss(), "exact")
     for exponent in (9, 10):
@@ -106,7 +105,7 @@ def sparsified(bench: Bench) -> Iterator[Case]:
 
 
 def options(bench: Bench) -> Iterator[Case]:
-    """Statistics of rows, top-k, temperatures of rows, batch_invariant."""
+    """Times row statistics, top-k, row temperatures and batch_invariant."""
     import logitless
 
     hidden, weight, target = bench.inputs
@@ -125,7 +124,7 @@ def options(bench: Bench) -> Iterator[Case]:
 
 
 def _products(name: str, inputs: Inputs) -> list[Case]:
-    """All three, and the logits' alone."""
+    """Returns the three bare products, and the product of the logits alone."""
     cells = gemm_cells(inputs)
 
     def all_three() -> None:
@@ -136,7 +135,7 @@ def _products(name: str, inputs: Inputs) -> list[Case]:
 
 
 def mixed(bench: Bench) -> Iterator[Case]:
-    """Float32 hidden states with a bf16 weight, float32 alone, and TF32."""
+    """Times float32 hidden states with a bf16 weight, float32 alone, and TF32."""
     wide = Inputs(bench.inputs.hidden.float(), bench.inputs.weight.float(), bench.inputs.target)
     bases = "products in float32", "products in float32, one"
 
@@ -163,7 +162,7 @@ def mixed(bench: Bench) -> Iterator[Case]:
 
 
 def autocast(bench: Bench) -> Iterator[Case]:
-    """Float32 weights under autocast to bf16, beside bf16 weights."""
+    """Compares float32 weights under autocast to bf16 with bf16 weights."""
     wide = Inputs(bench.inputs.hidden.float(), bench.inputs.weight.float(), bench.inputs.target)
     device = bench.inputs.hidden.device.type
 
@@ -184,12 +183,12 @@ def autocast(bench: Bench) -> Iterator[Case]:
 
 
 def _with_gradients(name: str, loss: Callable[[], Tensor], upstream: Tensor, leaves: Inputs, *bases: str) -> Case:
-    """A loss of each token with its upstream gradient, or a mean."""
+    """Returns a call with a loss per token and its upstream gradient, or with a mean."""
 
     def call() -> None:
         leaves.hidden.grad = leaves.weight.grad = None
-        found = loss()
-        found.backward(upstream if found.dim() else None)
+        result = loss()
+        result.backward(upstream if result.dim() else None)
         leaves.hidden.grad = leaves.weight.grad = None
 
     return Case(name, call, bases, _bytes(*leaves[:2]))
@@ -200,8 +199,10 @@ def _first_of(function: Callable[..., Any], *arguments: Any) -> Callable[[], Ten
 
 
 def trl(bench: Bench) -> Iterator[Case]:
-    """TRL's log-probabilities and entropies as GRPO calls them (no gradients of entropies), by its own function and by
-    logitless.trl.patch()."""
+    """Times TRL's log-probabilities and entropies as GRPO calls them, without gradients of entropies.
+
+    One case is TRL's own function, the other is the one of logitless.trl.patch().
+    """
     import logitless.trl
     import trl.trainer.utils
 
@@ -216,7 +217,7 @@ def trl(bench: Bench) -> Iterator[Case]:
 
 
 def divergence(bench: Bench) -> Iterator[Case]:
-    """Jensen-Shannon's of a student's and a teacher's head twice as wide: ours, TRL's function, and whole logits."""
+    """Times the Jensen-Shannon divergence to a teacher's head twice as wide: ours, TRL's, and whole logits."""
     import logitless
 
     leaves, beta = bench.inputs.leaves(), 0.5
@@ -233,7 +234,7 @@ def divergence(bench: Bench) -> Iterator[Case]:
         return (beta * log_q.exp() * (log_q - log_m) + (1 - beta) * log_p.exp() * (log_p - log_m)).sum(-1)
 
     def products() -> None:
-        """The four of the student and two of the teacher that the plan has, of 512 rows at a time."""
+        """Runs the plan's products: four of the student and two of the teacher, 512 rows at a time."""
         out = torch.empty(512, vocab, **place)
         for rows, of_teacher in zip(bench.inputs.hidden.split(512), teacher.split(512)):
             dz = out[: len(rows)]
@@ -279,8 +280,10 @@ SETS = {
 
 
 def kernels_of(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
-    """Name, launches a call and microseconds a call, of each kernel, the longest first; by PyTorch's profiler (CUPTI).
-    Recordings of runs that come again are off, as a graph's kernels have no names of their own."""
+    """Returns name, launches per call and microseconds per call of each kernel, the longest first.
+
+    PyTorch's profiler (CUPTI) measures them. Recorded runs are off, because kernels of a graph have no names.
+    """
     with without_recordings():
         for _ in range(3):
             call()
@@ -295,11 +298,11 @@ def kernels_of(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
             times[event.name].append(event.device_time)
 
     def short(name: str) -> str:
-        """Without the namespaces and arguments of a C++ function."""
+        """Returns a C++ function's name without namespaces and arguments."""
         return re.sub(r"^void |\(anonymous namespace\)::|logitless::cuda::|\(.*$", "", name)[:LONGEST]
 
-    found = [(short(name), len(each) / calls, sum(each) / calls) for name, each in times.items()]
-    return sorted(found, key=lambda row: -row[2])
+    rows = [(short(name), len(each) / calls, sum(each) / calls) for name, each in times.items()]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def show_kernels(case: Case) -> None:
@@ -310,7 +313,7 @@ def show_kernels(case: Case) -> None:
 
 
 def show_peaks(flop: float) -> None:
-    """The rates of this machine's multiply-add units: the fp32 FMA, and the bf16 dot product where there is one."""
+    """Prints the rates of this machine's multiply-add units: fp32 FMA, and the bf16 dot product if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         probe = pathlib.Path(folder) / "fma_peak.so"
         command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
@@ -323,12 +326,12 @@ def show_peaks(flop: float) -> None:
 
 
 def main() -> int:
-    found = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
-    found.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
-    found.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
-    found.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
-    found.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
-    args = found.parse_args()
+    options = parser(__doc__, shapes=None, budgets=None, rounds=5, dtype="bfloat16")
+    options.add_argument("set", choices=SETS, help="; ".join(f"{n}: {s.cases.__doc__}" for n, s in SETS.items()))
+    options.add_argument("--data", default="std1", help="std1, std3, peaked and so on")
+    options.add_argument("--kernels", action="store_true", help="on a GPU: the time of every kernel of each case")
+    options.add_argument("--peak", action="store_true", help="on the CPU: its multiply-add peak, before and after")
+    args = options.parse_args()
     of_set = SETS[args.set]
     args.budgets = args.budgets or parse_budgets(of_set.budgets)
     if not has_device(args):

@@ -1,4 +1,4 @@
-"""Times and peak memory of calls, on a CUDA device or (to try the benchmark out) on the CPU."""
+"""Times and peak memory of calls, on a CUDA device or, to try the benchmark out, on the CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 
 Call = Callable[[], object]
 MIB = 1 << 20
-# One thread spins this long before the first event, so that the host's work before its first launch is not counted
-# (about 1.5 ms; the chip stays cool).
+# One thread spins this long before the first event. This hides the host's work before its first launch (about 1.5 ms),
+# and the chip stays cool.
 SPIN_CYCLES = 3_000_000
 
 
 class Clock:
-    """Of one device."""
+    """Measures calls on one device."""
 
     def __init__(self, device: str, idle_seconds: float = 0.03) -> None:
         self.device = device
@@ -31,13 +31,13 @@ class Clock:
             torch.cuda.synchronize()
 
     def burst_ms(self, call: Call) -> float:
-        """One call after a short idle: the chip is cool and clocks are high."""
+        """Times one call after a short idle: the chip is cool and clocks are high."""
         self.wait()
         time.sleep(self.idle_seconds)
         return self.back_to_back_ms([call])[0]
 
     def back_to_back_ms(self, calls: list[Call]) -> list[float]:
-        """Each call's time when nothing waits in between."""
+        """Returns each call's time with no wait between calls."""
         if not self.cuda:
             times = []
             for call in calls:
@@ -55,7 +55,7 @@ class Clock:
         return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
 
     def together_ms(self, call: Call, calls: int) -> float:
-        """A call's time of many in a row: the larger of host's and device's."""
+        """Returns a call's mean time among many in a row: the larger of the host's and the device's time."""
         self.wait()
         if not self.cuda:
             start = time.perf_counter()
@@ -71,20 +71,19 @@ class Clock:
         return before.elapsed_time(after) / calls
 
     def extra_bytes(self, call: Call) -> int:
-        """The most that a call takes beyond what is held now: of the allocator's memory, on the CPU of the resident
-        set."""
-        found = self.peak_bytes(call) if self.cuda else resident_peak_bytes(call)
-        assert found is not None
-        return found
+        """Returns a call's peak memory beyond the present: allocated memory on a GPU, the resident set on the CPU."""
+        peak = self.peak_bytes(call) if self.cuda else resident_peak_bytes(call)
+        assert peak is not None
+        return peak
 
     def release(self) -> None:
-        """Gives cached memory back, so that one method's leftovers do not fail the next."""
+        """Frees cached memory, so that one method's leftovers do not fail the next."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
 
     def peak_bytes(self, call: Call) -> int | None:
-        """The allocator's peak above what is allocated now; None on the CPU."""
+        """Returns the allocator's peak above what is allocated now; None on the CPU."""
         if not self.cuda:
             call()
             return None
@@ -98,15 +97,15 @@ class Clock:
 
 
 def resident_peak_bytes(call: Call) -> int:
-    """How far the process's resident set rises in a call."""
+    """Returns how far the process's resident set rises during a call."""
 
     def peak() -> int:
-        found = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
-        assert found is not None
-        return 1024 * int(found[1])
+        match = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+        assert match is not None
+        return 1024 * int(match[1])
 
-    ctypes.CDLL(None).malloc_trim(0)  # what calls before this one gave back
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    ctypes.CDLL(None).malloc_trim(0)  # returns memory that earlier calls freed
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak()
     call()
     return peak() - before

@@ -1,3 +1,3 @@
-"""Finds this tree's package, where LOGITLESS_LIBRARY names the library."""
+"""Finds this tree's package if LOGITLESS_LIBRARY names the library."""
 
 import harness  # noqa: F401

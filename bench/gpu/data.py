@@ -1,4 +1,4 @@
-"""Inputs of one problem: logits of a chosen spread, or a peaked softmax as a trained model has it."""
+"""Inputs of one problem: logits of a chosen spread, or a peaked softmax like a trained model's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shapes import Shape, checked_share
 
-IGNORED = -100  # the target that all libraries take for none
-CANDIDATES = 16  # likely tokens a row of the peaked data
+IGNORED = -100  # the target that all libraries ignore
+CANDIDATES = 16  # likely tokens per row of the peaked data
 DATA = ("std1", "std3", "std8", "peaked")
-_trained: dict[str, str] = {}  # name of a shape: file
+_trained: dict[str, str] = {}  # shape's name: file
 
 
 class Inputs(NamedTuple):
@@ -21,12 +21,13 @@ class Inputs(NamedTuple):
     target: Tensor  # [N] int64
 
     def leaves(self) -> Inputs:
-        """The same storage, as leaves that want gradients."""
+        """Returns tensors on the same storage that are leaves and require gradients."""
         return Inputs(self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_(), self.target)
 
 
 def use_trained(path: str) -> Shape:
-    """Takes the dump of experiments/convergence/run.py hidden as the data kind ``trained`` of the shape returned."""
+    """Registers a dump of ``experiments/convergence/run.py hidden`` as the data kind ``trained``, and returns its
+    shape."""
     content = torch.load(path, mmap=True, weights_only=True)
     (tokens, hidden), vocab = content["hidden"].shape, content["weight"].shape[0]
     shape = Shape("trained", tokens, vocab, hidden)
@@ -42,8 +43,11 @@ def _load_trained(shape: Shape, device: str) -> Inputs:
 
 
 def make_inputs(shape: Shape, kind: str, device: str, seed: int = 0) -> Inputs:
-    """``stdS``: logits ~ N(0, S^2), uniform targets. ``peaked``: 16 Zipf-drawn tokens carry a row's mass.
-    ``trained``: hidden states and head of a trained model."""
+    """Makes inputs of a kind.
+
+    ``stdS``: logits ~ N(0, S^2) with uniform targets. ``peaked``: 16 Zipf-drawn tokens carry a row's mass. ``trained``:
+    hidden states and head of a trained model.
+    """
     if kind == "trained":
         return _load_trained(shape, device)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -60,7 +64,7 @@ def make_inputs(shape: Shape, kind: str, device: str, seed: int = 0) -> Inputs:
 
 
 def _peaked(shape: Shape, weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A row is the sum of its candidates' directions; candidate k of a row has a logit of about 16 - log k."""
+    """Makes rows that are sums of their candidates' directions; a row's candidate k has a logit of about 16 - log k."""
     device = weight.device
     ranks = torch.arange(1, CANDIDATES + 1, device=device, dtype=torch.float32)
     frequency = 1.0 / torch.arange(1, shape.vocab + 1, device=device, dtype=torch.float64)
@@ -77,7 +81,7 @@ def _peaked(shape: Shape, weight: Tensor, generator: torch.Generator) -> tuple[T
 
 
 def with_ignored(inputs: Inputs, share: float) -> Inputs:
-    """That share of the tokens, drawn evenly, has no target."""
+    """Removes the targets of a share of the tokens, spread evenly."""
     count = round(checked_share(share) * len(inputs.target))
     generator = torch.Generator(device=inputs.target.device).manual_seed(3)
     rows = torch.randperm(len(inputs.target), device=inputs.target.device, generator=generator)[:count]

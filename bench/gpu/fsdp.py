@@ -1,14 +1,14 @@
-"""Whole training steps under FSDP2, of a model of transformers with its own head and with ours, interleaved.
+"""Whole training steps of a transformers model under FSDP2, with its own head and with ours, interleaved.
 
     python bench/gpu/fsdp.py [--ranks 2] [--model llama-1b] [--rounds 8] [--minutes 3] [--json FILE]
     python bench/gpu/fsdp.py --show FILE
     python bench/gpu/fsdp.py --device cpu --rounds 1      tries it out, with gloo and a tiny model
 
-Every rank is a process with a GPU of its own and sequences of its own. Each layer is a unit of FSDP2, the rest is the
-root's. The heads are the model's own (stock), ours as logitless.transformers.patch puts it in, and ours with 256 MiB
-and with sparsified gradients. Each round takes two steps with each head, AdamW included, its learning rate 0; a head's
-time is the largest of its ranks'. Memory is the allocator's peak of a step above weights and optimizer, the largest
-of the ranks'; "of the head" is what is above a step whose head makes the logits of each sequence's last token alone.
+Every rank is a process with its own GPU and its own sequences. Each layer is a unit of FSDP2; the root holds the rest.
+The heads are the model's own (stock), ours from logitless.transformers.patch, ours with 256 MiB, and ours with
+sparsified gradients. Each round takes two steps with each head, including AdamW with a learning rate of 0. A head's
+time is the maximum over ranks. Memory is the allocator's peak of a step above weights and optimizer, also the maximum
+over ranks. "Of the head" is the part above a step whose head computes the logits of each sequence's last token only.
 LOGITLESS_LIBRARY names liblogitless.so.
 """
 
@@ -27,7 +27,7 @@ NO_HEAD = "no head"
 
 
 def losses(model: Any, tokens: Any) -> dict[str, Any]:
-    """What gives each head's loss."""
+    """Returns each head's loss function."""
     from step_heads import MIB, THRESHOLD, logitless_patch, patched, stock
 
     return {
@@ -62,10 +62,10 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    tokens = random_tokens(spec, device).roll(rank, dims=1)  # of each rank its own
+    tokens = random_tokens(spec, device).roll(rank, dims=1)  # each rank has its own tokens
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     clock = Clock(device)
-    found: dict[str, Any] = {}
+    heads: dict[str, Any] = {}
     steps = {}
     for name, loss_of in losses(model, tokens).items():
 
@@ -79,7 +79,7 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
         step()  # gathers, plans and compiles
         loss, peak = step().double().item(), clock.peak_bytes(step)
         peaks = of_all(peak, asked.ranks)
-        found[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
+        heads[name] = {"loss": loss, "peak_bytes": max(peaks) if peak is not None else None, "ms": []}
         steps[name] = step
     for _ in range(asked.rounds):
         if out_of_time(end, asked.ranks):
@@ -87,8 +87,8 @@ def measure(asked: argparse.Namespace, device: str, rank: int, end: float, save:
         for name, step in steps.items():
             dist.barrier()
             ms = statistics.median(clock.back_to_back_ms([step] * 2))
-            found[name]["ms"].append(max(of_all(ms, asked.ranks)))
-    save({"ranks": asked.ranks, "model": asked.model, "heads": found})
+            heads[name]["ms"].append(max(of_all(ms, asked.ranks)))
+    save({"ranks": asked.ranks, "model": asked.model, "heads": heads})
 
 
 def show(record: dict[str, Any]) -> None:
@@ -109,6 +109,6 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    found = parser(__doc__, ranks=2, minutes=3.0, json=None, show=None, rounds=8)
-    found.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
-    raise SystemExit(main(found, measure, show, import_all))
+    options = parser(__doc__, ranks=2, minutes=3.0, json=None, show=None, rounds=8)
+    options.add_argument("--model", choices=("llama-1b", "gemma-270m", "qwen3-4b"), default="llama-1b")
+    raise SystemExit(main(options, measure, show, import_all))

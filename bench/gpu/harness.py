@@ -1,4 +1,4 @@
-"""Arguments that benchmarks share, shares of their time, and rounds in which all calls take turns."""
+"""Shared arguments of benchmarks, shares of their time, and rounds in which all calls take turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from record import Record
 from shapes import parse_budgets, parse_shapes
 from table import markdown, number
 
-if TYPE_CHECKING:  # a record is shown without PyTorch
+if TYPE_CHECKING:  # a record can be shown without PyTorch
     from clock import Call, Clock
 
 START = time.monotonic()
@@ -28,7 +28,7 @@ if os.environ.get("LOGITLESS_LIBRARY"):
     sys.path.insert(0, str(ROOT / "python"))
 
 Item = TypeVar("Item")
-GRACE = 0.92  # of the minutes; the rest is for what is under way and the tables
+GRACE = 0.92  # share of the minutes; the rest is for the current step and the tables
 MIB = 1 << 20
 
 
@@ -43,7 +43,7 @@ def positive(text: str) -> int:
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An argument's type; what ``parse`` expected is the error."""
+    """Makes a type of an argument, whose error is what ``parse`` expected."""
 
     def of(text: str) -> Any:
         try:
@@ -62,20 +62,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"choices": ("float32", "bfloat16")},
     "rounds": {"type": positive},
     "ranks": {"type": positive},
-    "minutes": {"type": float, "help": "after which it ends with what was measured"},
-    "json": {"type": pathlib.Path, "metavar": "FILE", "help": "where the record goes"},
-    "show": {"type": pathlib.Path, "metavar": "FILE", "help": "measure nothing: show this record"},
+    "minutes": {"type": float, "help": "time limit; the record then has the results so far"},
+    "json": {"type": pathlib.Path, "metavar": "FILE", "help": "write the record to FILE"},
+    "show": {"type": pathlib.Path, "metavar": "FILE", "help": "measure nothing, and show the record in FILE"},
 }
 
 
 def parser(doc: str | None, device: str = "cuda", **defaults: Any) -> argparse.ArgumentParser:
-    """With --device, and those of OPTIONS that have a default here."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--device", default=device, help="cuda, or cpu: a try-out without a GPU, of small shapes")
+    """Returns a parser with --device and those of OPTIONS that have a default here."""
+    arguments = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--device", default=device, help="cuda, or cpu for a trial of small shapes without a GPU")
     for name, default in defaults.items():
         options = {"help": f"default: {default}"} | OPTIONS[name]
-        found.add_argument(f"--{name}", default=default, **options)
-    return found
+        arguments.add_argument(f"--{name}", default=default, **options)
+    return arguments
 
 
 def has_device(args: argparse.Namespace) -> bool:
@@ -90,7 +90,7 @@ def has_device(args: argparse.Namespace) -> bool:
 def measured_in_time(
     args: argparse.Namespace, record: Any, measure: Callable[[Deadline], None], render: Callable[[Any], str]
 ) -> int:
-    """The record is written and shown when it is measured, or when the minutes are over. Returns an exit status."""
+    """Measures, then writes and shows the record, at the latest when the minutes are over. Returns an exit status."""
 
     def last_words() -> None:
         record.save()
@@ -102,7 +102,7 @@ def measured_in_time(
 
 
 def in_shares(record: Record, end: Deadline, items: Mapping[str, Item], run: Callable[[Item, Deadline], None]) -> None:
-    """Each item with an equal part of the time that is left. One that fails is noted, and the others go on."""
+    """Runs each item with an equal part of the time left. A failing item is noted, and the others go on."""
     for index, (name, item) in enumerate(items.items()):
         share = end.share(len(items) - index)
         if share.left() <= 0:
@@ -122,7 +122,7 @@ def describe(error: BaseException) -> str:
 
 
 def tried(row: Any, seconds: float, work: Callable[[], object]) -> bool:
-    """Does the work, if it takes no longer than that. Whatever goes wrong is the status and the reason of the row."""
+    """Does the work within a time limit. An error becomes the row's status and reason."""
     if seconds <= 0:
         row.status, row.reason = "skipped", "no time left to prepare it"
         return False
@@ -139,7 +139,7 @@ def tried(row: Any, seconds: float, work: Callable[[], object]) -> bool:
 
 
 def ratio_of(times: Mapping[int, float], *bases: Mapping[int, float]) -> float | None:
-    """The median of the ratios to the sum of the bases, of the rounds that all have."""
+    """Returns the median ratio to the sum of the bases, over the rounds that have all of them."""
     shared = set(times).intersection(*bases) if bases else ()
     ratios = [times[index] / sum(base[index] for base in bases) for index in shared]
     return statistics.median(ratios) if ratios else None
@@ -147,31 +147,32 @@ def ratio_of(times: Mapping[int, float], *bases: Mapping[int, float]) -> float |
 
 @dataclasses.dataclass
 class Case:
-    """A call to time, and the names of those that its ratios are to."""
+    """A call to time, and the names of the cases that its ratios refer to."""
 
     name: str
     call: Call
     bases: tuple[str, ...] = ()
-    gradient_bytes: int = 0  # of its memory
+    gradient_bytes: int = 0  # memory of the call's gradients
 
 
 def measured(clock: Clock, cases: Iterable[Case], rounds: int) -> list[str]:
-    """A row a case: median of its times, their range, ratios to its bases, and memory beyond gradients.
+    """Returns a row per case: median time, range, ratios to its bases, and memory beyond gradients.
 
-    A round runs all cases, shuffled, each after a short idle."""
-    found = {case.name: case for case in cases}
+    A round runs all cases in random order, each after a short idle.
+    """
+    by_name = {case.name: case for case in cases}
     memory = {}
-    for name, case in found.items():
+    for name, case in by_name.items():
         case.call()  # compiles and plans
         memory[name] = (clock.extra_bytes(case.call) - case.gradient_bytes) / MIB
         clock.release()
-    times: dict[str, dict[int, float]] = {name: {} for name in found}
+    times: dict[str, dict[int, float]] = {name: {} for name in by_name}
     order = random.Random(0)
     for index in range(rounds):
-        for name in order.sample(list(found), len(found)):
-            times[name][index] = clock.burst_ms(found[name].call)
+        for name in order.sample(list(by_name), len(by_name)):
+            times[name][index] = clock.burst_ms(by_name[name].call)
     lines = []
-    for name, case in found.items():
+    for name, case in by_name.items():
         own = times[name]
         ratios = ", ".join(f"{number(ratio_of(own, times[base]), '.3f')} x {base}" for base in case.bases)
         each = own.values()

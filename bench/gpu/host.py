@@ -1,13 +1,13 @@
-"""Host time of small heads: what a call takes to queue, beside what it takes on the device.
+"""Host time of small heads: the time that a call takes to queue, and the time on the device.
 
     python bench/gpu/host.py [--shapes 256x32768x1024,2048x32000x768] [--peers canonical,torch-compile]
         [--minutes 1.8] [--json out.json]
 
-Host time: microseconds until the call returns and all of its work is queued, the median over blocks of calls; the
-device is waited for outside of the blocks. Back to back: milliseconds a call of many calls in a row, between two
-events: the larger of host's and device's time. Calls are forward and backward, or the loss alone; all of them are
-interleaved. Parts of a call: of the first shape, in blocks of six calls, the whole call and logitless_run in it, with
-runs that come again played from recordings and without; and the planning of a new N.
+Host time is in microseconds until the call returns with all of its work queued: the median over blocks of calls. The
+wait for the device is outside the blocks. The time back to back is in milliseconds per call of many calls in a row,
+between two events: the larger of the host's and the device's time. Calls are forward and backward, or the loss alone,
+all interleaved. The parts of a call belong to the first shape, in blocks of six calls: the whole call and logitless_run
+inside it, with and without recorded runs, and the planning of a new N.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from table import host_table
 from timing import pass_call
 
 SHAPES = "256x32768x1024,1024x32768x1024,2048x32000x768,4096x50304x768,1024x128256x2048,2048x128256x4096"
-HOST_CALLS = 8  # a block; its launches must fit into the device's queue
-BLOCK_SECONDS = 0.05  # of a block back to back, at least
+HOST_CALLS = 8  # calls per block; their launches must fit into the device's queue
+BLOCK_SECONDS = 0.05  # least duration of a block back to back
 BLOCKS = 7
-PARTS_CALLS, PARTS_BLOCKS, NEW_PLANS = 6, 9, 24  # of the parts of a call
+PARTS_CALLS, PARTS_BLOCKS, NEW_PLANS = 6, 9, 24  # for the parts of a call
 PREPARE_SECONDS, LEAST_SECONDS = 30.0, 5.0
 
 
 def our_methods() -> list[Method]:
-    """Logitless as a user calls it."""
+    """Returns Logitless as a user calls it."""
     sparsified = our_loss(gradient="sparsified", threshold=2.0**-9)
     return [
         Method("logitless", our_loss(), ours=True),
@@ -86,7 +86,7 @@ class Cell:
 
 
 def call_and_queue_us(clock: Clock, call: Call) -> tuple[float, float]:
-    """Medians over blocks: microseconds of a call, and of logitless_run in it (0 for a call without it)."""
+    """Returns medians over blocks in microseconds: a call, and its logitless_run (0 if it makes none)."""
     from logitless import native
 
     inside = 0.0
@@ -98,7 +98,7 @@ def call_and_queue_us(clock: Clock, call: Call) -> tuple[float, float]:
         run(*args, **options)
         inside += time.perf_counter() - start
 
-    for _ in range(4):  # recordings are made
+    for _ in range(4):  # makes the recordings
         call()
     calls, queues = [], []
     with mock.patch.object(native, "run", timed):
@@ -114,7 +114,7 @@ def call_and_queue_us(clock: Clock, call: Call) -> tuple[float, float]:
 
 
 def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) -> float:
-    """Microseconds of planning forward and backward with a number of rows that was not planned before, the median."""
+    """Returns the median microseconds to plan forward and backward for a new number of rows."""
     from logitless import native
     from logitless import options as _options
 
@@ -131,7 +131,7 @@ def planning_us(rows: int, vocab: int, hidden: int, budget: int, device: int) ->
 
 
 def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | None) -> None:
-    """Into the record's meta: microseconds of a call, of logitless_run in it, and of planning."""
+    """Writes microseconds of a call, of logitless_run and of planning into the record's meta."""
     inputs = make_inputs(shape, "std1", clock.device)
     sparsified = {"gradient": "sparsified", "threshold": 2.0**-9}
     passes = [("whole", "gradients", {}), ("sparsified 2^-9", "gradients", sparsified), ("loss alone", "loss", {})]
@@ -144,7 +144,7 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
 
         text = parts_of(None)
         with without_recordings():
-            text += f", without recordings {parts_of(1 << 50)}"  # a budget that is none: plans of their own
+            text += f", without recordings {parts_of(1 << 50)}"  # a budget beyond any need gives new plans
         record.meta[f"us of a call (of logitless_run), {shape.name}, {name}"] = text
         if eager is not None:
             of_eager = call_and_queue_us(clock, pass_call(eager, inputs, pass_))[0]
@@ -157,7 +157,7 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
 
 
 def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Method], end: Deadline, parts: int) -> None:
-    """The next of ``parts`` shapes until ``end``."""
+    """Measures the next of ``parts`` shapes until ``end``."""
     inputs = make_inputs(shape, "std1", clock.device)
     cells = []
     for method in sorted(methods, key=lambda method: method.slow_to_prepare):

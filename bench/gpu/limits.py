@@ -1,4 +1,4 @@
-"""Time: what is left of the run, a limit on one step, and a last resort that ends the run with its results."""
+"""Time limits: the rest of the run, a limit on one step, and a last resort that ends the run with its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 
 class Deadline:
-    """Seconds left until ``seconds`` after ``start`` (a time of time.monotonic)."""
+    """Seconds left until ``seconds`` after ``start``, a time of time.monotonic."""
 
     def __init__(self, start: float, seconds: float) -> None:
         self.end = start + seconds
@@ -21,18 +21,23 @@ class Deadline:
         return self.end - time.monotonic()
 
     def share(self, parts: int) -> Deadline:
-        """An equal part of what is left, for the next of ``parts`` steps."""
+        """Returns an equal part of the time left for the next of ``parts`` steps."""
         return Deadline(time.monotonic(), max(0.0, self.left()) / parts)
 
 
 class StepTimeout(BaseException):
-    """A step took longer than its limit. No Exception: tuners catch those of a configuration and go on."""
+    """Raised when a step exceeds its limit.
+
+    It is no Exception: a tuner catches those of a configuration and continues.
+    """
 
 
 @contextlib.contextmanager
 def step_limit(seconds: float) -> Iterator[None]:
-    """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again. There is one timer: a
-    limit within another is refused."""
+    """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again.
+
+    There is one timer, so limits cannot be nested.
+    """
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         raise RuntimeError("a step has a limit already")
 
@@ -40,7 +45,8 @@ def step_limit(seconds: float) -> Iterator[None]:
         raise StepTimeout(f"longer than {seconds:.3g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), 5.0)  # again, should something swallow it
+    # fires again in case something swallows the first one
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), 5.0)
     try:
         yield
     finally:
@@ -50,7 +56,7 @@ def step_limit(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reported_by(start: float, seconds: float, report: Callable[[], None]) -> Iterator[None]:
-    """Reports at the end of the block, or at that time, even if a call hangs: then the process ends with status 3."""
+    """Reports at the end of the block. If a call hangs, it reports at the given time and exits with status 3."""
 
     def end() -> None:
         print(f"time is up after {seconds:.0f} s: ending with what was measured", flush=True)

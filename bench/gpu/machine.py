@@ -1,4 +1,4 @@
-"""Where a figure is from."""
+"""Facts about the machine that produced a figure."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def program() -> str:
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Date, versions, driver, command: what a figure means nothing without."""
+    """Returns date, versions, driver and command, without which a figure means nothing."""
     import torch
 
-    found = {
+    facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python", program(), *map(shlex.quote, sys.argv[1:])]),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "device": "CPU",
     }
     if device.startswith("cuda"):
-        found["device"] = torch.cuda.get_device_name()
+        facts["device"] = torch.cuda.get_device_name()
         query = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
         try:
-            found["driver, power limit, top clock"] = subprocess.run(
+            facts["driver, power limit, top clock"] = subprocess.run(
                 query, capture_output=True, text=True, timeout=20, check=True
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError) as error:
-            found["driver"] = f"unknown ({type(error).__name__})"
-    return found
+            facts["driver"] = f"unknown ({type(error).__name__})"
+    return facts
 
 
 PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
@@ -44,10 +44,10 @@ PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutla
 def package_versions(names: tuple[str, ...] = PACKAGES) -> str:
     from importlib import metadata
 
-    found = []
+    versions = []
     for name in names:
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(versions)

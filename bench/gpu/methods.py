@@ -1,4 +1,4 @@
-"""What is measured: Logitless at each budget, and every other library that can be imported."""
+"""The methods to measure: Logitless at each budget, and every other library that can be imported."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Method:
     loss: Loss
     ours: bool = False
     budget_mib: int | None = None
-    threshold: float | None = None  # of sparsified gradients
+    threshold: float | None = None  # for sparsified gradients
     passes: tuple[str, ...] = ("loss", "gradients")
-    slow_to_prepare: bool = False  # compiles or tunes kernels for a long time at its first call
+    slow_to_prepare: bool = False  # compiles or tunes kernels for a long time in its first call
 
 
 def budget_name(mib: int | None) -> str:
@@ -34,13 +34,13 @@ def budget_name(mib: int | None) -> str:
 
 
 def budget_of(mib: int | None) -> int | str | None:
-    """max_workspace_bytes of so many MiB; None: of the fastest plan; 0: what a call without one gets."""
+    """Converts MiB to max_workspace_bytes. None is the fastest plan; 0 is the default of a call without a budget."""
     return "fastest" if mib is None else mib * MIB or None
 
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Inside the block; the library reads such variables when it plans, the package at every call."""
+    """Sets environment variables within the block; the library reads them at planning, the package at every call."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -52,7 +52,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def without_recordings() -> contextlib.AbstractContextManager[None]:
-    """Plans that are made inside do not play runs that come again from recordings."""
+    """Disables the recording of repeated runs for plans made within the block."""
     return environment("LOGITLESS_CUDA_GRAPHS", "0")
 
 
@@ -60,8 +60,8 @@ def our_loss(engine: str = "", **options: Any) -> Loss:
     import logitless
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        found: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
-        return found
+        result: Tensor = logitless.linear_cross_entropy(hidden, weight, target, **options)
+        return result
 
     def with_engine(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         with environment("LOGITLESS_CUDA_ENGINE", engine):
@@ -71,26 +71,28 @@ def our_loss(engine: str = "", **options: Any) -> Loss:
 
 
 def our_methods(budgets: list[int | None], engines: list[str], exponents: list[int] | None = None) -> list[Method]:
-    """The loss alone (without a bound: it needs next to nothing), the gradients at every budget, and sparsified ones at
-    thresholds 2^-exponent."""
-    found = []
+    """Returns the loss alone, gradients at every budget, and sparsified gradients at thresholds 2^-exponent.
+
+    The loss has no budget, because it needs almost no workspace.
+    """
+    methods = []
     for engine in engines:
         name = f"logitless{'/' + engine if engine else ''}"
         fastest = our_loss(engine, max_workspace_bytes="fastest")
-        found.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
+        methods.append(Method(f"{name} loss", fastest, ours=True, passes=("loss",)))
         for budget in budgets:
             loss, label = our_loss(engine, max_workspace_bytes=budget_of(budget)), budget_name(budget)
-            found.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
+            methods.append(Method(f"{name} {label}", loss, ours=True, budget_mib=budget, passes=("gradients",)))
         for exponent in exponents or []:
             loss = our_loss(engine, gradient="sparsified", threshold=2.0**-exponent, seed=0)
             label, threshold = f"sparsified 2^-{exponent}", 2.0**-exponent
-            found.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
-    return found
+            methods.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
+    return methods
 
 
 @contextlib.contextmanager
 def seen_plan(method: Method) -> Iterator[list[str]]:
-    """Collects the plans that Logitless takes inside the block, for the table; none of another's method."""
+    """Collects Logitless's plans within the block for the table; other methods have none."""
     if not method.ours:
         yield []
         return
@@ -120,16 +122,18 @@ def _torch_compile() -> list[Method]:
 
 def _torch_fused() -> list[Method]:
     fused = getattr(functional, "linear_cross_entropy")
-    found = [Method("torch fused", lambda e, c, y: fused(e, c, y))]
+    methods = [Method("torch fused", lambda e, c, y: fused(e, c, y))]
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None:
-        found.append(Method("torch fused chunked", lambda e, c, y: fused(e, c, y, options=options())))
-    return found
+        methods.append(Method("torch fused chunked", lambda e, c, y: fused(e, c, y, options=options())))
+    return methods
 
 
 def _apple(*names: str) -> list[Method]:
-    """By the name of the method. Unfiltered is cce without its filter, and nothing else changed: sums stay in 16
-    bits."""
+    """Returns Apple's cut cross entropy under a method's name.
+
+    "Unfiltered" is cce without its filter and with no other change: sums stay in 16 bits.
+    """
     from cut_cross_entropy import linear_cross_entropy as cce
 
     def make(name: str) -> Loss:
@@ -143,7 +147,7 @@ def _liger() -> list[Method]:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as function
 
     def make(accumulate: torch.dtype | None) -> Loss:
-        # after the target: bias, class weight, ignore_index, z-loss, smoothing, reduction, softcap, return_z_loss
+        # arguments after target: bias, class weight, ignore_index, z-loss, smoothing, reduction, softcap, return_z_loss
         return lambda e, c, y: function.apply(e, c, y, None, None, -100, 0.0, 0.0, "mean", None, False, accumulate)[0]
 
     return [Method("liger", make(None)), Method("liger fp32", make(torch.float32))]
@@ -184,7 +188,7 @@ PEERS: dict[str, Callable[[], list[Method]]] = {
     "torch-compile": _torch_compile,
     "quack": _quack,
 }
-# By name only.
+# These run only if named.
 MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
     "apple-exact": lambda: _apple("cce_exact"),
     "apple-kahan": lambda: _apple("cce_kahan_full_c"),
@@ -193,24 +197,24 @@ MORE_PEERS: dict[str, Callable[[], list[Method]]] = {
 
 
 def peer_methods(which: str) -> tuple[list[Method], list[str]]:
-    """Methods of ``auto`` (all of PEERS), ``none`` or names, and why the others are missing."""
+    """Returns the methods of ``auto`` (all of PEERS), ``none`` or names, and why others are missing."""
     known = PEERS | MORE_PEERS
     names = list(PEERS) if which == "auto" else [] if which == "none" else which.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"--peers: expected auto, none or names out of {', '.join(known)}; got {unknown[0]!r}")
-    found: list[Method] = []
+    methods: list[Method] = []
     missing = []
     for name in names:
         try:
-            found += known[name]()
-        except Exception as error:  # not installed, or broken in whatever way its import is
+            methods += known[name]()
+        except Exception as error:  # it may be missing, or its import may fail in any way
             missing.append(f"peer {name} is not available: {type(error).__name__}: {str(error)[:200]}")
-    return found, missing
+    return methods, missing
 
 
 def loss_named(name: str) -> Loss:
-    """exact, sparsified-2^-K, or the first method of a peer. Raises ImportError where its package is missing."""
+    """Returns exact, sparsified-2^-K, or a peer's first method. Raises ImportError if its package is missing."""
     if name == "exact":
         return our_loss()
     exponent = name.removeprefix("sparsified-2^-")

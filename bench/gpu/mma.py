@@ -1,14 +1,14 @@
-"""The engine on mma.sync beside the most that the instruction gives, and Triton's product with the same instructions.
+"""Compares the mma.sync engine with the instruction's peak rate, and with Triton's product of the same instructions.
 
     python bench/gpu/mma.py [--program build/dev/tests/gpu/logitless_gpu_mma_times]
         [--shapes 8192x128256x4096,8192x256000x2304,8192x151936x1024] [--rounds 4] [--minutes 6] [--json FILE]
     python bench/gpu/mma.py --show FILE
 
-In each round the program (tests/gpu/mma_times.cu) and Triton take turns, and what the program measures is shuffled.
-"Burst": a launch after a rest of 0.1 s, when clocks are high. "Warm": launches back to back. Figures are medians, as
-shares of the ceiling of the same round and way: register-only mma.sync on as many thread blocks, of as many FLOP;
-"half the warps" is one for each scheduler. "a100" and "rtx-4090" are this device with no more processors and shared
-memory than those have; groups of rows are made for their L2.
+In each round the program (tests/gpu/mma_times.cu) and Triton take turns; the program shuffles its own measurements.
+"After idle" is a launch after a rest of 0.1 s, when clocks are high. "Steady" launches are back to back. Figures are
+medians, as shares of the ceiling in the same round and mode. The ceiling is register-only mma.sync on as many thread
+blocks with as many FLOP; "half the warps" has one warp per scheduler. "a100" and "rtx-4090" are this device restricted
+to the processors and shared memory of those; groups of rows are sized for their L2.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from table import markdown
 
 PROGRAM = ROOT / "build" / "dev" / "tests" / "gpu" / "logitless_gpu_mma_times"
 SHAPES = "8192x128256x4096,8192x256000x2304,8192x151936x1024"
-LAUNCHES = 10  # of Triton's product in a round and way
-WAYS = {"burst_seconds": "burst", "seconds": "warm"}
+LAUNCHES = 10  # launches of Triton's product per round and mode
+WAYS = {"burst_seconds": "after idle", "seconds": "steady"}
 
 
 def measured(program: pathlib.Path, shape: Shape, seconds: float) -> list[dict[str, Any]]:
-    """What the program writes: a measurement a line."""
+    """Parses the program's output, one measurement per line."""
     sizes = [shape.tokens, shape.vocab, shape.hidden, seconds]
     process = subprocess.run(
         [str(program), *map(str, sizes)], capture_output=True, text=True, timeout=120 + 10 * seconds, check=False
@@ -45,7 +45,7 @@ def measured(program: pathlib.Path, shape: Shape, seconds: float) -> list[dict[s
 
 
 def triton_product(shape: Shape) -> dict[str, Any]:
-    """bf16 logits by Triton without Hopper's instructions; says so, in place of times, where it has used them."""
+    """Times bf16 logits by Triton without Hopper's instructions, or returns that it used them."""
     os.environ["DISABLE_MMA_V3"] = "1"
     import mma_triton
 
@@ -53,21 +53,21 @@ def triton_product(shape: Shape) -> dict[str, Any]:
 
 
 def rates(round_: list[dict[str, Any]], way: str) -> dict[tuple[str, str], float]:
-    """FLOP a second by what and device; way: a key of WAYS."""
+    """Returns FLOP per second by measurement and device; ``way`` is a key of WAYS."""
     return {(m["what"], m["device"]): m["flop"] / statistics.median(m[way]) for m in round_ if m.get(way)}
 
 
 def shares(rounds: list[list[dict[str, Any]]]) -> list[list[str]]:
-    """A row for each device and measurement: for each way TFLOP/s, the share of the ceiling, the time of the loss's."""
+    """Returns a row per device and measurement: TFLOP/s, share of the ceiling and time over the loss's, by mode."""
     cells: dict[tuple[str, str], list[str]] = {}
     for number, way in enumerate(WAYS):
-        found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+        values_of: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         for round_ in rounds:
             by = rates(round_, way)
             for (what, device), rate in by.items():
                 values = (rate * 1e-12, rate / by["ceiling", device], by["loss", device] / rate)
-                found.setdefault((device, what), []).append(values)
-        for key, values in found.items():
+                values_of.setdefault((device, what), []).append(values)
+        for key, values in values_of.items():
             rate, share, of_loss = (statistics.median(value[i] for value in values) for i in range(3))
             row = cells.setdefault(key, ["-"] * (3 * len(WAYS)))
             row[3 * number : 3 * number + 3] = [f"{rate:.0f}", f"{share:.3f}", f"{of_loss:.3f}"]
@@ -87,9 +87,9 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    found = parser(__doc__, shapes=SHAPES, rounds=4, minutes=6.0, json=None, show=None)
-    found.add_argument("--program", type=pathlib.Path, default=PROGRAM)
-    asked = found.parse_args()
+    options = parser(__doc__, shapes=SHAPES, rounds=4, minutes=6.0, json=None, show=None)
+    options.add_argument("--program", type=pathlib.Path, default=PROGRAM)
+    asked = options.parse_args()
     if asked.show:
         show(read_json(asked.show))
         return 0

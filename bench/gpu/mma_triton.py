@@ -1,5 +1,7 @@
-"""A plain bf16 product in Triton: tiles in groups, pointers and no copy engine. With DISABLE_MMA_V3 it is made of
-mma.sync and cp.async, as on an A100."""
+"""A plain bf16 product in Triton: grouped tiles, pointers, no copy engine.
+
+DISABLE_MMA_V3 makes Triton compile it to mma.sync and cp.async, as on an A100.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,10 @@ def product(
 
 
 def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any]:
-    """Seconds of each launch, after a rest and back to back, or why there are none."""
-    found: dict[str, Any] = {"what": "Triton's product", "device": "whole", "flop": 2.0 * rows * columns * depth}
+    """Returns seconds of each launch, after a rest and back to back, or the reason for having none."""
+    result: dict[str, Any] = {"what": "Triton's product", "device": "whole", "flop": 2.0 * rows * columns * depth}
     if depth % 64 != 0:
-        return {**found, "why_not": "Triton's product is of depths that 64 divides"}
+        return {**result, "why_not": "Triton's product is of depths that 64 divides"}
     hidden = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
     logits = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
@@ -71,8 +73,8 @@ def measure(rows: int, columns: int, depth: int, launches: int) -> dict[str, Any
 
     code = launch().asm["ptx"]
     if "wgmma" in code or "mma.sync" not in code:
-        return {**found, "why_not": "Triton has used Hopper's instructions: no peer"}
+        return {**result, "why_not": "Triton has used Hopper's instructions: no peer"}
     clock = Clock("cuda", idle_seconds=0.1)
     burst = [1e-3 * clock.burst_ms(launch) for _ in range(launches)]
     warm = [1e-3 * milliseconds for milliseconds in clock.back_to_back_ms([launch] * launches)]
-    return {**found, "burst_seconds": burst, "seconds": warm}
+    return {**result, "burst_seconds": burst, "seconds": warm}

@@ -9,7 +9,7 @@ from record import Record, Row
 from shapes import Shape
 from terms import MATMULS, in_words, plain
 
-# Okabe and Ito's colours, which people with any colour vision tell apart: the first two are ours; others have markers.
+# The palette of Okabe and Ito suits all kinds of color vision. The first two colors are ours; others also have markers.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("s", "D", "^", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 
@@ -30,7 +30,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
 
 
 def _plain_logarithm(axis: Any, low: float, high: float) -> None:
-    """Ticks at 1, 2 and 5 times powers of ten, fewer over a long range, as plain numbers."""
+    """Sets ticks at 1, 2 and 5 times powers of ten as plain numbers, fewer over a long range."""
     factors = (1, 2, 5) if high < 300 * low else (1,)
     powers = [10.0**k for k in range(-3, 7)]
     ticks = [f * power for power in powers for f in factors if low / 1.05 <= f * power <= high * 1.05]
@@ -39,7 +39,7 @@ def _plain_logarithm(axis: Any, low: float, high: float) -> None:
 
 
 def legend_below(figure: Any) -> None:
-    """A legend that leaves the axes their width."""
+    """Puts the legend below, so that the axes keep their width."""
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
 
 
@@ -57,7 +57,7 @@ def _gradients(record: Record, shape: Shape) -> list[Row]:
 
 
 def _label(row: Row) -> str:
-    """A method's name in the legend. Ours is one line over all budgets."""
+    """Returns a method's name in the legend. Our budgets form one line."""
     words = plain(in_words(row.method))
     return f"{words.partition(',')[0]}, {'exact' if row.threshold is None else 'sparsified'}" if row.ours else words
 
@@ -67,8 +67,10 @@ def _sizes(shape: Shape) -> str:
 
 
 def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path) -> pathlib.Path:
-    """Ours as a line over the budgets, every peer a point; horizontal line: three matmuls. Times are steady where the
-    record has them."""
+    """Plots ours as a line over budgets, every peer as a point, and three matmuls as a horizontal line.
+
+    Times are steady if the record has such times.
+    """
     rows = [r for r in _gradients(record, shape) if r.burst_ms is not None and r.extra_mib is not None]
     steady = all(row.sustained_ms is not None for row in rows)
     lines: dict[str, list[Row]] = {}
@@ -110,12 +112,12 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path)
 
 
 def _workspace(row: Row) -> float | None:
-    """MiB beyond gradients; of a record without them the budget."""
+    """Returns MiB beyond gradients, or the budget for a record without them."""
     return row.budget_mib if row.extra_mib is None else row.extra_mib - row.gradient_mib
 
 
 def plot_time_against_budget(record: Record, folder: pathlib.Path) -> pathlib.Path:
-    """A line a shape, in three matmuls of it."""
+    """Plots a line per shape, in units of its three matmuls."""
     lines = {}
     for shape in record.shapes:
         rows = [r for r in _gradients(record, shape) if r.ours and r.threshold is None and r.burst_ratio]

@@ -1,14 +1,15 @@
-"""The tables of docs/results.md and of README.md whose figures are in bench/records, and the plots of records.
+"""Writes the tables of docs/results.md and README.md whose figures are in bench/records, and the plots of records.
 
     python bench/gpu/published.py
 
-run.py --json writes a record, and so do steps.py, host.py, parallel.py and fsdp.py beside it; --show of the same
-program prints all of it. studies.py reads those of the studies and makes plots of them; the studies' pages keep their
-tables. A table stands between two comments that name its record, behind a line that says where its figures are from.
+``run.py --json``, steps.py, host.py, parallel.py and fsdp.py write records; --show of the same program prints all of a
+record. studies.py plots the records of the studies, whose pages keep their tables. A table stands between two comments
+that name its record. The line before it says where its figures come from.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import pathlib
 import re
@@ -27,21 +28,21 @@ RECORDS = ROOT / "bench" / "records"
 RESULTS = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "plots"
-HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # plotted against memory: one head, and another of the second
+HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
 
 
 def two(idle: float | None, steady: float | None, form: str = ".2f") -> str:
-    """After idle and steady."""
+    """Formats the time after idle and the steady time."""
     return f"{number(idle, form)} / {number(steady, form)}"
 
 
 def beyond(row: Row) -> str:
-    """MiB beyond inputs and gradients."""
+    """Formats MiB beyond inputs and gradients."""
     return "-" if row.extra_mib is None else f"{row.extra_mib - row.gradient_mib:,.0f}"
 
 
 def heads(record: Record) -> list[str]:
-    """A row a method, of each head milliseconds after idle, and MiB beyond gradients."""
+    """A row per method: for each head milliseconds after idle, and MiB beyond gradients."""
     head, methods = [""], dict.fromkeys(row.method for row in record.rows)
     for shape in record.shapes:
         head += [f"{shape.name}, ms", "extra MiB"]
@@ -56,7 +57,7 @@ def heads(record: Record) -> list[str]:
 
 
 def one_head(record: Record) -> list[str]:
-    """A row a way to loss and gradients of one head: time, memory, errors."""
+    """A row per way to compute one head's loss and gradients: time, memory, errors."""
     (shape,) = record.shapes
     errors, matmuls = {item.method: item for item in record.accuracy}, record.gemms[shape.name]
     idle, steady = (sum(of.values()) for of in (matmuls.burst, matmuls.sustained))
@@ -71,7 +72,7 @@ def one_head(record: Record) -> list[str]:
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
 
-# README's rows: methods of HEAD's record, and what they are called there.
+# README's rows: methods of HEAD's record, and their names there.
 FIRST_PAGE = {
     "canonical": "PyTorch eager (transformers' default)",
     "torch.compile": "torch.compile",
@@ -85,28 +86,29 @@ FIRST_PAGE = {
 def first_page() -> list[str]:
     """Steady time and memory of a few ways, and whether their gradients are exact."""
     record: Record = loaded(HEAD)
-    found = {row.method: row for row in record.rows if row.pass_ == "gradients"}
-    rows = [(words, found[method]) for method, words in FIRST_PAGE.items()]
+    by_method = {row.method: row for row in record.rows if row.pass_ == "gradients"}
+    rows = [(words, by_method[method]) for method, words in FIRST_PAGE.items()]
     lines = [[words, number(row.sustained_ms, ".1f"), beyond(row), gradients_are(row.method)] for words, row in rows]
     return markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines)
 
 
 def budgets(record: Record) -> list[str]:
-    """A row a budget, of each head the time in three matmuls."""
+    """A row per budget: for each head the time in three matmuls."""
 
     def cell(row: Row) -> str:
         return "none fits" if row.status == "refused" else two(row.burst_ratio, row.sustained_ratio)
 
     lines = []
     for budget in dict.fromkeys(row.budget_mib for row in record.rows):
-        found = {row.shape: row for row in record.rows if row.budget_mib == budget}
+        by_shape = {row.shape: row for row in record.rows if row.budget_mib == budget}
         name = budget_words("unlimited") if budget is None else str(budget)
-        lines.append([name, *(cell(found[s.name]) for s in record.shapes)])
+        lines.append([name, *(cell(by_shape[s.name]) for s in record.shapes)])
     return markdown(["budget, MiB", *(shape.name for shape in record.shapes)], lines)
 
 
 def ratios(record: Record) -> list[str]:
-    """A row a head: its matmuls, the loss in one of them, each way to gradients in three, and memory of the loss."""
+    """A row per head: its matmul, the loss in units of one, each way to gradients in units of three, and the loss's
+    memory."""
     methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "logitless loss"]
     head = ["head", "N x V x D", "one matmul, ms", "three, ms", "loss"]
     head += [budget_words(method.removeprefix("logitless ")) for method in methods] + ["loss, MiB"]
@@ -117,18 +119,18 @@ def ratios(record: Record) -> list[str]:
 
     lines = []
     for shape in record.shapes:
-        found = {row.method: row for row in record.rows if row.shape == shape.name}
+        by_method = {row.method: row for row in record.rows if row.shape == shape.name}
         sizes = f"{shape.tokens} x {shape.vocab} x {shape.hidden}"
-        gemms, loss = record.gemms[shape.name].burst, found["logitless loss"]
+        gemms, loss = record.gemms[shape.name].burst, by_method["logitless loss"]
         name = "" if "x" in shape.name and shape.name[0].isdigit() and shape.name[-1].isdigit() else shape.name
         cells = [name, sizes, number(gemms["logits"]), number(sum(gemms.values())), cell(loss)]
-        lines.append(cells + [cell(found[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
+        lines.append(cells + [cell(by_method[method]) for method in methods] + [number(loss.extra_mib, ".1f")])
     if not any(line[0] for line in lines):
         head, lines = head[1:], [line[1:] for line in lines]
     return markdown(head, lines)
 
 
-# Ways of two ranks, by the names of their record, and what they are called.
+# Ways of two ranks: their names in the record, and in the table.
 WAYS = {
     "sparsified, peaked, vocabulary parallel": "sparsified 2^-9, peaked logits",
     "sparsified, flat, vocabulary parallel": "sparsified 2^-9, flat logits",
@@ -140,32 +142,32 @@ WAYS = {
 
 
 def groups(record: dict[str, Any]) -> list[str]:
-    """A row a way to share a head, of each head the time over one GPU's, and the memory of both."""
-    shapes = {name: {way: of for way, of in found.items()} for name, found in record["shapes"].items()}
+    """A row per way to share a head: for each head the time over one GPU's, and the memory of both."""
+    shapes = {name: {way: of for way, of in ways.items()} for name, ways in record["shapes"].items()}
 
-    def cell(found: dict[str, Any], way: str) -> str:
+    def cell(ways: dict[str, Any], way: str) -> str:
         alone = way.replace("vocabulary parallel", "one GPU") if "," in way else "one GPU"
-        ratio = (in_turns(found[way], found[alone], which)[1] for which in ("ms", "steady_ms"))
+        ratio = (in_turns(ways[way], ways[alone], which)[1] for which in ("ms", "steady_ms"))
         return two(*ratio, ".3f")
 
-    lines = [[words, *(cell(found, way) for found in shapes.values())] for way, words in WAYS.items()]
+    lines = [[words, *(cell(ways, way) for ways in shapes.values())] for way, words in WAYS.items()]
     for way, words in {"vocabulary parallel": "exact, ms", "one GPU": "one GPU, exact, ms"}.items():
-        times = [[in_turns(found[way], None, which)[0] for which in ("ms", "steady_ms")] for found in shapes.values()]
+        times = [[in_turns(ways[way], None, which)[0] for which in ("ms", "steady_ms")] for ways in shapes.values()]
         lines.append([words, *(two(*of, ".1f") for of in times)])
     peaks = ["peak above inputs: one GPU, each of two, MiB"]
-    for found in shapes.values():
-        both = (found[way]["peak_bytes"] / 2**20 for way in ("one GPU", "vocabulary parallel"))
+    for ways in shapes.values():
+        both = (ways[way]["peak_bytes"] / 2**20 for way in ("one GPU", "vocabulary parallel"))
         peaks.append(", ".join(f"{mib:,.0f}" for mib in both))
     lines.append(peaks)
     return markdown(["time over one GPU's", *(" x ".join(name.split("x")) for name in shapes)], lines)
 
 
 def sharded_steps(record: dict[str, Any]) -> list[str]:
-    """A row a head of whole steps under FSDP2. Memory is above weights and optimizer."""
-    found = {head: of for head, of in record["heads"].items() if head != "no head"}
+    """A row per head of whole steps under FSDP2. Memory is above weights and optimizer."""
+    heads = {head: of for head, of in record["heads"].items() if head != "no head"}
     rest, lines = record["heads"]["no head"]["peak_bytes"], []
-    for head, of in found.items():
-        ms, ratio = in_turns(of, found["stock"], "ms")
+    for head, of in heads.items():
+        ms, ratio = in_turns(of, heads["stock"], "ms")
         peak = of["peak_bytes"]
         gib = [number(size / 2**30, ".1f") for size in (peak, peak - rest)]
         lines.append([in_words(head), number(ms, ".0f"), number(ratio, ".3f"), *gib])
@@ -184,8 +186,8 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "parallel": groups,
     "fsdp": sharded_steps,
 }
-PLAIN = ("parallel", "fsdp")  # kinds of records that are no lists of rows
-TABLES = (  # a kind and a date
+PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
+TABLES = (  # kind and date
     HEAD,
     HEADS,
     "heads-2026-11-20",
@@ -213,13 +215,13 @@ def loaded(name: str) -> Any:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Device, date, command: a plain record has them beside its figures."""
+    """Returns device, date and command; a plain record stores them beside its figures."""
     record = loaded(name)
     return record if kind_of(name) in PLAIN else record.meta  # type: ignore[no-any-return]
 
 
 def source(name: str) -> str:
-    """Where a table is from: GPU, date, commands, record."""
+    """Returns the source of a table: GPU, date, commands, record."""
     facts = facts_of(name)
     gpu = re.match(r"NVIDIA \w+", facts["device"])
     assert gpu, name
@@ -234,7 +236,7 @@ def table_of(name: str) -> list[str]:
     return [source(name), "", *KINDS[kind_of(name)](loaded(name))]
 
 
-# By page and name.
+# Keys are page and name.
 PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
     README: {HEAD: first_page},
     RESULTS: {name: functools.partial(table_of, name) for name in TABLES},
@@ -245,14 +247,15 @@ def with_tables(page: pathlib.Path, text: str) -> str:
     for name, table in PAGES[page].items():
         before, after = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
         head, _, rest = text.partition(before)
-        _, found, tail = rest.partition(after)
-        if not found:
+        _, marker, tail = rest.partition(after)
+        if not marker:
             raise SystemExit(f"{page}: expected {before.strip()} and {after.strip()}")
         text = head + before + "\n".join(table()).strip() + after + tail
     return text
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page in PAGES:
         page.write_text(with_tables(page, page.read_text()))
     plot_time_against_budget(loaded("budgets-2026-11-22"), PLOTS)

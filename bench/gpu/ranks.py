@@ -1,4 +1,4 @@
-"""Processes as the ranks of a group, for the benchmarks of several GPUs."""
+"""Processes as the ranks of a group, for benchmarks of several GPUs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Measure = Callable[[argparse.Namespace, str, int, float, Callable[[Any], None]],
 
 
 def of_all(value: Any, ranks: int) -> list[Any]:
-    """Every rank's value, on every rank."""
+    """Gathers every rank's value on every rank."""
     import torch.distributed as dist
 
-    found = [None] * ranks
-    dist.all_gather_object(found, value)
-    return found
+    values = [None] * ranks
+    dist.all_gather_object(values, value)
+    return values
 
 
 def out_of_time(end: float, ranks: int) -> bool:
-    """Is any rank's time over?"""
+    """Returns whether any rank's time is over."""
     return bool(max(of_all(time.time(), ranks)) > end)
 
 
-def in_turns(found: dict[str, Any], base: dict[str, Any] | None, which: str) -> tuple[float | None, float | None]:
-    """The median of the times, and of their ratios to the base's in the same rounds."""
-    if not found[which]:
+def in_turns(way: dict[str, Any], base: dict[str, Any] | None, which: str) -> tuple[float | None, float | None]:
+    """Returns the median of the times, and of their ratios to the base's in the same rounds."""
+    if not way[which]:
         return None, None
-    ratio = None if base is None else ratio_of(*(dict(enumerate(each[which])) for each in (found, base)))
-    return statistics.median(found[which]), ratio
+    ratio = None if base is None else ratio_of(*(dict(enumerate(each[which])) for each in (way, base)))
+    return statistics.median(way[which]), ratio
 
 
 def work(
@@ -49,7 +49,7 @@ def work(
     partial: pathlib.Path,
     end: float,
 ) -> None:
-    # Imports of DTensors come before the group is made, as they would keep it alive.
+    # DTensor is imported before the group exists, because it would keep the group alive.
     import logitless.distributed  # noqa: F401
     import torch
     import torch.distributed as dist
@@ -64,27 +64,29 @@ def work(
     backend = "nccl" if asked.device == "cuda" else "gloo"
     store = f"file://{partial.parent}/store"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=asked.ranks)
-    measure(asked, device, rank, end, lambda found: write_json(partial, found) if rank == 0 else None)
-    gc.collect()  # models in cycles, which know their groups: gloo's threads must end before Python does
+    measure(asked, device, rank, end, lambda record: write_json(partial, record) if rank == 0 else None)
+    gc.collect()  # models in reference cycles know their groups, and gloo's threads must end before Python does
     dist.destroy_process_group()
 
 
 def main(
-    found: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser,
     measure: Measure,
     show: Callable[[dict[str, Any]], None],
     imports: Callable[[argparse.Namespace], None] | None = None,
 ) -> int:
-    """Measures in as many processes as were asked for and shows the record: what measure's last call of ``save`` had,
-    behind the facts of the machine."""
+    """Measures in the requested number of processes and shows the record.
+
+    The record has the machine's facts, then the content of ``measure``'s last call of ``save``.
+    """
     import torch
 
-    asked = found.parse_args()
+    asked = parser.parse_args()
     if asked.show:
         show(read_json(asked.show))
         return 0
     if asked.ranks < 2:
-        found.error(f"argument --ranks: expected 2 or more, got {asked.ranks}")
+        parser.error(f"argument --ranks: expected 2 or more, got {asked.ranks}")
     if asked.device == "cuda" and torch.cuda.device_count() < asked.ranks:
         print(f"needs {asked.ranks} GPUs, got {torch.cuda.device_count()} (try --device cpu)", file=sys.stderr)
         return 2

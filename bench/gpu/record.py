@@ -1,4 +1,4 @@
-"""What a run found, kept as JSON that is written again after every step, so that a cut-off run loses nothing."""
+"""A run's results as JSON, written again after every step, so that an interrupted run loses nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shapes import Shape
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """A file's content. It is compressed where its name ends in .xz."""
+    """Reads a file, decompressed if its name ends in .xz."""
     content = path.read_bytes()
     return json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """As a whole or not at all. The bytes follow from the content alone."""
+    """Writes a file as a whole or not at all. Its bytes depend on the content alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = (json.dumps(content, indent=1) + "\n").encode()
     partial = path.with_name(path.name + ".part")
@@ -30,7 +30,7 @@ def write_json(path: pathlib.Path, content: Any) -> None:
 
 @dataclasses.dataclass
 class Row:
-    """One method, one pass (``loss`` without gradients, or ``gradients``: forward and backward)."""
+    """One method and one pass: ``loss`` without gradients, or ``gradients``, forward and backward."""
 
     shape: str
     method: str
@@ -38,24 +38,24 @@ class Row:
     ours: bool = False
     budget_mib: int | None = None
     threshold: float | None = None  # of sparsified gradients
-    data: str = "std1"  # timed with these inputs
+    data: str = "std1"  # inputs of the timing
     status: str = "ok"  # or "skipped", "failed", "refused"
     reason: str = ""
     rounds: int = 0
     burst_ms: float | None = None
-    burst_ratio: float | None = None  # to the bare products of the same round: F, or 3F with gradients
+    burst_ratio: float | None = None  # to the bare products of the same round: one, or three with gradients
     sustained_ms: float | None = None
     sustained_ratio: float | None = None
-    extra_mib: float | None = None  # peak over inputs; gradients are in it
+    extra_mib: float | None = None  # peak over inputs, including gradients
     gradient_mib: float = 0.0
     plan: str = ""
-    host_us: float | None = None  # of host.py: to queue a call
+    host_us: float | None = None  # host.py: time to queue a call
     back_to_back_ms: float | None = None
 
 
 @dataclasses.dataclass
 class Gemms:
-    """Medians of the three bare products, milliseconds."""
+    """Medians of the three bare products in milliseconds."""
 
     shape: str
     burst: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -64,7 +64,7 @@ class Gemms:
 
 @dataclasses.dataclass
 class Accuracy:
-    """Relative errors against fp64, beside those of the same-precision baseline."""
+    """Errors relative to fp64, beside those of the same-precision baseline."""
 
     shape: str
     data: str
@@ -82,7 +82,7 @@ class Accuracy:
 
 
 class Record:
-    """Everything of one run. Methods may be called from the watchdog's thread too."""
+    """Everything of one run. The watchdog's thread may call its methods too."""
 
     def __init__(self, path: str | pathlib.Path | None, meta: dict[str, Any]) -> None:
         self.path = pathlib.Path(path) if path else None
@@ -95,7 +95,7 @@ class Record:
         self._lock = threading.Lock()
 
     def note(self, text: str) -> None:
-        """Something left out, and why: shown now and in the results."""
+        """Notes something left out and why, on the screen and in the results."""
         self.notes.append(text)
         print(f"note: {text}", flush=True)
 
@@ -117,7 +117,7 @@ class Record:
 
 
 def load(path: str | pathlib.Path) -> Record:
-    """A record as ``save`` wrote it."""
+    """Loads a record that ``save`` wrote."""
     content = read_json(pathlib.Path(path))
     record = Record(None, content["meta"])
     record.shapes = [Shape(**shape) for shape in content["shapes"]]

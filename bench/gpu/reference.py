@@ -1,9 +1,9 @@
-"""The reference in fp64, on a part of the gradients, and the error that same-precision arithmetic cannot avoid.
+"""The fp64 reference for a part of the gradients, and the unavoidable error of same-precision arithmetic.
 
-Of the full problem: the loss of every row, dE of a few hundred rows, dC of a few thousand vocabulary entries. Beside
-it the baseline: logits in fp32, dz = (p - onehot) / N rounded to bf16, products of bf16 operands summed in fp32. Where
-N is a power of two, or just below one, the dz of an unlikely target is exact by luck, and so is dC of a column with one
-target: take another N for errors.
+It has the full problem's loss of every row, dE of a few hundred rows, and dC of a few thousand vocabulary entries. The
+baseline has logits in fp32, dz = (p - onehot) / N rounded to bf16, and products of bf16 operands summed in fp32. If N
+is a power of two, or just below one, the dz of an unlikely target is exact by luck, and so is dC of a column with one
+target: choose another N for errors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Reference(NamedTuple):
     """Means over the N rows; gradients are those of the mean loss."""
 
     loss: float
-    rows: Tensor  # [r] which rows of dE
-    columns: Tensor  # [c] which rows of dC
+    rows: Tensor  # [r] selected rows of dE
+    columns: Tensor  # [c] selected rows of dC
     d_hidden: Tensor  # [r, D] fp64
     d_weight: Tensor  # [c, D] fp64
     baseline_d_hidden: float  # relative errors of the baseline
@@ -31,7 +31,16 @@ class Reference(NamedTuple):
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """||got - expected|| / ||expected||; NaN or inf in ``got`` gives NaN or inf."""
+    """Returns
+
+    got - expected
+
+    /
+
+    expected
+
+    . NaN or inf in ``got`` gives NaN or inf.
+    """
     return float((got.double() - expected).norm() / expected.norm())
 
 
@@ -40,7 +49,7 @@ def row_chunk(vocab: int, item_bytes: int) -> int:
 
 
 def log_sum_exp(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[N] fp64."""
+    """Returns the lse of every row, [N] in fp64."""
     wide = weight.double()
     parts = hidden.split(row_chunk(weight.shape[0], 8))
     return torch.cat([torch.logsumexp(part.double() @ wide.T, dim=1) for part in parts])
@@ -49,7 +58,7 @@ def log_sum_exp(hidden: Tensor, weight: Tensor) -> Tensor:
 def _dz(
     hidden: Tensor, weight: Tensor, lse: Tensor, target: Tensor, first: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """p - onehot of some rows and columns; ``first`` holds the columns' vocabulary entries (None: all of them)."""
+    """Returns p - onehot of some rows and columns; ``first`` has the columns' vocabulary entries, or None for all."""
     logits = hidden.to(dtype) @ weight.to(dtype).T
     dz = torch.exp_(logits.sub_(lse.to(dtype).unsqueeze(1)))
     if first is None:
@@ -60,12 +69,13 @@ def _dz(
 
 
 def _product(dz: Tensor, other: Tensor, tokens: int) -> Tensor:
-    """The baseline's, of the mean: operands in bf16, sums in fp32, written in bf16. Times N again, in float64."""
+    """Multiplies as the baseline does for the mean: bf16 operands, fp32 sums, bf16 result. Returns N times it in
+    float64."""
     return ((dz / tokens).bfloat16().float() @ other.float()).bfloat16().double() * tokens
 
 
 def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: int = 1) -> Reference:
-    """Columns are half targets of rows (where dC is large), half random."""
+    """Makes the reference. Half of its columns are targets of rows, where dC is large; the others are random."""
     hidden, weight, target = inputs
     tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -96,7 +106,7 @@ def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: i
 
 
 class _exact_fp32:
-    """Products of fp32 matrices in fp32 (no TF32) inside the block."""
+    """Computes products of fp32 matrices without TF32 within the block."""
 
     def __enter__(self) -> None:
         self.before = torch.get_float32_matmul_precision()

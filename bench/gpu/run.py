@@ -1,4 +1,4 @@
-"""Logitless's CUDA backend beside the bare matrix products and every installed peer, interleaved in one process.
+"""Compares Logitless's CUDA backend with bare matrix products and every installed peer, interleaved in one process.
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
@@ -7,10 +7,10 @@
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
 
-LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. F is one product of input and weight, 3F all three products
-that a forward and backward pass cannot do without; ratios are to the bare products of the same round, medians over
-the rounds. "burst": each call after a short idle; "sustained": back to back on a warm chip. Memory is the peak of
-PyTorch's allocator over the inputs. Errors are against fp64, beside those of fp32 logits with dz in bf16.
+LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. Ratios are to the bare matrix products of the same round, as
+medians over the rounds: one product for the loss, three for forward and backward. After idle: each call follows a short
+idle. Steady: back to back on a warm chip. Memory is the peak of PyTorch's allocator over the inputs. Errors are
+relative to fp64, beside those of fp32 logits with dz in bf16.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ from table import render
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, budgets="unlimited,2560,160", peers="auto", rounds=10, minutes=9.0, json=None)
-    which = found.add_mutually_exclusive_group()
+    options = parser(__doc__, budgets="unlimited,2560,160", peers="auto", rounds=10, minutes=9.0, json=None)
+    which = options.add_mutually_exclusive_group()
     which.add_argument("--shapes", **OPTIONS["shapes"])
     which.add_argument("--grid", choices=list(GRIDS), default="heads", help="a set of shapes")
-    which.add_argument("--random", type=int, metavar="COUNT", help="shapes drawn at random, see --seed")
+    which.add_argument("--random", type=int, metavar="COUNT", help="number of random shapes; see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", **OPTIONS["show"])
-    found.add_argument("--seed", type=int, default=0, help="of --random")
-    found.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
-    found.add_argument("--data", default="std1,std3,std8,peaked", help="for the errors; none to leave them out")
-    found.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
-    found.add_argument(
-        "--ignored", type=parsed(checked_share), default=0.0, help="share of tokens without a target, of the timing"
+    options.add_argument("--seed", type=int, default=0, help="seed of --random")
+    options.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
+    options.add_argument("--data", default="std1,std3,std8,peaked", help="inputs for the errors; none leaves them out")
+    options.add_argument("--timing-data", default="std1", help="inputs of the timing (trained, with --trained)")
+    options.add_argument(
+        "--ignored", type=parsed(checked_share), default=0.0, help="share of tokens without a target in the timing"
     )
-    found.add_argument(
-        "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none to leave out"
+    options.add_argument(
+        "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none leaves them out"
     )
-    found.add_argument(
+    options.add_argument(
         "--train-on",
         metavar="FOLDER",
-        help="of experiments/convergence/run.py prepare: makes a missing FILE of --trained, from a model of hidden "
-        "size 2048",
+        help="folder of convergence/run.py prepare; makes a missing FILE of --trained, with hidden size 2048",
     )
-    found.add_argument("--train-minutes", type=float, default=1.0)
-    found.add_argument("--peer-errors", action="store_true", help="errors of the peers too")
-    found.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
-    return found
+    options.add_argument("--train-minutes", type=float, default=1.0)
+    options.add_argument("--peer-errors", action="store_true", help="also measure errors of the peers")
+    options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
+    return options
 
 
 def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:
@@ -81,7 +80,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
 
 
 def trained_shape(args: argparse.Namespace) -> Shape:
-    """The shape of --trained's file, which is made first if need be; all data are then this file's."""
+    """Returns the shape of --trained's file, and makes the file first if needed. All data then come from it."""
     from data import use_trained
 
     if not os.path.exists(args.trained):

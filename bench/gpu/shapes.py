@@ -14,12 +14,12 @@ class Shape(NamedTuple):
 
     @property
     def flop(self) -> float:
-        """Operations of one bare product of input and weight: F."""
+        """Returns the operations of one bare product of input and weight."""
         return 2.0 * self.tokens * self.vocab * self.hidden
 
     @property
     def gradient_bytes(self) -> int:
-        """The two gradients in bf16."""
+        """Returns the size of the two gradients in bf16."""
         return 2 * self.hidden * (self.tokens + self.vocab)
 
 
@@ -46,38 +46,41 @@ GRIDS = {"heads": HEADS, "nvidia": NVIDIA}
 
 
 def random_shapes(count: int, seed: int) -> list[Shape]:
-    """Shapes that nobody tuned for: any N and V, a D that is a multiple of 64 or, one time in four, of nothing."""
+    """Returns untuned shapes: any N and V; D is a multiple of 64 or, one time in four, arbitrary."""
     draw = random.Random(seed)
 
     def size(least: int, most: int) -> int:
         return round(least * (most / least) ** draw.random())
 
-    found = []
+    shapes = []
     for _ in range(count):
         tokens, vocab, hidden = size(700, 20000), size(20000, 262144), size(768, 5120)
         hidden = hidden if draw.random() < 0.25 else hidden // 64 * 64
-        found.append(Shape(f"{tokens}x{vocab}x{hidden}", tokens, vocab, hidden))
-    return found
+        shapes.append(Shape(f"{tokens}x{vocab}x{hidden}", tokens, vocab, hidden))
+    return shapes
 
 
 def parse_shapes(text: str) -> list[Shape]:
-    """Names of heads and N,V,D triples, separated by spaces, colons or commas: ``gemma-2-2b,8192x131072x1024``."""
-    found = []
+    """Parses names of heads and N,V,D triples, separated by spaces, colons or commas.
+
+    An example is ``gemma-2-2b,8192x131072x1024``.
+    """
+    shapes = []
     for word in text.replace(":", " ").replace(",", " ").split():
         if word in BY_NAME:
-            found.append(BY_NAME[word])
+            shapes.append(BY_NAME[word])
             continue
         sizes = word.lower().split("x")
         if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
             raise ValueError(f"expected NxVxD or one of {', '.join(BY_NAME)}; got {word!r}")
-        found.append(Shape(word.lower(), *(int(size) for size in sizes)))
-    if not found:
+        shapes.append(Shape(word.lower(), *(int(size) for size in sizes)))
+    if not shapes:
         raise ValueError("expected at least one shape, got none")
-    return found
+    return shapes
 
 
 def parse_budgets(text: str) -> list[int | None]:
-    """MiB, ``unlimited`` (None) or ``default`` (0, what a call without a budget gets), separated by commas."""
+    """Parses a comma-separated list of MiB, ``unlimited`` (None) or ``default`` (0, a call without a budget)."""
     named, words = {"unlimited": None, "default": 0}, text.split(",")
     for word in words:
         if word not in named and not (word.isdigit() and int(word) > 0):
@@ -86,7 +89,7 @@ def parse_budgets(text: str) -> list[int | None]:
 
 
 def checked_share(text: str | float) -> float:
-    """Of tokens without a target."""
+    """Parses the share of tokens without a target."""
     share = float(text)
     if not 0 <= share < 1:
         raise ValueError(f"expected a share of at least 0 and below 1, got {share}")

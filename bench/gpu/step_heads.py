@@ -1,4 +1,4 @@
-"""The heads of whole training steps: how each library has its own put into a model of transformers."""
+"""The heads of whole training steps: how to put each library's head into a transformers model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BUDGET_MIB = 256
 THRESHOLD = 2.0**-9
 
 Loss = Callable[[], Tensor]
-Prepare = Callable[[Any, Tensor], Loss]  # of a model and tokens [B, L], which are labels too
-Patch = Callable[[Any], object]  # of a model
-Function = Callable[[Any, Tensor, Tensor], Tensor]  # of a model, tokens and labels
+Prepare = Callable[[Any, Tensor], Loss]  # model, tokens [B, L] that are also the labels
+Patch = Callable[[Any], object]  # model
+Function = Callable[[Any, Tensor, Tensor], Tensor]  # model, tokens, labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,28 +30,27 @@ class Head:
     name: str
     prepare: Prepare
     ours: bool = False
-    fla: bool | None = None  # for models of flash-linear-attention only, for others only, or for all
-    by_name: bool = False  # left out of all
+    fla: bool | None = None  # for flash-linear-attention's models only, for others only, or for all
+    by_name: bool = False  # runs only if named
 
 
 def changed_by(patch: Callable[[Any], object], model: Any) -> dict[str, Any]:
-    """Runs a library's patch of one model, and takes it off again: what it set of the instance's own attributes, such
-    as its ``forward``."""
+    """Runs a library's patch of one model, then restores the instance's attributes, such as ``forward``."""
     before = dict(model.__dict__)
     patch(model)
-    found = {name: value for name, value in model.__dict__.items() if before.get(name) is not value}
-    for name in found:
+    changes = {name: value for name, value in model.__dict__.items() if before.get(name) is not value}
+    for name in changes:
         del model.__dict__[name]
-    model.__dict__.update({name: before[name] for name in found if name in before})
-    return found
+    model.__dict__.update({name: before[name] for name in changes if name in before})
+    return changes
 
 
 def patched(patch: Callable[[Any], object], model: Any, tokens: Tensor, **arguments: Any) -> Loss:
-    """The loss of a model that is patched for as long as its forward runs."""
-    found = changed_by(patch, model)
+    """Makes the loss of a model that is patched only while its forward runs."""
+    changes = changed_by(patch, model)
 
     def loss() -> Tensor:
-        with mock.patch.multiple(model, create=True, **found):
+        with mock.patch.multiple(model, create=True, **changes):
             value: Tensor = model(input_ids=tokens, labels=tokens, **arguments).loss
             return value
 
@@ -63,7 +62,7 @@ def stock(model: Any, tokens: Tensor) -> Loss:
 
 
 def liger_patch(model: Any) -> None:
-    """Its patch of the model with everything off but the head."""
+    """Applies Liger's patch to the model with everything but the head off."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
@@ -77,7 +76,8 @@ def by_patch(patch: Patch) -> Prepare:
 
 
 def by_function(peer: str) -> Function:
-    """A head that is given the last hidden states: a method of methods.py. Raises ImportError without its package."""
+    """Makes a head from a method of methods.py, called on the last hidden states. Raises ImportError without its
+    package."""
     head = loss_named(peer)
 
     def loss(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def no_head(model: Any, tokens: Tensor) -> Loss:
 
 
 def trl(model: Any, tokens: Tensor) -> Loss:
-    """The head of its trainers."""
+    """Returns the head of TRL's trainers."""
     from trl.trainer.utils import add_fused_lm_head
 
     return patched(add_fused_lm_head, model, tokens, fused_lm_head=True)
@@ -125,27 +125,27 @@ def logitless_patch(**options: Any) -> Patch:
 
 
 def logitless_criterion(model: Any, tokens: Tensor) -> Loss:
-    """The criterion of flash-linear-attention's models."""
+    """Puts our criterion into a flash-linear-attention model."""
     import logitless.compat.fla
 
-    found, criterion = fla(model, tokens), logitless.compat.fla.FusedLinearCrossEntropyLoss()
+    stock, criterion = fla(model, tokens), logitless.compat.fla.FusedLinearCrossEntropyLoss()
 
     def loss() -> Tensor:
         with mock.patch.object(model, "criterion", criterion):
-            return found()
+            return stock()
 
     return loss
 
 
 def logitless_plain_criterion(**options: Any) -> Prepare:
-    """The patch for transformers, of a model of flash-linear-attention that takes PyTorch's own cross entropy."""
+    """Applies our transformers patch to a flash-linear-attention model with PyTorch's own cross entropy."""
 
     def prepare(model: Any, tokens: Tensor) -> Loss:
-        found = patched(logitless_patch(**options), model, tokens)
+        patched_loss = patched(logitless_patch(**options), model, tokens)
 
         def loss() -> Tensor:
             with mock.patch.object(model.config, "fuse_cross_entropy", False):
-                return found()
+                return patched_loss()
 
         return loss
 
@@ -163,9 +163,9 @@ MODULES = (
 
 
 def import_libraries() -> None:
-    """All that are installed, before any time is limited: an import that is cut off cannot be taken up again."""
+    """Imports all installed libraries before any time limit: an interrupted import cannot be resumed."""
     for name in MODULES:
-        with contextlib.suppress(Exception):  # the head's own row says what is wrong
+        with contextlib.suppress(Exception):  # the head's own row reports the error
             importlib.import_module(name)
 
 
@@ -190,6 +190,6 @@ HEADS = [
 
 
 def chosen_heads(text: str) -> list[Head]:
-    """All, or those whose names are among these, separated by commas; ``stock`` is always there: ratios are to it."""
+    """Returns all heads, or those with comma-separated names. ``stock`` is always included, for the ratios."""
     names = chosen("--heads", text, dict.fromkeys(head.name for head in HEADS))
     return [head for head in HEADS if head.name in (*names, "stock") or not (names or head.by_name)]

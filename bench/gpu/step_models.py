@@ -17,19 +17,19 @@ TINY_SEQUENCES, TINY_LENGTH = 2, 24
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A model as its published configuration has it, as far as a step's time depends on it."""
+    """A model from its published configuration, as far as a step's time depends on it."""
 
     name: str
-    config_class: str  # of transformers, or of fla.models
+    config_class: str  # class in transformers or fla.models
     config: dict[str, Any]
-    tiny: dict[str, Any]  # differences of a try-out on the CPU
+    tiny: dict[str, Any]  # changes for a trial on the CPU
     sequences: int = 4
     length: int = 4096
-    fla: bool = False  # flash-linear-attention's: its kernels are tuned for a long time at their first call
-    by_name: bool = False  # left out of all
+    fla: bool = False  # flash-linear-attention's: its first call tunes kernels for a long time
+    by_name: bool = False  # runs only if named
 
 
-WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}  # of models that are compared
+WIDE = {"vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24}  # shared by models that are compared
 SPECS = [
     Spec(
         "llama-1b",
@@ -94,7 +94,7 @@ BY_NAME = {spec.name: spec for spec in SPECS}
 
 
 def chosen(argument: str, text: str, known: Collection[str]) -> list[str]:
-    """Names, separated by commas; none for all."""
+    """Parses comma-separated names; ``all`` gives an empty list."""
     names = [] if text == "all" else [word.strip() for word in text.split(",")]
     for name in names:
         if name not in known:
@@ -103,7 +103,7 @@ def chosen(argument: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def chosen_specs(text: str) -> list[Spec]:
-    """Names, separated by commas, or all; those of flash-linear-attention last."""
+    """Parses comma-separated names, or all; flash-linear-attention's models come last."""
     names = chosen("--models", text, BY_NAME)
     return sorted((s for s in SPECS if s.name in names or not (names or s.by_name)), key=lambda spec: spec.fla)
 
@@ -111,7 +111,7 @@ def chosen_specs(text: str) -> list[Spec]:
 def sized(
     spec: Spec, tiny: bool, layers: int | None = None, sequences: int | None = None, length: int | None = None
 ) -> Spec:
-    """The same model with another depth and batch, or small enough for a try-out on the CPU."""
+    """Returns the model with another depth and batch, or small enough for a trial on the CPU."""
     config = spec.config | (spec.tiny if tiny else {})
     if layers is not None:
         config = config | {"num_hidden_layers": layers}
@@ -125,7 +125,7 @@ def sized(
 
 def make_config(spec: Spec) -> Any:
     if spec.fla:
-        import fla.models as library  # which registers its classes with transformers
+        import fla.models as library  # registers its classes with transformers
     else:
         import transformers as library
     config = getattr(library, spec.config_class)(**spec.config)
@@ -134,14 +134,14 @@ def make_config(spec: Spec) -> Any:
 
 
 def import_model(spec: Spec) -> None:
-    """What building it imports."""
+    """Imports the packages that building the model needs."""
     import transformers
 
     transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make_config(spec))]
 
 
 def build_model(spec: Spec, device: str) -> nn.Module:
-    """In bf16, in training mode, from the same seed every time."""
+    """Builds it in bf16 and training mode, from the same seed every time."""
     import transformers
 
     config = make_config(spec)
@@ -158,14 +158,16 @@ def random_tokens(spec: Spec, device: str) -> Tensor:
 
 
 def last_hidden(model: Any, tokens: Tensor) -> Tensor:
-    """What the head gets."""
+    """Returns the head's input."""
     hidden: Tensor = model.base_model(input_ids=tokens, use_cache=False)[0]
     return hidden
 
 
 class Training:
-    """A model and its optimizer. The learning rate is 0: a step does all of its work and the weights stay, so that
-    every head sees the same ones in every round."""
+    """A model and its optimizer.
+
+    The learning rate is 0: a step does all of its work, and every head sees the same weights in every round.
+    """
 
     def __init__(self, spec: Spec, device: str) -> None:
         self.spec = spec
@@ -192,6 +194,6 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forget(self) -> None:
-        """After a step that failed."""
+        """Drops gradients and state after a failed step."""
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()

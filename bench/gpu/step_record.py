@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 @dataclasses.dataclass
 class ModelRow:
-    """A model as it was built, and what its weights, gradients and optimizer hold."""
+    """A model as built, with the size of its weights, gradients and optimizer state."""
 
     model: str
     sequences: int
@@ -25,7 +25,7 @@ class ModelRow:
     hidden: int
     layers: int
     parameters: int = 0
-    weights_gib: float = 0.0  # and its gradients as much
+    weights_gib: float = 0.0  # gradients take as much again
     optimizer_gib: float | None = None
 
     @property
@@ -41,9 +41,9 @@ class StepRow:
     head: str
     ours: bool = False
     status: str = "ok"  # or "skipped", "failed"
-    reason: str = ""  # or a remark, where the status is ok
+    reason: str = ""  # or a remark if the status is ok
     loss: float | None = None
-    gradient_difference: float | None = None  # of the last norm's weight, relative, to that with the stock head
+    gradient_difference: float | None = None  # relative, of the last norm's weight, to the stock head's
     rounds: int = 0
     ms: float | None = None
     ms_least: float | None = None
@@ -51,11 +51,11 @@ class StepRow:
     ratio: float | None = None  # to the stock head's step of the same round
     tokens_per_second: float | None = None
     peak_gib: float | None = None
-    beyond_gib: float | None = None  # of the peak, beyond weights and optimizer; gradients are in it as they come
+    beyond_gib: float | None = None  # peak beyond weights and optimizer, including gradients
 
 
 class StepRecord(Record):
-    """``steps`` are the rows; the lists of heads alone stay empty and are not written."""
+    """A record whose ``steps`` are the rows. The lists for single heads stay empty and are not written."""
 
     def __init__(self, path: str | pathlib.Path | None, meta: dict[str, Any]) -> None:
         super().__init__(path, meta)
@@ -72,7 +72,7 @@ class StepRecord(Record):
 
 
 def load_steps(path: pathlib.Path) -> StepRecord:
-    """A record as ``save`` wrote it."""
+    """Loads a record that ``save`` wrote."""
     content = read_json(path)
     record = StepRecord(None, content["meta"])
     record.models = [ModelRow(**row) for row in content["models"]]
@@ -110,7 +110,7 @@ def _cells(row: StepRow) -> list[str]:
 
 
 HEADINGS = ["head", "tokens/s", "ms a step", "x stock", "peak GiB", "GiB beyond *", "loss", "gradient", "rounds"]
-# On a page, whose text says what is beyond.
+# On a page, the text says which memory the column counts.
 PUBLISHED = ["head", "tokens/s", "ms a step", "x stock", "peak, GiB", "beyond weights and optimizer, GiB"]
 FOOTNOTE = (
     "\\* Beyond weights and optimizer; gradients are in it as they come. Times are medians (least to most), ratios are "
@@ -120,7 +120,7 @@ FOOTNOTE = (
 
 
 def render_steps(record: StepRecord) -> str:
-    """A section for each model, then what was left out."""
+    """Renders a section per model, then everything that was left out."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
     for model in record.models:
         rows = [row for row in record.steps if row.model == model.model]
@@ -133,7 +133,7 @@ def render_steps(record: StepRecord) -> str:
 
 
 def published_steps(record: StepRecord) -> list[str]:
-    """The tables without what is for those who check them."""
+    """Renders the tables without the columns that only verify a run."""
     lines: list[str] = []
     for model in record.models:
         lines += ["", _sizes(model) + ":", ""] if lines else [_sizes(model) + ":", ""]
@@ -144,7 +144,7 @@ def published_steps(record: StepRecord) -> list[str]:
 
 
 def plot_steps(record: StepRecord, model: ModelRow, folder: pathlib.Path) -> pathlib.Path:
-    """Speed against memory: a point a head. Up and to the left is better."""
+    """Plots speed against memory, one point per head. Up and to the left is better."""
     rows = [r for r in record.steps if r.model == model.model and r.tokens_per_second and r.beyond_gib is not None]
     title = f"{model.model}: whole steps of {model.sequences} x {model.length:,} tokens, vocabulary {model.vocab:,}"
     figure, axes = new_axes(title, "peak memory beyond weights and optimizer, GiB", "tokens a second")

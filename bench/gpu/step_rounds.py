@@ -1,4 +1,4 @@
-"""Whole training steps of one model with every head, interleaved: every round takes a step with each, shuffled."""
+"""Whole training steps of one model with every head, interleaved: a round takes a step with each, in random order."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from step_record import GIB, ModelRow, StepRecord, StepRow
 from timing import Cell
 
 STOCK = "stock"
-LAYERS_SHARE = 0.6  # of a model's time at most, to compile and tune its layers' kernels
-ROUNDS_SHARE = 0.3  # kept free for the rounds while heads are prepared
+LAYERS_SHARE = 0.6  # largest share of a model's time to compile and tune its layers' kernels
+ROUNDS_SHARE = 0.3  # share kept free for the rounds while heads are prepared
 LEAST_ROUNDS = 3
-ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of a loss; of float32 next to nothing
+ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of a loss; float32's is negligible
 
 
 def loss_tolerance(stock: Tensor) -> Callable[[Tensor], float]:
-    """By how much a loss may differ: the stock head rounds logits, which are about 1 in size, to bf16, and a loss may
-    be rounded itself."""
+    """Returns the allowed difference of two losses.
+
+    The stock head rounds logits, which are about 1 in size, to bf16. A loss may be rounded itself.
+    """
 
     def of(loss: Tensor) -> float:
         return 2.0**-8 + (ROUNDOFF.get(loss.dtype, 0.0) + ROUNDOFF.get(stock.dtype, 0.0)) * abs(stock.item())
@@ -39,7 +41,7 @@ def loss_tolerance(stock: Tensor) -> Callable[[Tensor], float]:
 
 @contextlib.contextmanager
 def fewer_configurations(most: int | None) -> Iterator[None]:
-    """Inside the block Triton's autotuners try at most that many of a kernel's configurations, drawn from its list."""
+    """Limits Triton's autotuners to a random choice of that many configurations per kernel, within the block."""
     if most is None:
         yield
         return
@@ -48,8 +50,8 @@ def fewer_configurations(most: int | None) -> Iterator[None]:
     original = Autotuner.prune_configs
 
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> list[Any]:
-        found = list(original(self, kwargs))
-        return random.Random(0).sample(found, min(most, len(found)))
+        configurations = list(original(self, kwargs))
+        return random.Random(0).sample(configurations, min(most, len(configurations)))
 
     with mock.patch.object(Autotuner, "prune_configs", prune_configs):
         yield
@@ -84,7 +86,7 @@ class ModelBench:
         self.record.save()
 
     def _build(self, seconds: float) -> str:
-        """Makes the model, and lets its layers compile and tune their kernels; why not, where that fails."""
+        """Makes the model, and lets its layers compile and tune their kernels. Returns the error if that fails."""
         reason = ""
         try:
             with step_limit(seconds), fewer_configurations(self.tune if self.spec.fla else None):
@@ -126,19 +128,19 @@ class ModelBench:
         return self.clock.back_to_back_ms([lambda: self._step(loss)])[0]
 
     def _check(self, loss: Loss, row: StepRow) -> None:
-        """The first step: its loss, and the gradient of one weight that all of the head's gradient goes into."""
+        """Checks the first step: its loss, and the gradient of one weight that depends on the head's whole gradient."""
         value = loss()
         value.backward()
         gradient = self.training.model.base_model.norm.weight.grad
-        found = (value.detach(), gradient.detach().float().clone())
+        result = (value.detach(), gradient.detach().float().clone())
         self.training.finish_step()
-        row.loss = found[0].item()
+        row.loss = result[0].item()
         if row.head == STOCK:
-            self.stock = found
+            self.stock = result
         if self.stock is None:
             return
-        row.gradient_difference = ((found[1] - self.stock[1]).norm() / self.stock[1].norm()).item()
-        expected, tolerance = self.stock[0].item(), loss_tolerance(self.stock[0])(found[0])
+        row.gradient_difference = ((result[1] - self.stock[1]).norm() / self.stock[1].norm()).item()
+        expected, tolerance = self.stock[0].item(), loss_tolerance(self.stock[0])(result[0])
         if not abs(row.loss - expected) <= tolerance:
             row.reason = f"its loss differs: {row.loss:.5f}, the stock head's {expected:.5f}"
 
@@ -150,7 +152,7 @@ class ModelBench:
             row.beyond_gib = beyond / GIB
 
     def _rounds(self, rounds: int, deadline: Deadline) -> None:
-        """Round 0 warms the chip and the allocator and does not count."""
+        """Runs the rounds. Round 0 warms the chip and the allocator and does not count."""
         order = random.Random(0)
         for index in range(rounds + 1):
             if not self.cells or deadline.left() < 1.2 * 1e-3 * sum(cell.milliseconds for cell in self.cells):
@@ -168,7 +170,7 @@ class ModelBench:
                     cell.times[index] = milliseconds
 
     def summarize(self) -> None:
-        """Of the rounds so far."""
+        """Summarizes the rounds so far."""
         stock = next((cell.times for cell in self.cells if cell.row.head == STOCK), {})
         for cell in self.cells:
             row, times = cell.row, list(cell.times.values())

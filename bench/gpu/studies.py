@@ -1,5 +1,7 @@
-"""Records of the studies in bench/records/studies, and the plots of docs/studies. ``xzcat`` shows a record; the pages
-have its tables."""
+"""Records of the studies in bench/records/studies, and the plots of docs/studies.
+
+``xzcat`` shows a record; the pages have its tables.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from terms import in_words, plain
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Cell = dict[str, Any]
 GIB_IN_MIB = 1024
-BATCHES = {"torch.compile": 0, "logitless": 2, "sparsified": 3}  # heads, and their colours and markers
-# Categories of memory, from below, with their colours. The categories that no head changes come first.
+BATCHES = {"torch.compile": 0, "logitless": 2, "sparsified": 3}  # heads, with the index of their color and marker
+# Categories of memory, from the bottom, with their colors. Categories that no head changes come first.
 SHADES = {"weights": "#999999", "optimizer": "#cccccc", "other": "#777777"}
 SHADES |= {"activations": "#56b4e9", "gradients": "#0072b2", "head": "#d55e00"}
 STEP = {"stock": "stock transformers", "logitless": "Logitless, fastest", "logitless 256 MiB": "Logitless, 256 MiB"}
@@ -24,20 +26,20 @@ PHASES = {"layers forward": 4.0, "head": 1.5, "layers backward": 4.0, "optimizer
 
 
 def shown(head: str) -> str:
-    """The head's name on the pages: records keep the one that it had."""
+    """Returns the head's name on the pages. Records keep its name at the time of the run."""
     return plain(in_words(head))
 
 
 @functools.cache
 def study(name: str) -> dict[str, Cell]:
-    """The cells that were measured, as a whole or in part."""
+    """Returns the cells that were measured, as a whole or in part."""
     cells = read_json(ROOT / "bench" / "records" / "studies" / f"{name}.json.xz")["cells"]
     return {key: cell for key, cell in cells.items() if cell["status"] in ("ok", "partial")}
 
 
 def draw_batches(folder: pathlib.Path) -> None:
-    """Tokens a second of whole steps over the batch."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    """Plots tokens per second of whole steps over the batch."""
+    points_of: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for key, cell in study("scale").items():
         model, _, rest = key.partition("/")
         rows = [cell | {"head": rest.removeprefix("largest/")}] if "largest/" in rest else cell.get("rows", [])
@@ -45,9 +47,9 @@ def draw_batches(folder: pathlib.Path) -> None:
             name = row["head"]
             if name in BATCHES and row["status"] == "ok":
                 batch = cell["batch"] if "batch" in cell else int(rest[1:])
-                found.setdefault((model, name), []).append((batch, row["tokens_per_second"]))
+                points_of.setdefault((model, name), []).append((batch, row["tokens_per_second"]))
     figure, axes = new_axes("Whole steps over the batch", "sequences of 2,048 tokens", "tokens per second")
-    for (model, name), points in found.items():
+    for (model, name), points in points_of.items():
         look = {"marker": MARKERS[BATCHES[name]], "color": COLORS[BATCHES[name]], "label": f"{model}: {shown(name)}"}
         axes.plot(*zip(*sorted(points)), "--" if model == "transformer" else "-", **look)
     axes.set_ylim(bottom=0)
@@ -57,7 +59,7 @@ def draw_batches(folder: pathlib.Path) -> None:
 
 
 def draw_fine_tuning_loss(folder: pathlib.Path) -> None:
-    """Loss curves on each other."""
+    """Plots loss curves over each other."""
     heads = {name: cell for name, cell in study("fine_tuning").items() if "held_out" in cell}
     figure, axes = new_axes("Fine-tuning, training loss", "step", "nats per token")
     for index, (name, cell) in enumerate(heads.items()):
@@ -69,21 +71,21 @@ def draw_fine_tuning_loss(folder: pathlib.Path) -> None:
 
 
 def phase_places(timeline: list[dict[str, float]]) -> list[float]:
-    """Where each moment stands in the picture: moments of a phase are spread evenly over the phase's width."""
+    """Places each moment in the picture: moments of a phase are spread evenly over the phase's width."""
     sizes = [sum(now.values()) for now in timeline]
     peak = sizes.index(max(sizes))
     head = [i for i in range(peak - 1, peak + 2) if timeline[i]["head"] > 1]
     end = next(i for i in range(peak, len(timeline)) if timeline[i]["activations"] < 10)
     bounds = [0, head[0], head[-1] + 1, end, len(timeline)]
-    found, left = [], 0.0
+    places, left = [], 0.0
     for first, last, width in zip(bounds, bounds[1:], PHASES.values()):
-        found += [left + width * (i + 0.5) / (last - first) for i in range(last - first)]
+        places += [left + width * (i + 0.5) / (last - first) for i in range(last - first)]
         left += width
-    return found
+    return places
 
 
 def draw_memory_of_a_step(folder: pathlib.Path) -> None:
-    """README's picture: memory of one step of fine-tuning by category, a part a head."""
+    """Plots README's picture: memory of one fine-tuning step by category, a part per head."""
     cells = study("fine_tuning")
     figure, _ = new_axes("", "", "")
     figure.clear()

@@ -16,14 +16,14 @@ def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def shape_title(record: Record, shape: Shape) -> list[str]:
-    """The bare products: times and rates."""
+    """Returns the title of a shape, with times and rates of the bare products."""
     lines = ["", f"### {shape.name}: N {shape.tokens}, V {shape.vocab}, D {shape.hidden}", ""]
     gemms = record.gemms.get(shape.name)
-    for mode in ("burst", "sustained"):
+    for mode, name in {"burst": "after idle", "sustained": "steady"}.items():
         times = getattr(gemms, mode, None)
         if times:
             parts = ", ".join(f"{k} {v:.2f} ms ({shape.flop / v / 1e9:.0f} TFLOP/s)" for k, v in times.items())
-            lines.append(f"Bare products, {mode}: {parts}; sum {sum(times.values()):.2f} ms.")
+            lines.append(f"Bare products, {name}: {parts}; sum {sum(times.values()):.2f} ms.")
     return lines
 
 
@@ -69,9 +69,10 @@ def accuracy_lines(items: list[Accuracy]) -> list[str]:
 
 
 def render(record: Record) -> str:
-    """Everything: one section a shape, notes."""
+    """Renders everything: one section per shape, then notes."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
-    head = ["method", "pass", "burst ms", "x bare", "sustained ms", "x bare", "extra MiB", "beyond gradients", "plan"]
+    head = ["method", "pass", "after idle, ms", "x bare", "steady, ms", "x bare"]
+    head += ["extra MiB", "beyond gradients", "plan"]
     for shape in record.shapes:
         rows = [row for row in record.rows if row.shape == shape.name]
         lines += shape_title(record, shape)
@@ -84,10 +85,10 @@ def render(record: Record) -> str:
 
 
 def host_table(record: Record) -> list[str]:
-    """A row a head: milliseconds back to back, in brackets the host's microseconds, of each method and pass."""
+    """Renders a row per head: milliseconds back to back, and the host's microseconds in brackets, by method."""
     passes = {"gradients": "", "loss": ", loss"}  # behind a method
-    found = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
-    columns = sorted(dict.fromkeys(key[1:] for key in found), key=lambda key: list(passes).index(key[1]))
+    by_key = {(row.shape, row.method, row.pass_): row for row in record.rows if row.pass_ in passes}
+    columns = sorted(dict.fromkeys(key[1:] for key in by_key), key=lambda key: list(passes).index(key[1]))
 
     def cell(row: Row | None) -> str:
         if row is None or row.status != "ok":
@@ -95,5 +96,5 @@ def host_table(record: Record) -> list[str]:
         return f"{number(row.back_to_back_ms)} ({number(row.host_us, '.0f')})"
 
     head = [in_words(method) + passes[pass_] for method, pass_ in columns]
-    lines = [[shape.name, *(cell(found.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
+    lines = [[shape.name, *(cell(by_key.get((shape.name, *key))) for key in columns)] for shape in record.shapes]
     return markdown(["head", *head], lines)

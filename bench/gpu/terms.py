@@ -29,34 +29,34 @@ NAMES = {
     "quack scaled-exp": "QuACK, scaled exp",
     "sparsified": "Logitless, sparsified",
 }
-# A method's gradients, where they are not exact.
+# Gradients of methods that are not exact.
 FILTERED = ("apple cce",)
 EXACT, UNBIASED, FILTERS = "exact", "unbiased", "filtered"
 
 
 def budget_words(name: str) -> str:
-    """The part of a method's name that says its budget, or that its gradients are sparsified."""
+    """Returns the words for a method's budget or for its sparsified gradients."""
     known = {"": '`"fastest"`', "unlimited": '`"fastest"`', "default": "nothing given"}
     return known.get(name, name)
 
 
 def in_words(method: str) -> str:
-    """A method, or a head, as the pages call it."""
+    """Returns the pages' name of a method or a head."""
     name = method
-    found = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
-    if not found:
+    match = re.fullmatch(r"logitless(?:/(\w+))?(?: (.*))?", name)
+    if not match:
         return NAMES.get(name, name)
-    engine, rest = found[1], found[2] or ""
+    engine, rest = match[1], match[2] or ""
     return f"Logitless{f' ({engine})' if engine else ''}, {budget_words(rest)}"
 
 
 def gradients_are(method: str) -> str:
-    """A method's loss and gradients: exact, unbiased or filtered."""
+    """Returns whether a method's loss and gradients are exact, unbiased or filtered."""
     if "sparsified" in method:
         return UNBIASED
     return FILTERS if method in FILTERED else EXACT
 
 
 def plain(words: str) -> str:
-    """Words without Markdown, for a plot."""
+    """Returns words without Markdown, for a plot."""
     return words.replace("`", "")

@@ -1,4 +1,4 @@
-"""What of the benchmark can be tested without a GPU: python -m pytest bench/gpu"""
+"""Tests of the benchmark that need no GPU: python -m pytest bench/gpu"""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_shapes_and_budgets_are_parsed() -> None:
 
 def test_ignored_tokens_are_that_share() -> None:
     inputs = make_inputs(SMALL, "std1", "cpu")
-    found = with_ignored(inputs, 0.25)
-    assert (found.target == -100).sum() == 12 and (inputs.target >= 0).all()
+    ignored = with_ignored(inputs, 0.25)
+    assert (ignored.target == -100).sum() == 12 and (inputs.target >= 0).all()
     assert with_ignored(inputs, 0.0).target.equal(inputs.target)
 
 
@@ -87,7 +87,7 @@ def test_reference_equals_autograd_in_fp64(kind: str) -> None:
     assert reference.loss == pytest.approx(loss.item(), rel=1e-12)
     assert relative_error(hidden.grad[reference.rows], reference.d_hidden) < 1e-12
     assert relative_error(weight.grad[reference.columns], reference.d_weight) < 1e-12
-    # two roundings to bf16 of at most 2^-9 each, and no less than a part of one
+    # Two roundings to bf16 are at most 2^-9 each, and at least part of one occurs.
     for baseline in (reference.baseline_d_hidden, reference.baseline_d_weight):
         assert 2**-12 < baseline < 2**-8
 
@@ -137,10 +137,10 @@ def test_failing_and_skipped_methods_are_reported() -> None:
 
 
 def test_random_shapes_are_the_same_again_and_not_all_even() -> None:
-    found = random_shapes(40, 1)
-    assert found == random_shapes(40, 1) and found != random_shapes(40, 2)
-    assert any(shape.vocab % 8 for shape in found) and any(shape.hidden % 8 for shape in found)
-    assert parse_shapes(found[0].name) == found[:1]
+    shapes = random_shapes(40, 1)
+    assert shapes == random_shapes(40, 1) and shapes != random_shapes(40, 2)
+    assert any(shape.vocab % 8 for shape in shapes) and any(shape.hidden % 8 for shape in shapes)
+    assert parse_shapes(shapes[0].name) == shapes[:1]
 
 
 def test_products_of_an_odd_shape_are_those_of_a_padded_head() -> None:
@@ -199,7 +199,7 @@ def test_ratios_are_of_the_same_round_and_memory_is_beyond_gradients() -> None:
     both = [Case("none", int), Case("some", lambda: held.append(torch.ones(1 << 22)), ("none",), 1 << 20)]
     lines = harness.measured(Clock("cpu"), both, 3)
     cells = lines[3].strip("| ").split(" | ")
-    # A tensor of 16 MiB without 1 MiB of gradients; the interpreter may take some pages beside it.
+    # The tensor has 16 MiB, and 1 MiB of gradients is subtracted. The interpreter may allocate some pages besides.
     assert cells[0] == "some" and cells[3].endswith(" x none") and 15 <= int(cells[4]) <= 16, lines
     assert harness.ratio_of({0: 4.0, 1: 9.0, 2: 6.0, 3: 1.0}, {0: 1.0, 1: 1.0, 2: 2.0}, {0: 1.0, 2: 1.0, 3: 1.0}) == 2.0
     assert harness.ratio_of({0: 4.0}, {1: 1.0}) is harness.ratio_of({0: 4.0}) is None

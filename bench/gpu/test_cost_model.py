@@ -1,5 +1,7 @@
-"""Predictions beside the studies' whole steps on an H200, which ran after the model of cost was written.
-docs/cost_model.md has the same tables."""
+"""Predictions beside the studies' whole steps on an H200, which ran after the cost model was written.
+
+docs/cost_model.md has the same tables.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ TUNED_HEADS = {
     "logitless 256 MiB": Head("logitless", 256 << 20),
     "sparsified": Head("sparsified"),
 }
-# of the head's share of the time; docs/cost_model.md says why
+# These are errors of the head's share of the time; docs/cost_model.md gives the reason.
 MISSED = {("gla", 8, head) for head in HEADS} | {("gla", 16, "torch.compile")}
 MISSED |= {("transformer", 8, "logitless 160 MiB"), ("transformer", 8, "sparsified")}
 
@@ -39,13 +41,13 @@ def model_of(spec):
 
 
 def rows():
-    """Model, sequences, head, its row, and that without a head."""
+    """Yields model, sequences, head, the head's row, and the row without a head."""
     for name in MODELS:
         for sequences in BATCHES:
-            found = {row["head"]: row for row in SCALE[f"{name}/B{sequences}"]["rows"]}
+            by_head = {row["head"]: row for row in SCALE[f"{name}/B{sequences}"]["rows"]}
             for head in HEADS:
-                if head in found:
-                    yield name, sequences, head, found[head], found["no head"]
+                if head in by_head:
+                    yield name, sequences, head, by_head[head], by_head["no head"]
 
 
 def scale_prediction(name, sequences, head):
@@ -61,8 +63,10 @@ def shown(error, digits=0):
 
 
 def shares():
-    """Model, sequences, head, measured and predicted share of a step, and milliseconds. With fewer sequences the host
-    decides, or rounds differ by more than the heads."""
+    """Yields model, sequences, head, measured and predicted share of a step, and milliseconds.
+
+    With fewer sequences the host decides, or rounds differ by more than the heads.
+    """
     for name, sequences, head, row, body in rows():
         if sequences >= 8:
             step, extra = scale_prediction(name, sequences, head), row["ms"] - body["ms"]
@@ -114,7 +118,7 @@ def test_peak_memory_of_the_trainer_within_a_tenth(head):
     assert abs(percent(peak, TUNING[head]["peak_gib"])) <= 10
 
 
-@pytest.mark.parametrize("name, sequences, head, measured, predicted", [found[:5] for found in shares()], ids=str)
+@pytest.mark.parametrize("name, sequences, head, measured, predicted", [row[:5] for row in shares()], ids=str)
 def test_share_of_time_within_a_tenth(name, sequences, head, measured, predicted):
     within = abs(percent(predicted, measured)) <= 10
     assert within == ((name, sequences, head) not in MISSED), "docs/cost_model.md says how many are missed"

@@ -1,4 +1,4 @@
-"""Tables and records that are published: python -m pytest bench/gpu"""
+"""Tests of published tables and records: python -m pytest bench/gpu"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_records_of_studies_can_be_read() -> None:
 
 
 def test_every_record_is_published_and_says_where_it_is_from() -> None:
-    in_words = {"mma-2026-11-25", "overlap-2026-11-24"}  # a line of docs/results.md each
+    in_words = {"mma-2026-11-25", "overlap-2026-11-24"}  # one line of docs/results.md each
     assert {path.stem for path in published.RECORDS.glob("*.json")} == set(published.TABLES) | in_words
     assert all(f"`bench/records/{name}.json`" in published.RESULTS.read_text() for name in in_words)
     for name in published.TABLES:

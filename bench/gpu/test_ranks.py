@@ -1,4 +1,4 @@
-"""The benchmarks of several GPUs, tried out with processes on the CPU."""
+"""Tests of the benchmarks of several GPUs, with processes on the CPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_all_ways_give_the_same_loss(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "record.json"
     done = run("parallel.py", "--device", "cpu", "--shapes", "64x101x32", "--rounds", "2", "--json", str(path))
     assert done.returncode == 0, done.stderr
-    found = json.loads(path.read_text())["shapes"]["64x101x32"]
-    losses = [way["loss"] for name, way in found.items() if way["loss"] is not None and "sparsified" not in name]
-    # A logit is a sum of 32 products in float32; of a standard deviation of 3, none of these reaches 16.
+    ways = json.loads(path.read_text())["shapes"]["64x101x32"]
+    losses = [way["loss"] for name, way in ways.items() if way["loss"] is not None and "sparsified" not in name]
+    # A logit is a sum of 32 products in float32. Its standard deviation is 3, and none reaches 16.
     assert len(losses) == 5 and max(losses) - min(losses) <= 2 * 32 * 2.0**-24 * 16
     for data in ("flat", "peaked"):
-        one, shared = (found[f"sparsified, {data}, {how}"]["loss"] for how in ("one GPU", "vocabulary parallel"))
+        one, shared = (ways[f"sparsified, {data}, {how}"]["loss"] for how in ("one GPU", "vocabulary parallel"))
         assert abs(one - shared) <= 2 * 32 * 2.0**-24 * 16
-    assert all(way["same_on_all_ranks"] and len(way["ms"]) == 2 for way in found.values())
+    assert all(way["same_on_all_ranks"] and len(way["ms"]) == 2 for way in ways.values())
     again = run("parallel.py", "--show", str(path))
     assert again.stdout == done.stdout and "| sequence parallel |" in again.stdout
 

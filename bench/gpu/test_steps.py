@@ -44,16 +44,16 @@ def test_names_are_checked() -> None:
 
 
 def test_a_run_at_a_tiny_size_has_every_head_and_what_is_missing_says_so(tmp_path: pathlib.Path) -> None:
-    models = ["gemma-270m", "gla-1.3b"]  # tied, and of flash-linear-attention
+    models = ["gemma-270m", "gla-1.3b"]  # tied weights; flash-linear-attention
     words = ["--device", "cpu", "--models", ",".join(models), "--rounds", "2", "--minutes", "5"]
     words += ["--json", str(tmp_path / "a.json")]
     done = subprocess.run([sys.executable, STEPS, *words], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     record = load_steps(tmp_path / "a.json")
     assert [model.model for model in record.models] == models
-    found = {row.head: row for row in record.steps if row.model == models[0]}
-    assert found.keys() == {head.name for head in chosen_heads("all") if head.fla is not True}
-    for row in found.values():
+    by_head = {row.head: row for row in record.steps if row.model == models[0]}
+    assert by_head.keys() == {head.name for head in chosen_heads("all") if head.fla is not True}
+    for row in by_head.values():
         if row.status == "ok":
             assert row.rounds == 2 and row.ms and row.ratio and row.tokens_per_second and not row.reason
         else:
@@ -86,7 +86,7 @@ def test_a_head_that_fails_has_a_row_and_the_others_go_on() -> None:
     def breaks_later(model: object, tokens: torch.Tensor) -> step_heads.Loss:
         def loss() -> torch.Tensor:
             calls.append(1)
-            if len(calls) > 3:  # the check, memory and a first time: then the rounds
+            if len(calls) > 3:  # the rounds follow the check, memory and a first time
                 raise RuntimeError("no more")
             return step_heads.stock(model, tokens)()
 
@@ -95,14 +95,14 @@ def test_a_head_that_fails_has_a_row_and_the_others_go_on() -> None:
     record = bench(
         [Head("missing", missing), Head("broken", broken), Head("later", breaks_later), *chosen_heads("stock")]
     )
-    found = rows(record)
-    assert (found["missing"].status, found["missing"].reason) == (
+    by_head = rows(record)
+    assert (by_head["missing"].status, by_head["missing"].reason) == (
         "skipped",
         "ModuleNotFoundError: No module named 'nobody'",
     )
-    assert (found["broken"].status, found["broken"].reason) == ("failed", "RuntimeError: does not know this model")
-    assert (found["later"].status, found["later"].reason) == ("failed", "in round 0: RuntimeError: no more")
-    assert found["stock"].status == "ok" and found["stock"].ratio == 1.0
+    assert (by_head["broken"].status, by_head["broken"].reason) == ("failed", "RuntimeError: does not know this model")
+    assert (by_head["later"].status, by_head["later"].reason) == ("failed", "in round 0: RuntimeError: no more")
+    assert by_head["stock"].status == "ok" and by_head["stock"].ratio == 1.0
 
 
 def test_a_head_with_another_loss_or_gradient_says_so() -> None:
@@ -112,17 +112,17 @@ def test_a_head_with_another_loss_or_gradient_says_so() -> None:
 
         return prepare
 
-    found = rows(bench([*chosen_heads("stock"), Head("shifted", off(1.0, 0.02)), Head("close", off(1.0, 0.001))]))
-    assert re.fullmatch(r"its loss differs: 6\.\d{5}, the stock head's 6\.\d{5}", found["shifted"].reason)
-    assert found["shifted"].status == found["close"].status == "ok" and not found["close"].reason
-    assert found["close"].gradient_difference == 0.0
+    by_head = rows(bench([*chosen_heads("stock"), Head("shifted", off(1.0, 0.02)), Head("close", off(1.0, 0.001))]))
+    assert re.fullmatch(r"its loss differs: 6\.\d{5}, the stock head's 6\.\d{5}", by_head["shifted"].reason)
+    assert by_head["shifted"].status == by_head["close"].status == "ok" and not by_head["close"].reason
+    assert by_head["close"].gradient_difference == 0.0
     doubled = rows(bench([*chosen_heads("stock"), Head("doubled", off(2.0, 0.0))]))["doubled"]
     assert doubled.gradient_difference == pytest.approx(1.0, abs=2.0**-7)
 
 
 def test_no_time_is_no_step() -> None:
-    found = rows(bench(chosen_heads("stock"), seconds=0.0))
-    assert found["stock"].status == "skipped" and found["stock"].ms is None
+    by_head = rows(bench(chosen_heads("stock"), seconds=0.0))
+    assert by_head["stock"].status == "skipped" and by_head["stock"].ms is None
 
 
 def test_steps_leave_the_weights_as_they_are_and_patches_are_taken_off() -> None:
@@ -151,8 +151,8 @@ def test_fewer_configurations_are_some_of_the_list() -> None:
         configs, early_config_prune, perf_model = list(range(10)), None, None
 
     with fewer_configurations(4):
-        found = autotuner.prune_configs(Stub(), {})
-        assert len(set(found)) == 4 and set(found) <= set(range(10))
+        chosen = autotuner.prune_configs(Stub(), {})
+        assert len(set(chosen)) == 4 and set(chosen) <= set(range(10))
     with fewer_configurations(40):
         assert sorted(autotuner.prune_configs(Stub(), {})) == list(range(10))
     assert autotuner.prune_configs is original

@@ -1,4 +1,4 @@
-"""Times of all methods at one shape, interleaved with the bare products: every round runs everything, shuffled."""
+"""Times of all methods at one shape, interleaved with the bare products: a round runs everything, in random order."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Cell:
 
     def __init__(self, name: str, call: Call, row: Any = None, milliseconds: float = 0.0) -> None:
         self.name, self.call, self.row, self.milliseconds = name, call, row, milliseconds
-        self.times: dict[int, float] = {}  # of a round
+        self.times: dict[int, float] = {}  # by round
 
 
 def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
-    """Forward alone without gradients, or forward and backward with fresh gradients."""
+    """Returns a call of forward alone without gradients, or of forward and backward with fresh gradients."""
     if pass_ == "loss":
 
         def forward() -> None:
@@ -49,9 +49,9 @@ def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
 
 
 def gemm_cells(inputs: Inputs) -> list[Cell]:
-    """The three products on whole matrices, bf16 in and out; dz is a real softmax in bf16.
+    """Returns the three products on whole matrices, bf16 in and out; dz is a real softmax in bf16.
 
-    V and D are rounded up to multiples of 64: what the products cost someone who has padded the head.
+    V and D are rounded up to multiples of 64: a user would pad the head like this.
     """
     more_vocab, more_hidden = (-size % 64 for size in inputs.weight.shape)
     hidden = torch.nn.functional.pad(inputs.hidden, (0, more_hidden))
@@ -86,7 +86,7 @@ class ShapeTiming:
             clock.release()
 
     def add(self, method: Method, limit_seconds: float) -> None:
-        """Prepares a method's passes (warm-up, peak memory); whatever goes wrong is in its row."""
+        """Prepares a method's passes (warm-up, peak memory). The method's row records any failure."""
         for pass_ in method.passes:
             row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib, method.threshold, self.data)
             row.gradient_mib = self.shape.gradient_bytes / MIB if pass_ == "gradients" else 0.0
@@ -107,7 +107,7 @@ class ShapeTiming:
         self.cells.append(Cell(f"{row.method} {row.pass_}", call, row, milliseconds))
 
     def run(self, rounds: int, deadline: Deadline) -> None:
-        """Burst rounds, then sustained ones, each within half of the time left."""
+        """Runs rounds after idle, then steady ones, each within half of the time left."""
         for mode, one_round, parts in (("burst", self._burst, 2), ("sustained", self._sustained, 1)):
             part, order = deadline.share(parts), random.Random(0)
             self._drop_what_does_not_fit(part)
@@ -126,7 +126,7 @@ class ShapeTiming:
         return sum(1.1 * cell.milliseconds / 1e3 + self.clock.idle_seconds + 0.003 for cell in self.cells)
 
     def _drop_what_does_not_fit(self, part: Deadline) -> None:
-        """Slowest peers first; bare products and our own methods stay."""
+        """Drops the slowest peers first; bare products and our own methods stay."""
         peers = [cell for cell in self.cells if cell.row is not None and not cell.row.ours]
         for cell in sorted(peers, key=lambda cell: -cell.milliseconds):
             if LEAST_ROUNDS * self._round_seconds() <= part.left():
@@ -140,10 +140,10 @@ class ShapeTiming:
         elif not cell.row.rounds:
             cell.row.status, cell.row.reason = status, reason
         else:
-            cell.row.reason = f"sustained figure {status}: {reason}"
+            cell.row.reason = f"steady figure {status}: {reason}"
 
     def _warm_chip(self, seconds: float = 0.5) -> None:
-        """Bare products until the chip is at its power limit, as in the middle of training."""
+        """Runs bare products until the chip is at its power limit, as in the middle of training."""
         bare = [cell for cell in self.cells if cell.row is None]
         repeats = int(seconds * 1e3 / max(sum(cell.milliseconds for cell in bare), 1e-3)) if self.clock.cuda else 0
         for _ in range(repeats):
@@ -163,14 +163,14 @@ class ShapeTiming:
             for cell, time in zip(cells, self.clock.back_to_back_ms([cell.call for cell in cells])):
                 cell.times[index] = time
         except Exception as error:
-            self.record.note(f"{self.shape.name}: a sustained round failed and is left out: {describe(error)}")
+            self.record.note(f"{self.shape.name}: a steady round failed and is left out: {describe(error)}")
             self.clock.release()
 
     def _bare(self, row: Row) -> list[Cell]:
-        """The products that a pass cannot do without, or none where one of them has no times."""
+        """Returns the products that a pass needs, or none if one of them has no times."""
         wanted = GEMMS[:1] if row.pass_ == "loss" else GEMMS
-        found = [cell for cell in self.cells if cell.row is None and cell.name in wanted]
-        return found if len(found) == len(wanted) else []
+        cells = [cell for cell in self.cells if cell.row is None and cell.name in wanted]
+        return cells if len(cells) == len(wanted) else []
 
     def _summarize(self, mode: str) -> None:
         for cell in (cell for cell in self.cells if cell.times):

@@ -16,14 +16,14 @@ class Size:
     dim: int = 1024
     layers: int = 8
     heads: int = 16
-    length: int = 1024  # tokens of a sequence
+    length: int = 1024  # tokens per sequence
     tied: bool = False  # the head is the embedding
-    expand_k: float = 0.5  # of GLA: widths of all keys and values, in that of the model
+    expand_k: float = 0.5  # GLA: width of all keys, relative to the model's; values are likewise
     expand_v: float = 1.0
 
 
 def rotary(length: int, dim: int) -> Tensor:
-    """cos and sin of every position, [2, length, dim / 2]."""
+    """Returns cos and sin of every position, [2, length, dim / 2]."""
     rates = 10000.0 ** (-torch.arange(0, dim, 2).float() / dim)
     angles = torch.arange(length).float()[:, None] * rates
     return torch.stack([angles.cos(), angles.sin()])
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
 
 class LinearMixer(nn.Module):
-    """A layer of flash-linear-attention in the place of attention."""
+    """A layer of flash-linear-attention that replaces attention."""
 
     def __init__(self, layer: str, size: Size, **options: object) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def gla(size: Size) -> nn.Module:
 
 
 def gated_deltanet(size: Size) -> nn.Module:
-    """Keys of three quarters of the width, values of twice that, as its models have it."""
+    """Makes keys of three quarters of the width and values of twice that, as the library's own models do."""
     width = min(128, size.dim // 4)
     return LinearMixer("GatedDeltaNet", size, head_dim=width, num_heads=max(1, 3 * size.dim // (4 * width)), expand_v=2)
 
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens [B, L] to hidden states [B, L, D]. ``head`` is the weight's weight."""
+    """Maps tokens [B, L] to hidden states [B, L, D]. ``head`` is the head's weight."""
 
     def __init__(self, kind: str, size: Size) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 
 from table import markdown
 
-WARM = 40  # steps left out of the time of a step
+WARM = 40  # first steps, left out of the time of a step
 
 
 class Run:
@@ -30,7 +30,7 @@ def load(folder: pathlib.Path) -> list[Run]:
 
 
 def table(runs: list[Run]) -> str:
-    """Last validation loss, its difference from exact at the same step, time and memory."""
+    """Renders the last validation loss, its difference from exact at the same step, time and memory."""
     lines = []
     for run in (run for run in runs if run.validation):
         step, exact = max(run.validation), next((r for r in runs if r.model == run.model and r.head == "exact"), None)

@@ -1,4 +1,4 @@
-"""Training with several heads, the same in everything but the head's gradient.
+"""Trains with several heads that differ in nothing but the head's gradient.
 
     python experiments/convergence/run.py prepare --data FOLDER [--text PATH ...]      needs no GPU
     python experiments/convergence/run.py train --data FOLDER --output FOLDER [--model transformer|gla]
@@ -6,7 +6,7 @@
     python experiments/convergence/run.py report --output FOLDER                       a table
     python experiments/convergence/run.py hidden --data FOLDER --file FILE [--dim 2048] [--minutes 1]
 
-train goes on where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
+"train" resumes where an earlier call stopped. LOGITLESS_LIBRARY names liblogitless.so.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # of two run.py this folder's
+sys.path.insert(1, str(HERE.parents[1] / "bench" / "gpu"))  # this folder's run.py comes first
 
 import harness  # noqa: E402, F401  # which finds this tree's package
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = found.add_subparsers(dest="command", required=True)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = arguments.add_subparsers(dest="command", required=True)
     prepare = commands.add_parser("prepare", help="tokenizer and token files")
     prepare.add_argument("--text", nargs="*", default=[], type=pathlib.Path, metavar="PATH",
                          help="files (.xz too) and folders; default: this interpreter's Python sources")  # fmt: skip
@@ -41,19 +41,19 @@ def parser() -> argparse.ArgumentParser:
                        help="exact, sparsified-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     report = commands.add_parser("report", help="a table of the logs")
-    hidden = commands.add_parser("hidden", help="hidden states, head and targets of a model trained on the spot")
+    hidden = commands.add_parser("hidden", help="train a model, and write its hidden states, head and targets")
     hidden.add_argument("--file", type=pathlib.Path, required=True)
     hidden.add_argument("--tokens", type=int, default=8192)
     for command in (train, hidden):
-        command.add_argument("--model", default="transformer", help="the kind of its layers, of models.py's MIXERS")
+        command.add_argument("--model", default="transformer", help="kind of layers, one of models.py's MIXERS")
         command.add_argument("--dim", type=int, default=1024 if command is train else 2048)
         command.add_argument("--layers", type=int, default=8 if command is train else 4)
         command.add_argument("--attention-heads", type=int, default=16)
-        command.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+        command.add_argument("--length", type=int, default=1024, help="tokens per sequence")
         command.add_argument("--tied", action="store_true", help="the head is the embedding")
         command.add_argument("--expand", type=float, nargs=2, default=[0.5, 1.0], metavar=("K", "V"),
-                             help="widths of GLA's keys and values, in that of the model")  # fmt: skip
-        command.add_argument("--batch", type=int, default=16, help="sequences a step")
+                             help="widths of GLA's keys and values, relative to the model's")  # fmt: skip
+        command.add_argument("--batch", type=int, default=16, help="sequences per step")
         command.add_argument("--steps", type=int, default=1000)
         command.add_argument("--validate-every", type=int, default=100, metavar="STEPS")
         command.add_argument("--minutes", type=float, default=9.0 if command is train else 1.0)
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--data", type=pathlib.Path, required=True)
     for command in (train, report):
         command.add_argument("--output", type=pathlib.Path, required=True)
-    return found
+    return arguments
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -> None:
-    """One head, from its checkpoint on; its log gets a line a record."""
+    """Trains one head from its checkpoint on, and adds a line per record to its log."""
     import torch
 
     import report
@@ -103,7 +103,7 @@ def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -
     if checkpoint.is_file():
         trainer.restore(checkpoint)
     elif log.is_file():
-        log.unlink()  # steps whose model is lost
+        log.unlink()  # these steps have no model any more
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as lines:
         if trainer.step == 0:
@@ -151,7 +151,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def hidden(args: argparse.Namespace) -> None:
-    """A dump for benchmarks: bf16 hidden [N, D] and weight [V, D], int64 target [N], held-out text."""
+    """Writes a dump for benchmarks: bf16 hidden [N, D] and weight [V, D], int64 target [N], from held-out text."""
     import torch
 
     import tokens
@@ -168,9 +168,9 @@ def hidden(args: argparse.Namespace) -> None:
         batches = [trainer.batch(trainer.validation, torch.arange(count)[i : i + 1]) for i in range(count)]
         states = torch.cat([trainer.hidden(ids) for ids, _ in batches])[: args.tokens]
     target = torch.cat([ids for _, ids in batches])[: args.tokens]
-    found = {"hidden": states.cpu(), "weight": trainer.model.head.detach().bfloat16().cpu(), "target": target.cpu()}
+    dump = {"hidden": states.cpu(), "weight": trainer.model.head.detach().bfloat16().cpu(), "target": target.cpu()}
     args.file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(found | {"step": trainer.step, "validation": trainer.validate()}, args.file)
+    torch.save(dump | {"step": trainer.step, "validation": trainer.validate()}, args.file)
     print(f"{args.file}: N {len(target)}, V {data.vocab}, D {args.dim}, after {trainer.step} steps")
 
 
@@ -183,7 +183,7 @@ def main() -> int:
             parser().error(f"--model: expected one of {', '.join(MIXERS)}, got {args.model!r}")
     try:
         {"prepare": prepare, "train": train_heads, "report": show, "hidden": hidden}[args.command](args)
-    except ImportError as error:  # of a model's or a head's package
+    except ImportError as error:  # a model's or a head's package is missing
         raise SystemExit(str(error)) from error
     return 0
 

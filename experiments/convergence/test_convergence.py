@@ -33,7 +33,7 @@ def run(*words: object) -> str:
 
 @pytest.fixture
 def data(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder as prepare writes it, without its tokenizer."""
+    """A folder as ``prepare`` writes it, without its tokenizer."""
     folder = tmp_path / "data"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -83,9 +83,9 @@ def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> 
 def test_hidden(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
     pytest.importorskip("logitless", exc_type=ImportError)
     run("hidden", "--data", data, "--file", tmp_path / "h.pt", *SMALL, "--steps", 3, "--tokens", 40)
-    found = torch.load(tmp_path / "h.pt", weights_only=True)
-    assert found["hidden"].shape == (40, 32) and found["weight"].shape == (300, 32) and found["target"].shape == (40,)
-    assert found["hidden"].dtype == found["weight"].dtype == torch.bfloat16 and found["step"] == 3
+    dump = torch.load(tmp_path / "h.pt", weights_only=True)
+    assert dump["hidden"].shape == (40, 32) and dump["weight"].shape == (300, 32) and dump["target"].shape == (40,)
+    assert dump["hidden"].dtype == dump["weight"].dtype == torch.bfloat16 and dump["step"] == 3
 
 
 def test_models_see_the_past_only() -> None:
@@ -99,8 +99,8 @@ def test_models_see_the_past_only() -> None:
 
 
 def test_sequences_overlap_by_their_targets() -> None:
-    found = train.sequences(np.arange(11, dtype=np.uint32), 5)
-    assert found.tolist() == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 10]]
+    rows = train.sequences(np.arange(11, dtype=np.uint32), 5)
+    assert rows.tolist() == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 10]]
 
 
 def test_errors_name_what_was_expected() -> None:

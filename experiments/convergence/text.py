@@ -1,4 +1,4 @@
-"""Documents from files of the user's own, or the Python sources of the installed packages."""
+"""Documents from the user's own files, or the Python sources of the installed packages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import sys
 from collections.abc import Iterator
 
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".c", ".h", ".cpp", ".cu", ".js", ".java", ".rs", ".go")
-MOST_BYTES = 1_000_000  # of a source file: larger ones are data, not text
+MOST_BYTES = 1_000_000  # larger source files are data, not text
 PIECE_BYTES = 65536  # a book is cut into documents of about this size
-VALIDATION_SHARE = 50  # one document in so many, chosen by its content
+VALIDATION_SHARE = 50  # one document in this many, chosen by its content
 
 
 def default_folders() -> list[pathlib.Path]:
-    """The standard library and the packages of this interpreter."""
-    found = [*site.getsitepackages(), str(pathlib.Path(random.__file__).parent)]
-    return [path for path in dict.fromkeys(map(pathlib.Path, found)) if path.is_dir()]
+    """Returns the standard library and the packages of this interpreter."""
+    folders = [*site.getsitepackages(), str(pathlib.Path(random.__file__).parent)]
+    return [path for path in dict.fromkeys(map(pathlib.Path, folders)) if path.is_dir()]
 
 
 def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -35,7 +35,7 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cuts at ends of lines."""
+    """Cuts text at ends of lines."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + PIECE_BYTES) + 1 or len(text)
@@ -44,7 +44,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _read(file: pathlib.Path) -> str | None:
-    """None for what is not UTF-8."""
+    """Returns a file's text, or None if it is not UTF-8."""
     data = lzma.open(file).read() if file.suffix == ".xz" else file.read_bytes()
     try:
         return data.decode()
@@ -53,11 +53,11 @@ def _read(file: pathlib.Path) -> str | None:
 
 
 class Documents:
-    """Documents without duplicates, in an order of the seed, those of the validation set apart."""
+    """Documents without duplicates, in an order given by the seed, with the validation set apart."""
 
     def __init__(self, paths: list[pathlib.Path], megabytes: float, seed: int) -> None:
         seen: set[bytes] = set()
-        found: list[tuple[bytes, str]] = []
+        pieces: list[tuple[bytes, str]] = []
         for path in paths or default_folders():
             for file in _files(path):
                 text = _read(file)
@@ -65,12 +65,12 @@ class Documents:
                     digest = hashlib.sha256(piece.encode()).digest()
                     if digest not in seen:
                         seen.add(digest)
-                        found.append((digest, piece))
-        found.sort(key=lambda item: hashlib.sha256(item[0] + seed.to_bytes(8, "little")).digest())
+                        pieces.append((digest, piece))
+        pieces.sort(key=lambda item: hashlib.sha256(item[0] + seed.to_bytes(8, "little")).digest())
         self.train: list[str] = []
         self.validation: list[str] = []
         size = 0
-        for digest, piece in found:
+        for digest, piece in pieces:
             if size >= megabytes * 1e6:
                 break
             size += len(piece.encode())
@@ -78,7 +78,7 @@ class Documents:
             (self.validation if chosen else self.train).append(piece)
         self.size = size
         if not self.train or not self.validation:
-            raise ValueError(f"--text: expected some megabytes of text, got {size} bytes in {len(found)} documents")
+            raise ValueError(f"--text: expected some megabytes of text, got {size} bytes in {len(pieces)} documents")
 
     def summary(self) -> str:
         counts = f"{len(self.train)} documents to train on, {len(self.validation)} to validate"

@@ -1,6 +1,6 @@
-"""The tokenizer, trained on the documents at hand, and the token files of ``prepare``.
+"""The tokenizer, trained on the given documents, and the token files of ``prepare``.
 
-A token file is a numpy array of uint32 ids under xz, about one byte and a half a token, so that it travels light.
+A token file is a numpy array of uint32 ids under xz. It takes about one and a half bytes per token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from text import Documents
 END_OF_DOCUMENT = "<|end|>"  # id 0
 BATCH = 512  # documents encoded at once
 
-# Ids are words of 4 bytes: LZMA's contexts follow the position within the word.
+# Ids are words of 4 bytes, and LZMA's contexts follow the position within the word.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 2, "lp": 2, "pb": 2}]
 
 
@@ -42,7 +42,7 @@ def _tokenizers() -> Any:
 
 
 def train_tokenizer(documents: list[str], vocab: int) -> Any:
-    """Byte-level BPE of at most ``vocab`` entries."""
+    """Trains a byte-level BPE of at most ``vocab`` entries."""
     t = _tokenizers()
     tokenizer = t.Tokenizer(t.models.BPE())
     tokenizer.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -59,7 +59,7 @@ def train_tokenizer(documents: list[str], vocab: int) -> Any:
 
 
 def encode(tokenizer: Any, documents: list[str], most: int) -> NDArray[np.uint32]:
-    """Ids of the documents, one after the other with an end each, up to ``most`` of them."""
+    """Encodes the documents one after another, each followed by an end token, up to ``most`` ids."""
     parts: list[NDArray[np.uint32]] = []
     count = 0
     for start in range(0, len(documents), BATCH):
@@ -85,7 +85,7 @@ def load_tokens(path: pathlib.Path) -> NDArray[np.uint32]:
 
 
 def prepare(folder: pathlib.Path, documents: Documents, vocab: int, train: int, validation: int) -> dict[str, Any]:
-    """Trains the tokenizer, encodes, and writes the folder; returns what is in it."""
+    """Trains the tokenizer, encodes, and writes the folder. Returns a summary of its contents."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(documents.train, vocab)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -101,14 +101,19 @@ def prepare(folder: pathlib.Path, documents: Documents, vocab: int, train: int, 
 
 
 def load(folder: pathlib.Path) -> Data:
-    """What ``prepare`` wrote. ``vocab`` is the size asked for; a small text's tokenizer may have fewer entries."""
+    """Loads the output of ``prepare``.
+
+    ``vocab`` is the requested size; a small text's tokenizer may have fewer entries.
+    """
     train, validation = (load_tokens(folder / f"{name}.npy.xz") for name in ("train", "validation"))
     return Data(train, validation, json.loads((folder / "about.json").read_text())["vocab"])
 
 
 def prepare_instructions(folder: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
-    """Questions and answers, one after the other, id 0 behind each; ``answered`` is 1 where a token is to be
-    predicted."""
+    """Tokenizes questions and answers in sequence, with id 0 behind each.
+
+    ``answered`` is 1 at tokens to be predicted.
+    """
     tokenizer = _tokenizers().Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids: list[int] = []
     answered: list[int] = []
@@ -124,5 +129,5 @@ def prepare_instructions(folder: pathlib.Path, path: pathlib.Path) -> dict[str, 
 
 
 def load_instructions(folder: pathlib.Path) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Ids, and which of them are of answers."""
+    """Loads ids, and which of them belong to answers."""
     return load_tokens(folder / "instructions.npy.xz"), load_tokens(folder / "answered.npy.xz")

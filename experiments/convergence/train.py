@@ -1,4 +1,4 @@
-"""Training of one model with one head: everything but the head's gradient is the same in every run."""
+"""Training of one model with one head. Runs differ in nothing but the head's gradient."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from methods import Loss, loss_named
 from models import LanguageModel, Size
 from tokens import Data
 
-FLUSH = 20  # steps between two looks at the device
+FLUSH = 20  # steps between two reads of the device's results
 VALIDATION_BATCHES = 16
-# Arguments that decide a run: not its device, how long it is and how often it is looked at.
+# Arguments that decide a run's result. Device, duration and intervals of reports do not.
 DECISIVE = ("model", "dim", "layers", "attention_heads", "length", "tied", "expand")
 DECISIVE += ("batch", "rate", "warmup", "seed", "compile")
 
 
 def sequences(ids: NDArray[np.uint32], length: int) -> Tensor:
-    """[count, length + 1]: a sequence and its targets overlap by length."""
+    """Returns [count, length + 1]: a sequence and its targets overlap by length."""
     count = (len(ids) - 1) // length
     wide = torch.from_numpy(ids[: count * length + 1].astype(np.int64))
     return wide.unfold(0, length + 1, length)
 
 
 def save_whole(state: object, path: pathlib.Path) -> None:
-    """The file is the old one or the new one, whole, also when the process ends in between."""
+    """Replaces a file at once: if the process ends midway, the old file remains whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     torch.save(state, partial)
@@ -41,7 +41,7 @@ def save_whole(state: object, path: pathlib.Path) -> None:
 
 
 class Trainer:
-    """One run, by the arguments of run.py. ``step`` counts finished steps."""
+    """One run with the arguments of run.py. ``step`` counts finished steps."""
 
     def __init__(self, args: argparse.Namespace, data: Data, head: Loss) -> None:
         self.args, self.head, self.cuda = args, head, args.device.startswith("cuda")
@@ -63,7 +63,7 @@ class Trainer:
         return tokens[:, :-1], tokens[:, 1:].reshape(-1)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """[B * L, D] in bf16, as autocast leaves it to a head."""
+        """Returns [B * L, D] in bf16, as autocast passes them to a head."""
         with torch.autocast(self.args.device.split(":")[0], dtype=torch.bfloat16):
             x: Tensor = self.body(tokens)
         return x.flatten(0, 1).bfloat16()
@@ -76,7 +76,7 @@ class Trainer:
         return float(s.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))))
 
     def advance(self) -> Tensor:
-        """One step; the loss before it."""
+        """Takes one step, and returns the loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.step)
         first = self.step * self.args.batch
@@ -92,13 +92,13 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Exact mean loss of the first held-out sequences."""
+        """Returns the exact mean loss of the first held-out sequences."""
         exact = loss_named("exact")
-        found = []
+        losses = []
         for rows in torch.arange(len(self.validation)).split(self.args.batch)[:VALIDATION_BATCHES]:
             tokens, target = self.batch(self.validation, rows)
-            found.append((exact(self.hidden(tokens), self.model.head.bfloat16(), target), len(target)))
-        return float(sum(loss * count for loss, count in found)) / sum(count for _, count in found)
+            losses.append((exact(self.hidden(tokens), self.model.head.bfloat16(), target), len(target)))
+        return float(sum(loss * count for loss, count in losses)) / sum(count for _, count in losses)
 
     def save(self, path: pathlib.Path) -> None:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
@@ -108,7 +108,7 @@ class Trainer:
         save_whole(state | {"settings": self.settings}, path)
 
     def restore(self, path: pathlib.Path) -> None:
-        """Raises ValueError where the file is of other settings."""
+        """Restores a checkpoint. Raises ValueError if it has other settings."""
         state = torch.load(path, map_location=self.args.device, weights_only=True)
         other = {name: value for name, value in state["settings"].items() if self.settings.get(name) != value}
         if other:
@@ -123,7 +123,7 @@ class Trainer:
 
 
 def run(trainer: Trainer, seconds: float) -> Iterator[dict[str, object]]:
-    """Records until the last step, or until the time is up: losses, validations, and time and memory of steps."""
+    """Yields records until the last step or the end of the time: losses, validations, and steps' time and memory."""
     s, cuda = trainer.args, trainer.cuda
     end = time.monotonic() + seconds
     if trainer.step == 0:

@@ -1,11 +1,10 @@
-"""Who may include whom: check_includes.py ROOT
+"""Checks who may include whom: check_includes.py ROOT
 
-The core knows nothing but the standard library and lists; backends know the core and never one another, engines of the
-CUDA backend are known to the list of them alone, exact plans and sparsified ones not to each other; the loss, a logit
-and the registers of a tile have one home each; everything outside src knows the public headers only. The command line
-is
-built in layers: its support and files know no command; examples stand on nothing. CUDA's own headers are known under
-src/cuda, bench and tests/gpu only, to the examples on CUDA, and to the memory of devices that the tests share.
+The core may include the standard library and lists only. Backends may include the core, and not one another. Only the
+list of CUDA engines may include an engine. Exact and sparsified plans do not include each other. The loss, a logit and
+the registers of a tile have one home each. Everything outside src includes the public headers only. The command line
+has layers: its support and files include no command. Examples include nothing of it. CUDA's own headers are allowed
+under src/cuda, bench and tests/gpu, in the examples on CUDA, and for the device memory that tests share.
 """
 
 import pathlib
@@ -16,7 +15,7 @@ SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PUBLIC = "logitless/"
 OUTSIDE = ("cli", "python", "bench", "examples")
-# Folders of the command line, each with those that its files may include in quotes; the first that fits a path counts.
+# Folders of the command line, each with the folders that its files may include in quotes. The first match counts.
 LAYERS = {
     "cli/support/": ("support",),
     "cli/io/": ("io", "support"),
@@ -25,12 +24,12 @@ LAYERS = {
 # The bounds of `logitless check` read the library's own formulas.
 READS_CORE = "cli/commands/check_compare.cpp"
 BACKENDS = ("reference", "cpu", "cuda")
-# Engines of the CUDA backend, which no file of src/ knows but their own and the list of them.
+# Engines of the CUDA backend. Only their own files and the list of engines may include them.
 ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
-# Folders that know nothing of each other.
+# Folders that may not include each other.
 PEERS = ("cuda/run/exact/", "cuda/run/sparsified/")
-# A pattern, the folder in which only some files may have it, these files, and what the others use.
+# A pattern, the folder in which few files may contain it, these files, and the alternative for all others.
 HOMES = (
     (r"\bz_loss\b", "src/", ("src/core/",), "core/row_coefficients.h's LossParams"),
     (r"\b(float|double)\b[^;()=\n]*\bsoftcap\b", "src/cuda/", (), "core/logit_transform.h's LogitTransform"),
@@ -39,15 +38,15 @@ HOMES = (
 CUDA_TESTS = ("tests/gpu/", "tests/cuda_on_cpu/", "tests/support/device_memory.cpp")
 CUDA_USERS = ("src/cuda/", "bench/", "examples/cuda_", *CUDA_TESTS)
 
-# Headers in <> that a folder may use beside those of the standard library (which have no dot or slash) and C.
+# Headers in <> that a folder may use, besides C's and those of the standard library, which have no dot or slash.
 C_HEADERS = {"stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "math.h", "assert.h", "float.h", "limits.h"}
 
 
 def allowed_in_src(part: str, header: str) -> bool:
-    """part: the folder under src/ that includes; header: as written in quotes."""
+    """Returns whether ``part``, a folder under src/, may include ``header``, written in quotes."""
     target = header.split("/")[0]
     if header.startswith(PUBLIC):
-        # The C interface is api/'s own: other parts know the core's types, which follow from its lists.
+        # The C interface belongs to api/. Other parts use the core's types, which follow from its lists.
         return part == "api" or (part == "core" and header.endswith(".def"))
     if part == "api":
         return target in ("api", "core", *BACKENDS, "distributed")
@@ -57,7 +56,7 @@ def allowed_in_src(part: str, header: str) -> bool:
 
 
 def allowed_in_layer(relative: str, header: str) -> bool:
-    """header: as written in quotes, beside the public ones, which all know."""
+    """Returns whether a layer may include ``header``, written in quotes; all may include the public ones."""
     for folder, known in LAYERS.items():
         if relative.startswith(folder):
             return header.startswith(PUBLIC) or ("/" in header and header.split("/")[0] in known)
@@ -76,30 +75,30 @@ def is_cuda(header: str) -> bool:
 def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> list:
     relative = path.relative_to(root).as_posix()
     text = path.read_text(encoding="utf-8")
-    found = []
+    problems = []
     for pattern, folder, homes, instead in HOMES:
         if relative.startswith(folder) and not relative.startswith(homes) and re.search(pattern, text):
-            found.append(f"{relative}: {pattern}: use {instead}")
+            problems.append(f"{relative}: {pattern}: use {instead}")
     top, *rest = relative.split("/")
     for bracket, header in INCLUDE.findall(text):
         where = f"{relative}: #include {bracket}{header}"
         own = header.startswith("cuda/") and bracket == '"'
         if is_cuda(header) and not own and not relative.startswith(CUDA_USERS):
-            found.append(f"{where}: CUDA headers belong to src/cuda and bench")
+            problems.append(f"{where}: CUDA headers belong to src/cuda and bench")
         if top == "include" and not (header.startswith(PUBLIC) or is_standard(header)):
-            found.append(f"{where}: the public headers need the standard library only")
+            problems.append(f"{where}: the public headers need the standard library only")
         if top == "src":
             part = rest[0] if len(rest) > 1 else ""
             if bracket == '"' and not allowed_in_src(part, header):
-                found.append(f"{where}: not for src/{part}")
+                problems.append(f"{where}: not for src/{part}")
             engine = next((folder for folder in ENGINES if header.startswith(folder)), None)
             if engine is not None and relative != ENGINE_LIST and not relative.startswith(f"src/{engine}"):
-                found.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
+                problems.append(f"{where}: an engine is known to {ENGINE_LIST} alone")
             if relative.startswith(tuple(f"src/{peer}" for peer in PEERS)) and header.startswith(PEERS):
                 if header.split("/")[2] != relative.split("/")[3]:
-                    found.append(f"{where}: {' and '.join(PEERS)} do not know each other")
+                    problems.append(f"{where}: {' and '.join(PEERS)} do not know each other")
             if bracket == "<" and part == "core" and not is_standard(header):
-                found.append(f"{where}: the core needs the standard library only")
+                problems.append(f"{where}: the core needs the standard library only")
         if (
             top in OUTSIDE
             and relative != READS_CORE
@@ -109,12 +108,12 @@ def problems_of(root: pathlib.Path, path: pathlib.Path, local_headers: set) -> l
         ):
             beside = (path.parent / header).resolve()
             if not beside.exists():
-                found.append(f"{where}: {top} sees include/ only")
+                problems.append(f"{where}: {top} sees include/ only")
         if bracket == '"' and not allowed_in_layer(relative, header):
-            found.append(f"{where}: not for this layer of the command line")
+            problems.append(f"{where}: not for this layer of the command line")
         if top in OUTSIDE and re.search(r"(^|/)\.\./.*src/|^src/", header):
-            found.append(f"{where}: {top} sees include/ only")
-    return found
+            problems.append(f"{where}: {top} sees include/ only")
+    return problems
 
 
 def main() -> int:
@@ -127,14 +126,14 @@ def main() -> int:
         if path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".py") and "build" not in path.parts
     )
     local_headers = {path.relative_to(root).as_posix() for path in files}
-    found = [problem for path in files for problem in problems_of(root, path, local_headers)]
-    for problem in found:
+    problems = [problem for path in files for problem in problems_of(root, path, local_headers)]
+    for problem in problems:
         print(problem)
-    print(f"{len(files)} files, {len(found)} problems")
+    print(f"{len(files)} files, {len(problems)} problems")
     if len(files) < 30:
         print("so few files: is this the root of the repository?")
         return 1
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The checker sees what it should: each rule broken once in a made-up tree."""
+"""The checker finds each rule broken once in a made-up tree."""
 
 import pathlib
 import subprocess

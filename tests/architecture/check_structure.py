@@ -1,6 +1,6 @@
-"""Numbers of the repository's structure that may fall only: check_structure.py ROOT
+"""Checks measures of the repository's structure that may only fall: check_structure.py ROOT
 
-What adds to one of them says the same thing in one more place. Where a number has fallen, its ceiling here follows.
+A larger number means one fact stated in one more place. When a number falls, lower its ceiling here.
 """
 
 import importlib.machinery
@@ -8,7 +8,7 @@ import importlib.util
 import pathlib
 import sys
 
-# Files, without tests and pages, that name an option; those whose names mean something else, too, are left out.
+# Counts of files, without tests and pages, that name an option. Options whose names have other meanings are left out.
 OPTION_FILES = {
     "z_loss": 6,
     "label_smoothing": 24,
@@ -26,7 +26,7 @@ OPTION_FILES = {
     "compute_dtype": 16,
     "max_workspace_bytes": 52,
 }
-# Measures of scripts/measure_structure, which says where they are found: --places.
+# Measures of scripts/measure_structure; its option --places lists where they occur.
 MEASURES = {
     "declarations of max_workspace_bytes in Python": 4,
     "copies of the preparation chain": 1,
@@ -36,7 +36,7 @@ MEASURES = {
 
 
 def measuring(root):
-    """scripts/measure_structure as a module; its name has no ending."""
+    """Loads scripts/measure_structure as a module; its name has no suffix."""
     path = str(pathlib.Path(root, "scripts", "measure_structure"))
     loader = importlib.machinery.SourceFileLoader("measure_structure", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("measure_structure", loader))
@@ -46,13 +46,15 @@ def measuring(root):
     return module
 
 
-def compare(found, ceilings):
-    """Lines of what is above its ceiling, and of what is below."""
+def compare(numbers, ceilings):
+    """Returns lines for the numbers above their ceilings, and for those below."""
     above = [
-        f"{name}: expected at most {most}, got {found[name]}" for name, most in ceilings.items() if found[name] > most
+        f"{name}: expected at most {most}, got {numbers[name]}"
+        for name, most in ceilings.items()
+        if numbers[name] > most
     ]
     below = [
-        f"{name}: {found[name]}, below its ceiling {most}" for name, most in ceilings.items() if found[name] < most
+        f"{name}: {numbers[name]}, below its ceiling {most}" for name, most in ceilings.items() if numbers[name] < most
     ]
     return above, below
 
@@ -62,9 +64,9 @@ def main():
     script = measuring(root)
     tree = script.Tree(root)
     options = {f"files that name {name}": most for name, most in OPTION_FILES.items()}
-    found = {f"files that name {name}": len(tree.naming(name)) for name in OPTION_FILES}
-    found |= {name: number for name, (number, _) in script.measures(tree).items()}
-    above, below = compare(found, options | MEASURES)
+    numbers = {f"files that name {name}": len(tree.naming(name)) for name in OPTION_FILES}
+    numbers |= {name: number for name, (number, _) in script.measures(tree).items()}
+    above, below = compare(numbers, options | MEASURES)
     for line in (*above, *below):
         print(line)
     print(f"{len(options | MEASURES)} numbers, {len(above)} above their ceilings")

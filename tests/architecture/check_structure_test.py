@@ -1,4 +1,4 @@
-"""Counts of scripts/measure_structure in a made-up tree; a number above its ceiling is reported."""
+"""Counts of scripts/measure_structure in a made-up tree. A number above its ceiling is reported."""
 
 import pathlib
 import tempfile
@@ -49,11 +49,11 @@ with tempfile.TemporaryDirectory() as folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     tree = script.Tree(pathlib.Path(folder))
-found = script.measures(tree, ("end",))
-got = {name: found[name][0] for name in EXPECTED}
-assert got == EXPECTED, f"expected {EXPECTED}, got {got}: {found}"
-assert found["circles of imports in Python"][1] == ["logitless.j logitless.k"], found
-assert found["non-test files"][0] == len(FILES) - 3 - 4, found
+measured = script.measures(tree, ("end",))
+got = {name: measured[name][0] for name in EXPECTED}
+assert got == EXPECTED, f"expected {EXPECTED}, got {got}: {measured}"
+assert measured["circles of imports in Python"][1] == ["logitless.j logitless.k"], measured
+assert measured["non-test files"][0] == len(FILES) - 3 - 4, measured
 try:
     script.preparations(tree, ("gone",))
     raise AssertionError("a chain that is nowhere was not refused")

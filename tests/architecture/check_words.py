@@ -1,7 +1,7 @@
-"""Words of the pages and comments: check_words.py ROOT [FILE...]
+"""Checks the words of pages and comments: check_words.py ROOT [FILE...]
 
-Prose is what is left of a page without code blocks, tables, HTML and link targets. With files, only these are checked,
-and their words are printed.
+Prose is a page without code blocks, tables, HTML and link targets. With files, only these are checked, and their words
+are printed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ README_WORDS = 450
 README_MEAN = 17  # words of a sentence
 README_LONGEST = 35
 GUIDE_LONGEST = 45
-GUIDE_WORDS = 25_000  # of docs/ and CONTRIBUTING.md, without the glossary and the generated reference
+GUIDE_WORDS = 25_000  # in docs/ and CONTRIBUTING.md, without the glossary and the generated reference
 PAGE = re.compile(r"docs/.*\.md|(?!CHANGELOG)[^/]*\.md")
 NO_GUIDE = re.compile(r"docs/glossary\.md|docs/reference/|README\.md|SECURITY\.md")
 SOURCES = (".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".def", ".py", ".js", ".cmake", "CMakeLists.txt")
 
-# A comment, on a line of its own or behind code, that begins without its subject.
+# A comment on its own line or behind code that begins without its subject.
 HEADLESS = re.compile(
     r"(?:^\s*(?://+|/\*\*?|\*|#|\"\"\")|\s\s(?://|#))\s?"
     r"(?:Of|What|The same|(?:Those|That) (?:of|that|which|in)) (?!.*\?)"
 )
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
-DATED = ("docs/results.md", "docs/limits.md", "docs/studies/")  # pages of figures, which say when they were measured
-# What a page does not say, and what it says in its place.
+DATED = ("docs/results.md", "docs/limits.md", "docs/studies/")  # pages of figures, which date their measurements
+# Words that no page has, and their replacements.
 RULES = {
     r"\bas ever\b": "always",
     r"\bas a rule\b": "usually",
@@ -49,7 +49,7 @@ RULES = {
 
 
 def prose(text: str) -> list[str]:
-    """Paragraphs of a page's prose."""
+    """Returns the paragraphs of a page's prose."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"^(```|~~~).*?^\1 *$", "\n", text, flags=re.S | re.M)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.S)
@@ -80,7 +80,7 @@ def words(text: str) -> list[str]:
 
 
 def check_page(name: str, text: str) -> tuple[list[str], int]:
-    """What is wrong with a page, and its number of words."""
+    """Returns a page's problems and its number of words."""
     wrong, lengths = [], []
     for paragraph in prose(text):
         for sentence in sentences(paragraph):
@@ -90,10 +90,10 @@ def check_page(name: str, text: str) -> tuple[list[str], int]:
             if count > most:
                 wrong.append(f"{name}: expected sentences of at most {most} words, got {count}: {sentence[:70]}...")
         for rule, instead in RULES.items():
-            found = re.search(rule, paragraph)
-            if found:
-                around = paragraph[max(0, found.start() - 30) : found.end() + 30]
-                wrong.append(f"{name}: expected {instead}, got {found[0].strip()!r}: {around}")
+            match = re.search(rule, paragraph)
+            if match:
+                around = paragraph[max(0, match.start() - 30) : match.end() + 30]
+                wrong.append(f"{name}: expected {instead}, got {match[0].strip()!r}: {around}")
         if not name.startswith(DATED) and DATE.search(paragraph) and name != "README.md":
             wrong.append(f"{name}: expected no date in a guide, got {DATE.search(paragraph)[0]}")  # type: ignore[index]
     total = sum(lengths)
@@ -115,7 +115,7 @@ def check_comments(name: str, text: str) -> list[str]:
 
 
 def names_of(root: pathlib.Path) -> list[str]:
-    """Files that git knows or would add; without git all."""
+    """Returns files that git tracks or would add, or all files without git."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listing, cwd=root, text=True, capture_output=True)
     if done.returncode == 0:
@@ -134,8 +134,8 @@ def main() -> int:
         if name.endswith(SOURCES) or name.startswith("scripts/"):
             wrong += check_comments(name, path.read_text())
         elif PAGE.fullmatch(name):
-            found, count = check_page(name, path.read_text())
-            wrong += found
+            problems, count = check_page(name, path.read_text())
+            wrong += problems
             total += 0 if NO_GUIDE.match(name) else count
             if given:
                 print(f"{name}: {count} words")

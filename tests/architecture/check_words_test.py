@@ -9,7 +9,7 @@ CHECKER = pathlib.Path(__file__).with_name("check_words.py")
 LONG = " ".join(["word"] * 46) + ".\n"
 BROKEN = {
     "src/a.h": "// Of the rows, those that count.\n",
-    "src/b.cpp": "int a;  // What a row is.\n",
+    "src/b.cpp": "int a;  /" + "/ What a row is.\n",
     "src/c.py": '"""The same for columns."""\n',
     "cli/d.cpp": "/* Those of the caller. */\n",
     "docs/e.md": "The sums are told.\n",

@@ -29,7 +29,7 @@ class Result:
 
 @pytest.fixture
 def run(binary, tmp_path):
-    """run(*arguments) -> Result, in an empty folder; a crash or a hang fails the test."""
+    """Returns run(*arguments) -> Result, which works in an empty folder. A crash or a hang fails the test."""
 
     def call(*arguments, timeout=120):
         process = subprocess.run(
@@ -43,7 +43,7 @@ def run(binary, tmp_path):
 
 @pytest.fixture
 def ok(run):
-    """run() that must succeed."""
+    """Returns run() for a command that must succeed."""
 
     def call(*arguments, **keywords):
         result = run(*arguments, **keywords)
@@ -55,7 +55,7 @@ def ok(run):
 
 @pytest.fixture
 def refused(run):
-    """run() that must fail with a code and a message on stderr, and print nothing on stdout."""
+    """Returns run() for a command that must fail with a code and a message on stderr, and an empty stdout."""
 
     def call(code, message, *arguments):
         result = run(*arguments)
@@ -69,7 +69,7 @@ def refused(run):
 
 @pytest.fixture
 def with_environment(binary):
-    """with_environment(arguments, VARIABLE=value) -> the process, which must succeed."""
+    """Returns with_environment(arguments, VARIABLE=value) -> the process, which must succeed."""
 
     def call(arguments, **variables):
         return subprocess.run(
@@ -81,7 +81,7 @@ def with_environment(binary):
 
 @pytest.fixture
 def zero_head(tmp_path):
-    """zero_head(tokens, vocab, dim) -> arguments of loss for files of zeros, of which the file system stores none."""
+    """Returns zero_head(tokens, vocab, dim) -> arguments of `loss` for sparse files of zeros."""
 
     def call(tokens, vocab, dim):
         np.lib.format.open_memmap(tmp_path / "c.npy", mode="w+", dtype=np.float32, shape=(vocab, dim))
@@ -94,7 +94,7 @@ def zero_head(tmp_path):
 
 @pytest.fixture
 def cuda_device(ok):
-    """The first CUDA device that is usable, as --device takes it."""
+    """Returns the first usable CUDA device, as --device takes it."""
     facts = ok("--json", "info").json
     for device in facts["cuda_devices"]:
         if device["usable"]:

@@ -1,4 +1,4 @@
-"""The loss in float64 with all logits in memory, and what a computation in float32 may differ from it."""
+"""The loss in float64 with all logits in memory, and the allowed error of a float32 computation."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def random_head(random):
 
 
 def several_targets(random, weighted):
-    """K a token, some of them alike, some ignored, and a token without any."""
+    """Makes K targets per token: some repeat, some are ignored, and one token has none."""
     targets = random.integers(0, V, (N, K))
     targets[:, 1] = np.where(random.random(N) < 0.3, targets[:, 0], targets[:, 1])
     targets = np.where(random.random((N, K)) < 0.2, -100, targets)
@@ -24,7 +24,7 @@ def several_targets(random, weighted):
 
 
 def write_npy(folder, arrays):
-    """A file for each array; the arguments of `loss` that name them."""
+    """Writes a file for each array, and returns the arguments of `loss` that name them."""
     arguments = []
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
@@ -50,9 +50,9 @@ def forward(
     ignore_index=-100,
     dtype=np.float64,
 ):
-    """Everything the command reports, for targets that are already shifted, in `dtype`.
+    """Computes everything that the command reports, in `dtype`, for targets that are already shifted.
 
-    They are flat, or `several`: [N, K], each with a weight, which are columns of a sparse matrix q.
+    Targets are flat, or `several`: [N, K], each with a weight. Such weights are columns of a sparse matrix q.
     """
 
     def as_dtype(x):
@@ -85,7 +85,7 @@ def forward(
     loss = sure * nll - smooth * (w * log_p).sum(axis=1) + dtype(z_loss) * lse * lse
     loss = np.where(valid, t * loss, 0)
     divisor = (t * w[safe[:, 0]])[valid].sum()
-    # Gradient of the mean.
+    # The gradient of the mean.
     of_p = sure * q.sum(axis=1) + smooth * w.sum() + 2 * dtype(z_loss) * lse
     dz = (t / divisor)[:, None] * (p * of_p[:, None] - smooth * w - sure[:, None] * q)
     if softcap:
@@ -117,12 +117,12 @@ def forward(
 
 
 def both(*arguments, **keywords):
-    """float64, and the same computation in float32."""
+    """Computes in float64 and in float32."""
     return forward(*arguments, **keywords), forward(*arguments, **keywords, dtype=np.float32)
 
 
 def assert_close(got, exact, naive, scale=None, unit=2.0**-24):
-    """2-norm error at most twice that of the naive computation plus a rounding unit of numbers like `scale`."""
+    """Asserts a 2-norm error of at most twice the naive computation's plus a rounding unit of numbers like `scale`."""
     got, exact, naive = (np.asarray(x, np.float64) for x in (got, exact, naive))
     size = np.linalg.norm(exact if scale is None else scale)
     error = np.linalg.norm((got - exact).ravel())
@@ -131,7 +131,7 @@ def assert_close(got, exact, naive, scale=None, unit=2.0**-24):
 
 
 def check_report(report, exact, naive):
-    """An error of the loss of twice that of the naive one, and the roundings of each row's loss and lse."""
+    """Asserts a loss error of at most twice the naive one plus the roundings of each row's loss and lse."""
     rows = np.abs(exact["lse"]) + np.abs(exact["nll"])
     row_error = np.abs(naive["row_loss"] - exact["row_loss"]).sum() / exact["divisor"]
     bound = 2 * row_error + 2.0**-24 * (np.abs(exact["row_loss"]).sum() / exact["divisor"] + rows.max())

@@ -1,4 +1,4 @@
-"""Missing, truncated, mismatched and malicious files: exit code 1 and a message that names the file."""
+"""Missing, truncated, mismatched and malicious files give exit code 1 and a message that names the file."""
 
 import json
 import os
@@ -13,7 +13,7 @@ N, V, D = 6, 11, 4
 
 @pytest.fixture
 def loss(refused, tmp_path, random):
-    """loss(message, **changed arguments), with good files for the rest."""
+    """Returns loss(message, **changed arguments), which has good files for the rest."""
     np.save(tmp_path / "hidden.npy", random.standard_normal((N, D)).astype(np.float32))
     np.save(tmp_path / "weight.npy", random.standard_normal((V, D)).astype(np.float32))
     np.save(tmp_path / "targets.npy", random.integers(0, V, N))
@@ -93,7 +93,7 @@ def test_npy_of_other_kinds(loss, tmp_path):
 
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
 def test_every_truncation_is_refused(refused, tmp_path, kind):
-    """Cut at every byte of the header and at some of the data."""
+    """The cuts are at every byte of the header and at some of the data."""
     data = np.arange(N * D, dtype=np.float32).reshape(N, D)
     whole = tmp_path / f"whole.{kind}"
     np.save(whole, data) if kind == "npy" else save_file({"hidden": data}, whole)

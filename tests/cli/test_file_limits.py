@@ -1,4 +1,4 @@
-"""A limit on the size of files, and inputs that are cut while they are read: an error, and nothing half-written."""
+"""A file size limit, and inputs truncated during reading, give an error and no partial output."""
 
 import os
 import pathlib
@@ -44,7 +44,7 @@ def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, zero_head):
         "--quiet",
         "--per-token",
         "t.npy",
-    ]  # some seconds of work
+    ]  # takes some seconds
     process = subprocess.Popen([binary, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)  # fmt: skip
     end = time.monotonic() + 60

@@ -225,7 +225,7 @@ def test_plan_of_sparsified_gradients(ok):
 
 
 def printed_budgets(text):
-    """Of the table's workspaces and of the smallest budget, as a person would give them back."""
+    """Returns the table's workspaces and the smallest budget as a person would type them."""
     (smallest,) = re.findall(r"smallest that works: ([\d.]+ (?:[KMG]i)?B)", text)
     return [smallest, *re.findall(r"(?m)^[* ] [a-z_]+ +([\d.]+ (?:[KMG]i)?B) ", text)]
 
@@ -271,8 +271,8 @@ def test_a_faster_plan_that_is_not_chosen_says_why(ok):
                 assert plan["predicted_seconds"] * (1 + 0.04 * (chunks - 1)) >= chosen["predicted_seconds"]
             else:
                 given = int(re.search(r"--budget (\d+)", plan["why_not"])[1])
-                found = ok("--json", *problem, device, "--budget", given).json["chosen"]
-                assert found["predicted_seconds"] <= plan["predicted_seconds"]
+                retried = ok("--json", *problem, device, "--budget", given).json["chosen"]
+                assert retried["predicted_seconds"] <= plan["predicted_seconds"]
             assert any(plan["why_not"] in note for note in result["notes"])
     assert explained >= 3
 

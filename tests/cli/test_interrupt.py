@@ -1,4 +1,4 @@
-"""Ctrl-C: nothing half-written stays behind."""
+"""Ctrl-C leaves no partial output."""
 
 import signal
 import subprocess
@@ -8,13 +8,13 @@ import pytest
 
 
 def heed_interrupts():
-    """A test run in the background ignores Ctrl-C, and what it starts would as well."""
+    """Restores SIGINT: a test run in the background ignores Ctrl-C, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
 def start(binary, tmp_path):
-    """start(*arguments) -> a running process in an empty folder; stdout and stderr in one pipe."""
+    """Returns start(*arguments) -> a running process in an empty folder, with stdout and stderr in one pipe."""
     processes = []
 
     def call(*arguments):
@@ -44,7 +44,7 @@ def test_a_signal_while_writing_leaves_no_partial_file(start, zero_head, tmp_pat
         time.sleep(0.0005)
     process.send_signal(number)
     process.communicate(timeout=60)
-    # On a fast disk the file may have been whole before the signal came.
+    # On a fast disk the file may be complete before the signal arrives.
     assert process.returncode in (-number, 0)
     assert not list(tmp_path.glob("*.partial-*"))
     assert (tmp_path / "g.safetensors").exists() == (process.returncode == 0)

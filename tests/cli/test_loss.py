@@ -116,7 +116,7 @@ def test_shift_inside_sequences(ok, tmp_path, problem):
     gradients = load_file(tmp_path / "g.safetensors")
     assert gradients["d_hidden"].shape == (4, 15, D)
     assert_close(gradients["d_hidden"].reshape(N, D), exact["d_hidden"], naive["d_hidden"])
-    # The same with flat tokens and the sequences' length given.
+    # The tokens are now flat, with the sequences' length as an argument.
     flat = write_npy(tmp_path, problem)
     again = ok("--json", "loss", *flat, "--shift", 2, "--sequence-length", 15).json
     assert again["nll"] == pytest.approx(report["nll"], rel=1e-6)
@@ -185,7 +185,7 @@ def test_bf16_tensors_of_a_file_by_name(ok, refused, tmp_path, problem):
         assert gradients[key].dtype == torch.bfloat16
         rounded = torch.from_numpy(naive[key]).bfloat16().float().numpy()
         assert_close(gradients[key].float().numpy(), exact[key], rounded, unit=2.0**-8)
-    # A head is never guessed, nor is what its model does to the logits.
+    # The command never guesses a head, or what its model does to the logits.
     (tmp_path / "config.json").write_text('{"model_type": "gemma2", "final_logit_softcapping": 1.0}')
     refused(1, "name the weight as model.safetensors:TENSOR, one of 'lm_head.weight'", "loss", *files,
             "--weight", "model.safetensors")  # fmt: skip
@@ -220,7 +220,7 @@ def test_no_valid_token_and_no_token(ok, tmp_path, problem):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_many_chunks_join_to_the_same_loss(ok, tmp_path, random, several):
-    """More tokens than one run takes."""
+    """There are more tokens than one run takes."""
     arrays = {
         "hidden": random.standard_normal((6000, 64)).astype(np.float32),
         "weight": random.standard_normal((3000, 64)).astype(np.float32) / 8,
@@ -248,7 +248,7 @@ def test_text_report(ok, tmp_path, problem):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_on_a_device(cuda_device, ok, tmp_path, problem, gradients, dtype):
-    """Every sum of D products rounded in any order, on the host and on the device."""
+    """Every sum of D products may round in any order, on the host and on the device."""
     problem = {name: x if name == "targets" else x.astype(dtype) for name, x in problem.items()}
     arguments = write_npy(tmp_path, problem) + ["--entropy", "--lse", "--per-token", "t.safetensors"]
     if gradients:
@@ -329,8 +329,8 @@ def test_top_k(ok, refused, tmp_path, problem, random):
     log_probs = np.where(valid[:, None], np.take_along_axis(z, expected, 1) - lse, 0)
     np.testing.assert_allclose(tokens["top_log_probs"], log_probs, atol=2.0**-18)
     assert tokens["top_log_probs"].dtype == np.float32
-    found = (expected == problem["targets"][:, None]).any(axis=1)[valid]
-    assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(found.mean())
+    hits = (expected == problem["targets"][:, None]).any(axis=1)[valid]
+    assert report["top_k"] == 7 and report["top_k_accuracy"] == pytest.approx(hits.mean())
     assert "top k accuracy: " in ok("loss", *files, "--top-k", 7).out
     refused(2, "--top-k", "loss", *files, "--top-k", 65)
     refused(

@@ -1,4 +1,4 @@
-"""A config.json as --model of plan: what a Hugging Face model does to its logits."""
+"""A config.json as --model of `plan`: what a Hugging Face model does to its logits."""
 
 import json
 
@@ -9,7 +9,7 @@ SIZES = {"hidden_size": 64, "vocab_size": 512}
 
 @pytest.fixture
 def model(tmp_path):
-    """model(config) -> arguments of plan for a folder with this config.json (an object, or text)."""
+    """Returns model(config) -> arguments of `plan` for a folder with this config.json, an object or text."""
     (tmp_path / "model").mkdir()
 
     def call(config):

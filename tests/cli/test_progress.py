@@ -1,4 +1,4 @@
-"""Progress on a terminal: one line, redrawn in place, whatever the terminal's width."""
+"""Progress on a terminal is one line, redrawn in place, at any width of the terminal."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def drawn(binary, zero_head, tmp_path):
-    """drawn(columns) -> what a run of some seconds writes on a terminal of so many columns."""
+    """Returns drawn(columns) -> the output of a run of some seconds on a terminal with that many columns."""
 
     def call(columns):
         terminal, end = pty.openpty()

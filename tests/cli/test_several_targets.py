@@ -1,4 +1,4 @@
-"""logitless loss with targets [..., tokens, K] and a weight for each."""
+"""`logitless loss` with targets [..., tokens, K] and a weight for each."""
 
 import functools
 
@@ -33,7 +33,7 @@ def test_weights_move_with_the_shift(ok, tmp_path, problem):
     assert (tokens["targets"] == moved["targets"]).all()
     assert tokens["target_log_probs"].shape == (4, 15, K) and tokens["nll"].shape == (4, 15)
     assert_close(load_file(tmp_path / "g.safetensors")["d_hidden"].reshape(N, D), exact["d_hidden"], naive["d_hidden"])
-    # The same of flat tokens; a shift past the end leaves none.
+    # Flat tokens give the same result; a shift past the end leaves none.
     flat = write_npy(tmp_path, {**problem, "hidden": shaped["hidden"]})
     check_report(ok("--json", "loss", *flat, "--shift", 2).json, exact, naive)
     assert ok("--json", "loss", *flat, "--shift", 99).json["valid_tokens"] == 0
@@ -89,7 +89,7 @@ def test_refusals(refused, tmp_path, problem):
 @pytest.mark.gpu
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_on_a_device(cuda_device, ok, tmp_path, problem, top_k):
-    """What the host's copies bring there and back: the same as on the host, up to the roundings of a logit."""
+    """Copies between host and device change the result by roundings of a logit at most."""
     files = write_npy(tmp_path, problem)
     outputs = ["--top-k", top_k, "--per-token"]
     ok("loss", *files, *outputs, "host.safetensors")

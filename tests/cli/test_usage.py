@@ -129,11 +129,11 @@ def test_every_option_of_the_head_is_an_option_of_loss(ok):
     lines = (pathlib.Path(__file__).parents[2] / "include/logitless/options.def").read_text().splitlines()
     group, names = "", {}
     for line in lines:
-        if found := re.match(r"LOGITLESS_OPTION_(GROUP|INTEGER|REAL|FLAG|CHOICE)\((\w+),", line):
-            if found[1] == "GROUP":
-                group = found[2]
+        if match := re.match(r"LOGITLESS_OPTION_(GROUP|INTEGER|REAL|FLAG|CHOICE)\((\w+),", line):
+            if match[1] == "GROUP":
+                group = match[2]
             else:
-                names.setdefault(group, []).append(found[2])
+                names.setdefault(group, []).append(match[2])
     assert set(names) == {"SIZES", "LOGITS", "LOSS", "TARGETS", "COMPUTATION", "SPARSIFIED", "RANKS"}
     helps = {command: ok(command, "--help").out for command in ("loss", "plan")}
     for group, options in names.items():

@@ -1,4 +1,4 @@
-"""A wheel's library beside PyTorch has PyTorch's OpenMP runtime, whichever is imported first: beside_torch.py WHEEL"""
+"""Checks that a wheel's library uses PyTorch's OpenMP runtime, in either import order: beside_torch.py WHEEL"""
 
 import os
 import pathlib

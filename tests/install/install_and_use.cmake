@@ -20,7 +20,7 @@ endforeach()
 file(RENAME ${prefix} ${WORK}/moved)
 set(prefix ${WORK}/moved)
 
-# The tool finds the library beside it.
+# The tool must find the library beside it.
 if(TOOL)
   unset(ENV{LD_LIBRARY_PATH})
   run(${prefix}/${TOOL} --version)

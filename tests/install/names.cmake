@@ -1,5 +1,5 @@
-# No environment variable that the library, the tool or the package reads has the name of a CMake option: the two would
-# be taken for one another.
+# Checks that no environment variable of the library, the tool or the package has the name of a CMake option, because
+# users would confuse the two.
 cmake_minimum_required(VERSION 3.25)
 file(READ ${ROOT}/CMakeLists.txt text)
 string(REGEX MATCHALL "\n(option|set)\\(LOGITLESS_[A-Z_]+" options "${text}")

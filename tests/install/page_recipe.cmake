@@ -1,11 +1,11 @@
-# The program and the CMake lines of docs/c_and_cpp.md, as they stand there, with the compiler's default standard and one that
-# is too old: by an installation, by FetchContent and by add_subdirectory. Its output is what the page shows.
+# Builds the program and the CMake lines of docs/c_and_cpp.md unchanged, with the compiler's default standard and one
+# that is too old: by an installation, by FetchContent and by add_subdirectory. Compares its output with the page's.
 cmake_minimum_required(VERSION 3.25)
 file(READ ${ROOT}/docs/c_and_cpp.md page)
 
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-# The first block of a language that begins so.
+# Reads the first block of a language with that beginning.
 function(read_block language beginning variable)
   set(opening "```${language}\n")
   string(FIND "${page}" "${opening}${beginning}" first)
@@ -20,7 +20,7 @@ function(read_block language beginning variable)
   set(${variable} "${rest}" PARENT_SCOPE)
 endfunction()
 
-# A folder with the program and the lines that build it, find_package's in the place of which `how` stands.
+# Writes a folder with the program and the lines that build it, where `how` replaces find_package's line.
 read_block(cpp "#include" program)
 read_block(text "" shown)
 read_block(cmake "cmake_minimum_required" lines)
@@ -60,7 +60,7 @@ write_program(subdirectory "${subdirectory}")
 file(CREATE_LINK ${ROOT} ${WORK}/subdirectory/logitless SYMBOLIC)
 run(${CMAKE_COMMAND} -S ${WORK}/subdirectory -B ${WORK}/subdirectory/build ${configure} ${small})
 
-# Without CMake an older standard is refused by name.
+# Without CMake, an older standard is an error that says so.
 execute_process(COMMAND ${CXX} -std=c++17 -fsyntax-only -I${ROOT}/include ${WORK}/installed/program.cpp
   RESULT_VARIABLE result ERROR_VARIABLE output)
 if(result EQUAL 0 OR NOT output MATCHES "logitless.hpp: expected C\\+\\+20 .*, got an older standard")

@@ -1,4 +1,4 @@
-# Runs a command, which must succeed; sets output.
+# Runs a command that must succeed, and sets output.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)

@@ -1,4 +1,4 @@
-"""scripts/quickstart in a folder where stand-ins of its commands note what they were asked for."""
+"""scripts/quickstart in a folder where stand-ins of its commands record their arguments."""
 
 import os
 import pathlib

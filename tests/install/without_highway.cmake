@@ -1,6 +1,6 @@
-# What configuring does where Highway's headers are not installed: asked for the CPU's kernels it ends with what to install,
-# by itself it says what is missing and goes on. Nothing is fetched. Then the library as a compiler and CMake alone build
-# it: without kernels, command line, tests, OpenMP and CUDA, and a program that uses it.
+# Configures without Highway's headers. With the CPU's kernels requested, it ends with what to install. By default it
+# reports what is missing and continues. Nothing is fetched. Then it builds the library with a compiler and CMake alone,
+# without kernels, command line, tests, OpenMP and CUDA, and a program that uses it.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${WORK})
 file(WRITE ${WORK}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)

@@ -1,6 +1,6 @@
-"""How other libraries' tests reach logitless.compat: its names in place of theirs, their references from their files.
+"""Ways for other libraries' tests to reach logitless.compat, with references from their files.
 
-What a library's tests compare with is the library's own, taken out of its source, where that runs without a GPU.
+A library's tests compare with the library's own reference. It is taken out of the source if it runs without a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def prepare_cut_cross_entropy(repository: Path) -> None:
 
 def prepare_liger_kernel(repository: Path) -> None:
     original("liger_kernel.utils", repository / "src" / "liger_kernel")
-    # Its test takes a reference from the test of another function, which imports what that needs.
+    # Its test takes a reference from another function's test, which imports what that needs.
     others = ("LigerCrossEntropyFunction", "LigerCrossEntropyLoss", "liger_cross_entropy", "liger_cross_entropy_kernel")
     modules = ("ops", "ops.cross_entropy", "transformers.functional", "transformers.cross_entropy")
     for module in (*modules, "transformers.fused_linear_cross_entropy"):
@@ -50,7 +50,7 @@ def prepare_liger_kernel(repository: Path) -> None:
 
 
 class CrossEntropy(nn.Module):
-    """In the place of ``fla.modules.FusedCrossEntropyLoss``, the reference of FLA's tests, which needs a GPU."""
+    """Replaces ``fla.modules.FusedCrossEntropyLoss``, the reference of FLA's tests, which needs a GPU."""
 
     def __init__(
         self, logit_scale: float = 1.0, logit_softcapping: float | None = None, reduction: str = "mean"
@@ -90,7 +90,7 @@ def prepare_quack(repository: Path) -> None:
 
 def prepare_verl(repository: Path) -> None:
     def cross_entropy_loss(logits: Tensor, labels: Tensor, inplace_backward: bool) -> tuple[Tensor, None]:
-        """In the place of that of flash_attn, which needs a GPU; without it verl's reference wants other labels."""
+        """Replaces flash_attn's function, which needs a GPU. Without it verl's reference wants other labels."""
         return F.cross_entropy(logits, labels, reduction="none"), None
 
     utils = repository / "verl" / "utils"
@@ -117,7 +117,7 @@ def prepare_prime_rl(repository: Path) -> None:
     heads = original("prime_rl.trainer.models.layers.lm_head", folder / "trainer" / "models" / "layers")
     vars(heads).update(FusedOutputLinear=prime_rl.FusedOutputLinear)
     stand_in("prime_rl.trainer.models", cast_float_and_contiguous=heads.cast_float_and_contiguous)
-    stand_in("prime_rl.trainer.models.llama", LlamaForCausalLM=None)  # of a test that prime-rl skips
+    stand_in("prime_rl.trainer.models.llama", LlamaForCausalLM=None)  # belongs to a test that prime-rl skips
     functions = definitions(
         folder / "trainer" / "rl" / "loss.py",
         "selective_log_softmax",

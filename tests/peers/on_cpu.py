@@ -1,4 +1,4 @@
-"""Tests that say "cuda" run on the CPU."""
+"""Runs tests that say "cuda" on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class OnCpu(TorchFunctionMode):
-    """Where a tensor is made or moved, the CPU stands for any CUDA device."""
+    """Substitutes the CPU for any CUDA device in calls that make or move a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -31,7 +31,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 class Event:
-    """``torch.cuda.Event`` of the CPU's clock."""
+    """Implements ``torch.cuda.Event`` by the CPU's clock."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.seconds = 0.0
@@ -45,9 +45,10 @@ class Event:
 
 @contextlib.contextmanager
 def cuda_on_cpu(compile: bool) -> Iterator[None]:
-    """``compile``: whether ``torch.compile`` compiles; else it runs functions as they are.
+    """Runs CUDA code on the CPU.
 
-    PyTorch says that it has CUDA where nothing compiles: the compiler would look for a device.
+    ``compile`` says whether ``torch.compile`` compiles; otherwise it runs functions unchanged. PyTorch claims to have
+    CUDA only if nothing compiles, because the compiler would look for a device.
     """
     replaced = {
         "is_available": lambda: not compile,

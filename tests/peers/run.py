@@ -1,10 +1,10 @@
-"""Another library's own tests of its fused head, through logitless.compat, on the CPU.
+"""Runs another library's own tests of its fused head on the CPU, through logitless.compat.
 
     python tests/peers/run.py LIBRARY --repository FOLDER [arguments of pytest]
 
-FOLDER is a checkout of the library's repository, which this tool does not fetch, so no other test runs it. The library
-itself is not needed, nor is Triton or a GPU: where its tests import its fused head they get Logitless's, what they
-compare with comes out of the checkout, and the device "cuda" is the CPU. docs/pytorch.md has the results.
+FOLDER is a checkout of the library's repository. This tool does not fetch it, so no other test runs it. The library
+itself, Triton and a GPU are not needed. The tests get Logitless where they import the fused head, their references come
+out of the checkout, and the device "cuda" is the CPU. docs/pytorch.md has the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from on_cpu import cuda_on_cpu
 
 @dataclass(frozen=True)
 class Library:
-    """What to run of a library.
+    """A library's tests and how to run them.
 
     Attributes:
         files: its test files.
@@ -73,7 +73,7 @@ LIBRARIES = {
 
 
 class LeaveOut:
-    """Deselects tests, and says how many for which reason."""
+    """Deselects tests, and reports how many for which reason."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         self.reasons = reasons

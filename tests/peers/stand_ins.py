@@ -11,7 +11,7 @@ from typing import Any
 
 
 def package(name: str, folder: Path | None = None) -> ModuleType:
-    """The package ``name``, without running its ``__init__``; its modules come from ``folder``, if it is given."""
+    """Makes the package ``name`` without running its ``__init__``; its modules come from ``folder``, if given."""
     module = sys.modules.get(name)
     if module is None:
         module = ModuleType(name)
@@ -28,21 +28,21 @@ def package(name: str, folder: Path | None = None) -> ModuleType:
 
 
 def stand_in(name: str, **attributes: Any) -> ModuleType:
-    """The package ``name`` with these attributes."""
+    """Makes the package ``name`` with these attributes."""
     module = package(name)
     vars(module).update(attributes)
     return module
 
 
 def original(name: str, folder: Path) -> ModuleType:
-    """The module ``name`` of the library, from ``folder``, though not the ``__init__`` of its packages."""
+    """Loads the library's module ``name`` from ``folder`` without the ``__init__`` of its packages."""
     parent = name.rpartition(".")[0]
     package(parent, folder)
     return importlib.import_module(name)
 
 
 def definitions(file: Path, *names: str, **namespace: Any) -> dict[str, Any]:
-    """Functions, classes and constants of a library's file, run alone, over the names in ``namespace``."""
+    """Runs functions, classes and constants of a library's file alone, over the names in ``namespace``."""
     if not file.is_file():
         raise SystemExit(f"--repository: expected a checkout with the file {file}")
     chosen = [node for node in ast.parse(file.read_text()).body if _defines(node) & set(names)]

@@ -1,4 +1,4 @@
-"""verl's cases of its fused head, which its file runs as a program: pytest does not collect a class with __init__."""
+"""verl's cases of its fused head. verl runs the file as a program: pytest does not collect a class with __init__."""
 
 import importlib.util
 import os
@@ -17,5 +17,5 @@ def their_file():
 
 @pytest.mark.parametrize("case", range(5))
 def test_verify_correctness(case):
-    # Two, as it leaves the first out of its times.
+    # Two runs are needed: it leaves the first out of its times.
     their_file().TestLinearCrossEntropy(case).verify_correctness(iterations=2)

@@ -28,7 +28,7 @@ def from_environment(name, what):
 
 @pytest.fixture(scope="session")
 def native():
-    """native(*arguments) -> (JSON or None, message on stderr)"""
+    """Returns native(*arguments) -> (JSON or None, message on stderr)."""
     binary = from_environment("LOGITLESS_CLI", "the logitless binary")
 
     def call(*arguments):
@@ -40,7 +40,7 @@ def native():
 
 
 class Planner:
-    """A page that is open; numbers are read from what it shows."""
+    """An open page; its numbers are read from the screen."""
 
     def __init__(self, driver, folder):
         self.driver = driver
@@ -52,7 +52,7 @@ class Planner:
         self.wait("return window.planner !== undefined")
 
     def go(self, hash):
-        """Another state of the page that is open."""
+        """Changes the state of the open page."""
         self.run("location.hash = arguments[0]", hash)
         self.wait("return location.hash.replace(/^#/, '') === arguments[0] && planner.state !== null", hash)
         # The event comes after the change.
@@ -83,11 +83,11 @@ class Planner:
         return self.run("return location.hash.replace(/^#/, '')")
 
     def arguments(self):
-        """Of the command that the page shows."""
+        """Returns the arguments of the displayed command."""
         return self.run("return planArguments(planner.state)")
 
     def rows(self):
-        """The exact numbers behind the cells of the table of plans."""
+        """Returns the exact numbers behind the cells of the table of plans."""
         return self.run(
             """return [...document.querySelectorAll('#plans tbody tr')].map(row => Object.fromEntries([
                  ['plan', row.dataset.plan], ['chosen', row.classList.contains('chosen')],

@@ -6,7 +6,7 @@ from selenium.webdriver.common.keys import Keys
 
 
 def test_a_size_is_typed_as_on_the_command_line(page, native):
-    """Every count that it takes and refuses, in its words, beside the field; addresses take the same."""
+    """The field takes and refuses the same counts as the command line, with the same message; addresses do too."""
     for text in ("8k|8Ki|1.5k|16 Ki|8,192|0.5|1.15k|8kB|8e3|many|-3|2Ti|" + "9" * 20 + "|").split("|"):
         page.open()
         for key in ("tokens", "vocab", "hidden"):
@@ -35,7 +35,7 @@ def test_a_size_is_typed_as_on_the_command_line(page, native):
 
 
 def test_the_same_bytes_read_the_same_everywhere(page):
-    """A plan's workspace in the headline, the bars, the table of plans, what is held and the chart."""
+    """A plan's workspace is the same in the headline, the bars, the table, the list of memory and the chart."""
     for hash in ("budget=160MiB", "", "budget=none", "model=llama-3-8b&budget=700MiB", "gradient=sparsified"):
         page.go(hash)
         chosen = page.result()["chosen"]["workspace_bytes"]
@@ -51,9 +51,9 @@ def test_the_same_bytes_read_the_same_everywhere(page):
 
 @pytest.mark.parametrize("size", [(1280, 720), (1000, 640), (800, 900), (360, 740)])
 def test_the_fields_are_at_hand_wherever_one_is(page, size):
-    """Beside the results, or one click away behind a line that says the result."""
+    """Fields stand beside the results, or one click away behind a line with the result."""
     page.screen(*size)
-    page.open("device=cpu:avx2&gradient=sparsified")  # which shows all of them
+    page.open("device=cpu:avx2&gradient=sparsified")  # shows all of them
     in_view = """const box = document.getElementById(arguments[0]).getBoundingClientRect();
       return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth"""
     for place in ("plans-title", "chart", "stage"):
@@ -76,7 +76,7 @@ def test_the_fields_are_at_hand_wherever_one_is(page, size):
 
 
 def test_presets_show_what_it_is_for(page):
-    """Each has a plan that holds far less than the logits, and nothing on it is a warning."""
+    """Each preset has a plan with much less memory than the logits, and no warning."""
     presets = page.driver.find_elements(By.CSS_SELECTOR, "#presets button")
     assert len(presets) >= 4
     for preset in presets:

@@ -22,10 +22,10 @@ def usable_cpu_kernels(native):
 
 
 def random_states(native, count):
-    """Problems of all kinds: odd sizes, dtypes, devices, budgets, gradients; sizes of tens to a million."""
+    """Yields problems of all kinds: odd sizes, dtypes, devices, budgets, gradients; sizes of tens to a million."""
     draw = random.Random(21)
     models = [model["name"] for model in native("plan", "--list-models", "--json")[0]]
-    kernels = [name for name in usable_cpu_kernels(native) if name != "portable"]  # of no fixed width
+    kernels = [name for name in usable_cpu_kernels(native) if name != "portable"]  # its width is not fixed
 
     def size(least, most):
         return int(least * (most / least) ** draw.random())
@@ -80,13 +80,13 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
         kinds |= {plan["plan"] for plan in result["plans"]} if result else set()
         refused += result is None or result["chosen"] is None
         beyond_32_bits += result is not None and max(plan["workspace_bytes"] for plan in result["plans"]) >= 1 << 32
-    # The draw is worth its name.
+    # The random states cover every kind.
     assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "sparsified"}
     assert 5 <= refused <= 30 and beyond_32_bits >= 2
 
 
 def test_the_devices_are_those_of_the_library(page, native):
-    """All models of CUDA devices, and a mark on those whose times are predictions alone."""
+    """The page lists all models of CUDA devices, and marks those whose times are predictions only."""
     _, message = native("plan", "--model", "gpt2", "--device", "h9000")
     listed = page.run("return choices.device")
     known = [device for device in listed if ":" not in device]
@@ -111,7 +111,7 @@ def test_budgets_that_are_shown_are_enough(page, native):
 
 
 def test_a_page_has_no_files(page):
-    """A model's name is never taken for a file of that name, whatever ran before."""
+    """A model's name is never taken for a file's, whatever ran before."""
     answers = page.run(
         """
         const answers = new Set();
@@ -131,7 +131,7 @@ def test_the_state_is_in_the_address_and_comes_back(page, native):
         show(page, state)
         hash, shown, rows = page.hash(), page.run("return planner.state"), page.rows()
         if page.result() is None:
-            rows = []  # those of the problem before, which are hidden
+            rows = []  # these belong to the problem before and are hidden
         page.open(hash)
         assert page.hash() == hash and page.run("return planner.state") == shown and page.rows() == rows
     page.open("tokens=0&vocab=-3&device=abacus&dtype=bf17&nonsense=1&model=unknown&step=x")
@@ -151,7 +151,7 @@ def test_sliders_are_dragged(page, native):
         assert after != before and f"{key}=" in page.hash()
         assert page.at(key).get_attribute("value").replace(",", "") == str(after)
         check_against(native, page)
-    # Sizes that are no model's any more.
+    # These sizes belong to no model.
     assert page.run("return planner.state.model") == ""
     assert Select(page.at("model")).first_selected_option.text == "custom sizes"
 
@@ -294,7 +294,7 @@ def test_text_is_readable_in_light_and_dark(page, dark):
 
 
 def test_controls_have_names_and_nothing_is_fetched(page):
-    page.go("device=cpu:avx2&gradient=sparsified")  # which shows all of them
+    page.go("device=cpu:avx2&gradient=sparsified")  # shows all of them
     for width in (WIDE, PHONE):
         page.screen(width)
         for control in page.driver.find_elements(By.CSS_SELECTOR, "input, select, button"):
@@ -305,7 +305,7 @@ def test_controls_have_names_and_nothing_is_fetched(page):
 
 
 def test_screenshots(page):
-    """For people: LOGITLESS_PLANNER/../screenshots."""
+    """Takes screenshots for people into LOGITLESS_PLANNER/../screenshots."""
     folder = pathlib.Path(os.environ["LOGITLESS_PLANNER"]).resolve().parent / "screenshots"
     folder.mkdir(exist_ok=True)
     for name, width, dark, hash in (

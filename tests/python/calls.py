@@ -1,4 +1,4 @@
-"""Every differentiable call of the package as a function of tensors and leaves: test_tools.py goes over them."""
+"""Every differentiable call of the package as a function of tensors and leaves, for test_tools.py."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ VOCAB, HIDDEN = 13, 6
 
 
 class Tensors:
-    """The tensors of calls that are no leaves; 16-bit operands have float32 numbers beside them."""
+    """The tensors of calls that are not leaves; float32 numbers accompany 16-bit operands."""
 
     def __init__(self, tokens=9, dtype=torch.float64, device="cpu"):
         generator = torch.Generator().manual_seed(0)
@@ -37,7 +37,7 @@ class Tensors:
 
 @dataclasses.dataclass
 class Call:
-    """function(tensors, *leaves); leaves: input, weight, bias and the numbers that are learned."""
+    """A call function(tensors, *leaves); leaves are input, weight, bias and the learned numbers."""
 
     function: Callable
     learned: tuple = ()
@@ -48,7 +48,7 @@ class Call:
 
 
 def options_of(tensors, options):
-    """Options by name; "@name" is one of the tensors."""
+    """Returns options by name; "@name" refers to one of the tensors."""
     return {n: getattr(tensors, v[1:]) if isinstance(v, str) and v[0] == "@" else v for n, v in options.items()}
 
 

@@ -1,5 +1,8 @@
-"""Finds the package: with LOGITLESS_LIBRARY set, this tree's Python over that library; else the installed package (an
-editable one, too); else this tree's over a library that a build here has left."""
+"""Finds the package.
+
+With LOGITLESS_LIBRARY set, it is this tree's Python over that library. Otherwise it is the installed package, even an
+editable one. Without either it is this tree's Python over a library built here.
+"""
 
 import importlib.util
 import os
@@ -27,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(items):
-    """Skips tests marked gpu where there is none."""
+    """Skips tests marked gpu on machines without one."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -45,16 +48,16 @@ def _fixed_state():
 
 @pytest.fixture(scope="session")
 def ranks_of():
-    """ranks_of(size, device): that many processes, which run a function: see ranks.py."""
+    """Returns ranks_of(size, device): processes that run a function; see ranks.py."""
     from ranks import Ranks
 
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("needs gloo")
-    found = {}
+    started = {}
 
     def ranks(size, device="cpu"):
-        return found.setdefault((size, device), Ranks(size, device))
+        return started.setdefault((size, device), Ranks(size, device))
 
     yield ranks
-    for each in found.values():
+    for each in started.values():
         each.close()

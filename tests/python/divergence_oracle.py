@@ -1,7 +1,7 @@
-"""The plain computation of divergences, over whole logits in any dtype, by autograd, and what may differ from it.
+"""The plain computation of divergences over whole logits, by autograd in any dtype, and its tolerances.
 
-In float64 it is the truth; in the precision of the inputs it is the naive computation, whose error sets the tolerance:
-twice that error, and a rounding unit.
+In float64 it is the reference. In the precision of the inputs it is the naive computation, whose error sets the
+tolerance: twice that error plus a rounding unit.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def make(
 
 
 def raw_logits(case, leaves, head, dtype):
-    """Before softcap and temperature."""
+    """Returns logits before softcap and temperature."""
     o = case.options
     input, weight, bias = (leaves[f"{head}_{part}"] for part in ("hidden", "weight", "bias"))
     x = o.get(f"{head}_scale", 1.0) * (input.to(dtype).reshape(-1, input.shape[-1]) @ weight.to(dtype).T)
@@ -62,7 +62,7 @@ def log_probs(case, leaves, head, dtype):
 
 
 def divergences(case, leaves, dtype):
-    """Divergences and entropies of rows."""
+    """Returns divergences and entropies of rows."""
     log_p, log_q = (log_probs(case, leaves, head, dtype) for head in ("student", "teacher"))
     p, q, beta = log_p.exp(), log_q.exp(), case.options.get("beta", 0.5)
     if beta in (0, 1):
@@ -74,7 +74,7 @@ def divergences(case, leaves, dtype):
 
 
 def row_weights(case, like):
-    """Of rows in the loss, 0 where they do not count, of like's dtype."""
+    """Returns the rows' weights in the loss, 0 for rows that do not count, with the dtype of ``like``."""
     o, weight = case.options, torch.ones(like.shape[0], dtype=like.dtype)
     if o.get("token_weight") is not None:
         weight = weight * o["token_weight"].reshape(-1).to(like.dtype)
@@ -84,7 +84,7 @@ def row_weights(case, like):
 
 
 def evaluate(case, dtype, upstream=None):
-    """Results by name; upstream: of the rows, where the reduction is none."""
+    """Returns results by name; ``upstream`` has the rows' upstream gradients for reduction none."""
     leaves, o = case.leaves(), case.options
     rows, entropy = divergences(case, leaves, dtype)
     if o.get("mask") is not None:
@@ -94,8 +94,8 @@ def evaluate(case, dtype, upstream=None):
     loss = loss if o.get("reduction", "mean") == "none" else loss.sum()
     factor = torch.ones_like(loss) if upstream is None else upstream.reshape(-1).to(loss.dtype)
     (loss * factor).sum().backward()
-    found = {"loss": loss, "divergence": rows, "entropy": entropy}
-    return {n: v.detach() for n, v in found.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}
+    outputs = {"loss": loss, "divergence": rows, "entropy": entropy}
+    return {n: v.detach() for n, v in outputs.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}
 
 
 def gradient_of(leaf):
@@ -103,12 +103,12 @@ def gradient_of(leaf):
 
 
 def units(case, upstream, eps):
-    """What rounding in a precision may cost each result, by name.
+    """Returns the possible cost of rounding in a precision, for each result by name.
 
     A logit of size Z has an error of eps Z, and so has lse, which all columns share. A probability then has a relative
-    error, and the log of a ratio an absolute one, of twice that for each of its two logits. So a logit's gradient
-    g p (log(p / m) - KL) is off by g p (2 |log(p / m) - KL| + 8) of these units, and g (p - q) by g (p + q) 2; what
-    is between an error of a logit and the divergence is the same without g. Sums over columns, rows and widths add such
+    error, and the log of a ratio an absolute one, of twice that for each of its two logits. So a logit's gradient g p
+    (log(p / m) - KL) is off by g p (2 |log(p / m) - KL| + 8) of these units, and g (p - q) by g (p + q) 2. From an
+    error of a logit to the divergence the bound is the same without g. Sums over columns, rows and widths add such
     errors, weighted by their other factor.
     """
     leaves, o = case.leaves(), case.options
@@ -141,7 +141,7 @@ def units(case, upstream, eps):
 
 
 def compare(case, got, upstream=None):
-    """Every result is as near to float64's as twice the naive computation's, and a unit of rounding."""
+    """Asserts errors from float64 of at most twice the naive computation's plus a unit of rounding."""
     truth, wide = evaluate(case, torch.float64, upstream), case.tensors["student_hidden"].dtype == torch.float64
     naive = evaluate(case, torch.float64 if wide else torch.float32, upstream)
     unit = units(case, upstream, torch.finfo(torch.float64 if wide else torch.float32).eps)
@@ -163,10 +163,10 @@ def check(case, upstream=None, **more):
 
 
 def run(case, upstream=None, **more):
-    """What logitless.linear_divergence makes of it, by the same names."""
+    """Returns logitless.linear_divergence's results by the same names."""
     leaves = case.leaves()
-    found = logitless.linear_divergence(**leaves, **case.options, return_stats=True, **more)
-    factor = torch.ones_like(found.loss) if upstream is None else upstream.to(found.loss.dtype)
-    (found.loss * factor).sum().backward()
-    values = {"loss": found.loss, "divergence": found.divergence, "entropy": found.entropy}
+    result = logitless.linear_divergence(**leaves, **case.options, return_stats=True, **more)
+    factor = torch.ones_like(result.loss) if upstream is None else upstream.to(result.loss.dtype)
+    (result.loss * factor).sum().backward()
+    values = {"loss": result.loss, "divergence": result.divergence, "entropy": result.entropy}
     return {n: v.detach() for n, v in values.items()} | {f"d_{n}": gradient_of(leaves[n]) for n in STUDENT}

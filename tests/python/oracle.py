@@ -1,7 +1,7 @@
-"""The plain computation: the formulas of linear_cross_entropy over whole logits, in any dtype, by autograd.
+"""The plain computation: linear_cross_entropy's formulas over whole logits, by autograd in any dtype.
 
-In float64 it is the truth; in the precision of the inputs it is the naive computation whose error sets the
-tolerance: twice that error, plus the rounding of a float32 computation (`units`).
+In float64 it is the reference. In the precision of the inputs it is the naive computation, whose error sets the
+tolerance: twice that error plus the rounding of a float32 computation (`units`).
 """
 
 import dataclasses
@@ -34,12 +34,13 @@ class Problem:
         return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
 
     def numbers(self, dtype, device="cpu"):
-        """The learned ones as leaves, by name."""
+        """Returns the learned numbers as leaves, by name."""
         return {n: torch.tensor(self.options[n], dtype=dtype, device=device, requires_grad=True) for n in self.learned}
 
 
 def make(shape, vocab, hidden, dtype=torch.float32, bias=False, ignored=0.2, spread=1.0, seed=0, learned=(), **options):
-    """A problem with random values; `spread` is the size of the logits; dtype: of all tensors, or of each."""
+    """Makes a problem with random values; `spread` is the size of logits; `dtype` is for all tensors, or for each by
+    name."""
     g = torch.Generator().manual_seed(seed)
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,) * 3
 
@@ -61,7 +62,7 @@ def make(shape, vocab, hidden, dtype=torch.float32, bias=False, ignored=0.2, spr
 
 
 def solve(problem, names=("loss",), device="cpu", numbers_on=None, layout=lambda t: t, **options):
-    """The results of logitless by name, on the CPU; sets the upstream gradients of the named outputs."""
+    """Returns logitless's results by name on the CPU, and sets the upstream gradients of the named outputs."""
     leaves = [None if t is None else layout(t.detach().to(device)).requires_grad_() for t in problem.leaves()]
     numbers = problem.numbers(torch.promote_types(problem.input.dtype, torch.float32), numbers_on or device)
     given = {n: v.to(device) if torch.is_tensor(v) else v for n, v in problem.options.items()} | numbers | options
@@ -78,7 +79,7 @@ def solve(problem, names=("loss",), device="cpu", numbers_on=None, layout=lambda
 
 
 def shifted(target, shift, ignore_index):
-    """target[..., s + shift] at s, ignore_index past the end."""
+    """Returns target[..., s + shift] at s, and ignore_index past the end."""
     if shift == 0 or target.dim() == 0:
         return target if shift == 0 else torch.full_like(target, ignore_index)
     out = torch.full_like(target, ignore_index)
@@ -96,12 +97,12 @@ def _ones_or(tensor, count, dtype):
 
 
 def temperature_of(problem):
-    """Of all rows [1, 1], or of each [N, 1]."""
+    """Returns the temperature of all rows [1, 1], or of each [N, 1]."""
     return torch.as_tensor(problem.options.get("temperature", 1.0), dtype=torch.float64).reshape(-1, 1)
 
 
 def forward(problem, leaves, dtype):
-    """Outputs by name, and intermediate values. Logits in dtype, what follows in at least float32."""
+    """Returns outputs by name, and intermediate values. Logits have `dtype`; later values have at least float32."""
     o = problem.options
     shape = problem.target.shape
     input, weight, bias = (_to(t, dtype) for t in leaves)
@@ -144,17 +145,17 @@ def forward(problem, leaves, dtype):
         "inner": inner,
         "logits": z.detach(),
         "targets": torch.where(valid, target, -1).reshape(shape),
-        # How much of an error of lse reaches the loss.
+        # The part of lse's error that reaches the loss.
         "loss_reach": (reach.reshape(shape) if reduction == "none" else reach.sum()).detach(),
         "size": raw[valid].abs().max().item() if valid.any() else 0.0,
-        # How much of a row's upstream gradient each logit's gradient can hold: p, the target, the smoothing.
+        # The largest part of a row's upstream gradient in each logit's gradient: p, the target, the smoothing.
         "p": p.detach() * valid[:, None],
         "reach": (p + torch.nn.functional.one_hot(y, z.shape[1]) + w / z.shape[1]).detach() * valid[:, None],
     }
 
 
 def evaluate(problem, dtype):
-    """Outputs and gradients by name; "row_upstream" [N] is the size of the gradient that reaches each row."""
+    """Returns outputs and gradients by name. "row_upstream" [N] is the size of the gradient that reaches each row."""
     leaves, numbers = problem.leaves(), problem.numbers(dtype)
     out = forward(dataclasses.replace(problem, options=problem.options | numbers), leaves, dtype)
     inner = out.pop("inner")
@@ -172,13 +173,14 @@ def evaluate(problem, dtype):
 
 
 def units(problem, truth, dtype, kept_unit=0.0):
-    """What rounding to dtype (float32 or float64) may cost each output, by name.
+    """Returns the possible cost of rounding to dtype (float32 or float64) for each output by name.
 
-    kept_unit: half a unit in the last place of exps or dz that are kept in 16 bits. An exp is rounded, and so is the
-    factor of its row, which takes the rounding of the target's entry, and hidden rows times that factor; or dz is.
+    `kept_unit` is half a unit in the last place of exp logits or dz that are kept in 16 bits. An exp logit is
+    rounded. So is its row's factor, which takes the rounding of the target's entry, and so are hidden rows times that
+    factor. Otherwise dz is rounded.
 
-    A logit of size Z has an error of eps Z, so has lse; exp makes it a relative error of the probabilities. A sum
-    over V, N or D adds such errors, weighted by its other factor. The gradients are rounded once more at the end.
+    A logit of size Z has an error of eps Z, so has lse; exp makes it a relative error of the probabilities. A sum over
+    V, N or D adds such errors, weighted by its other factor. The gradients are rounded once more at the end.
     """
     eps = torch.finfo(dtype).eps
     size = truth["size"]
@@ -205,34 +207,34 @@ def units(problem, truth, dtype, kept_unit=0.0):
         else:
             reach = truth["loss_reach"] if name == "loss" else 1.0
             result[name] = spread * (1 + size) * reach + eps * value
-            if name == "loss":  # both sides add the rows in float64, in orders of their own
+            if name == "loss":  # both sides add the rows in float64, each in its own order
                 result[name] = result[name] + torch.finfo(torch.float64).eps * int(truth["valid_count"]) * value
     return result
 
 
 def units_of_numbers(problem, truth, eps):
-    """The gradient of a learned number is a sum over all logits of dz times what the number is multiplied by."""
+    """Returns the units of learned numbers: a number's gradient sums, over all logits, dz times the number's factor."""
     hidden, weight = problem.input.double().reshape(-1, problem.input.shape[-1]), problem.weight.double()
     raw = abs(problem.options.get("scale", 1.0)) * (hidden.abs() @ weight.abs().T)
     if problem.bias is not None:
         raw = raw + problem.bias.double().abs()
     of_a_logit = {"scale": (hidden @ weight.T).abs(), "temperature": raw / temperature_of(problem) ** 2}
-    found = {}
+    units = {}
     for name in problem.learned:
         reach = (truth["row_upstream"][:, None] * truth["reach"] * of_a_logit[name]).sum() * (4 + truth["size"])
-        found[name] = eps * (reach + truth[f"d_{name}"].abs())
-        if problem.input.dtype.itemsize == 2:  # exps may be kept in 16 bits
-            found[name] = found[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
-    return found
+        units[name] = eps * (reach + truth[f"d_{name}"].abs())
+        if problem.input.dtype.itemsize == 2:  # exp logits may be kept in 16 bits
+            units[name] = units[name] + torch.finfo(problem.input.dtype).eps / 2 * reach
+    return units
 
 
 def naive_dtype(problem):
-    """Precision of the plain computation on these inputs."""
+    """Returns the precision of the plain computation on these inputs."""
     return torch.promote_types(problem.input.dtype, problem.weight.dtype)
 
 
 def compare(problem, got, keeps_16_bits=False):
-    """Asserts every output in `got` (by name) against the truth. keeps_16_bits: exps or dz, of operands of 16 bits."""
+    """Asserts every named output in `got` against the truth. `keeps_16_bits`: exp logits or dz of 16-bit operands."""
     truth = evaluate(problem, torch.float64)
     computed = torch.float64 if problem.input.dtype == torch.float64 else torch.float32
     naive = evaluate(problem, naive_dtype(problem))
@@ -257,7 +259,7 @@ def compare(problem, got, keeps_16_bits=False):
 
 
 def check_argmax(got, truth, eps):
-    """The logit at argmax is the largest but for rounding; correct_count counts what argmax says."""
+    """Asserts that the logit at argmax is the largest but for rounding, and that correct_count agrees with argmax."""
     argmax, target = got["argmax"].reshape(-1), truth["targets"].reshape(-1)
     valid = target >= 0
     assert (argmax[~valid] == -1).all()

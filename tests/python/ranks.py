@@ -1,7 +1,7 @@
-"""Processes of a group, kept for all tests: a function runs in each, and what they return comes back, on the CPU. On
-CPUs they have gloo; on CUDA each has a GPU and NCCL, or shares one, with gloo, where there are fewer.
+"""Processes of a group, kept for all tests: a function runs in each, and its results return on the CPU.
 
-A rank that raises is reported with its traceback, one that hangs is killed: no test waits longer than TIMEOUT.
+On CPUs they use gloo. On CUDA each has its own GPU and NCCL; with fewer GPUs they share one and use gloo. A rank that
+raises is reported with its traceback. A rank that hangs is killed: no test waits longer than TIMEOUT.
 """
 
 import datetime
@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 
-TIMEOUT = 120.0  # seconds, for a function
+TIMEOUT = 120.0  # seconds per function
 
 
 def _serve(rank, world, device, file, pipe):
@@ -43,7 +43,7 @@ def _serve(rank, world, device, file, pipe):
 
 
 class Ranks:
-    """The processes: started by the first call, ended by close()."""
+    """The processes, started by the first call and ended by close()."""
 
     def __init__(self, world, device="cpu"):
         self.world, self.device = world, device
@@ -51,7 +51,7 @@ class Ranks:
         self._pipes = []
 
     def _start(self):
-        context = multiprocessing.get_context("forkserver")  # which imports PyTorch once for all
+        context = multiprocessing.get_context("forkserver")  # it imports PyTorch once for all
         context.set_forkserver_preload(["torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp"])
         file = os.path.join(tempfile.mkdtemp(), "store")
         for rank in range(self.world):
@@ -68,13 +68,14 @@ class Ranks:
         self._processes, self._pipes = [], []
 
     def __call__(self, function, *arguments):
-        """What ``function(mesh, *arguments)`` returns on each rank; a function of a module, returning no DTensors."""
+        """Returns the result of ``function(mesh, *arguments)`` on each rank. The function belongs to a module, and
+        returns no DTensors."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, arguments))
         end = time.monotonic() + TIMEOUT
-        found, failed = [], []
+        results, failed = [], []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, end - time.monotonic())):
                 failed.append(f"rank {rank}: no answer in {TIMEOUT} s")
@@ -83,8 +84,8 @@ class Ranks:
                 good, value = pipe.recv()
             except EOFError:
                 good, value = False, f"ended with {self._processes[rank].exitcode}"
-            (found if good else failed).append(value if good else f"rank {rank}: {value}")
+            (results if good else failed).append(value if good else f"rank {rank}: {value}")
         if failed:
             self.close()
             raise AssertionError("\n".join(failed))
-        return found
+        return results

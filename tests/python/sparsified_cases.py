@@ -1,4 +1,4 @@
-"""What the tests of sparsified gradients share: devices, problems whose gradient is dz itself, and means over seeds."""
+"""Shared parts of tests of sparsified gradients: devices, problems whose gradient is dz, means over seeds."""
 
 import support
 import torch
@@ -8,13 +8,13 @@ SPARSIFIED = {"gradient": "always-sparsified", "threshold": TAU}
 
 
 def head(device, tokens=12, vocab=50, hidden=6, dtype=torch.float32, spread=1.0):
-    """Leaves input, weight and bias, and a target whose first row is ignored."""
+    """Returns leaves input, weight and bias, and a target whose first row is ignored."""
     input, weight, bias, target = support.head(tokens, vocab, hidden, torch.float32, device)
     return *(t.detach().to(dtype).requires_grad_() for t in (input, spread * weight, bias)), target
 
 
 def logits_problem(device, tokens=8, vocab=40, seed=0, spread=2.0):
-    """Logits as input and an identity as weight: the gradient of the input is dz."""
+    """Makes a problem with logits as input and an identity as weight: the input's gradient is dz."""
     g = torch.Generator().manual_seed(seed)
     logits = (spread * torch.randn(tokens, vocab, generator=g)).to(device).requires_grad_()
     target = torch.randint(0, vocab, (tokens,), generator=g).to(device)
@@ -27,13 +27,13 @@ def gradients(tensors, loss):
 
 
 def check_mean_over_seeds(draw, exact, seeds, unit=1e-5):
-    """draw(seed) gives gradients whose mean should be `exact`, but for a rounding of `unit`.
+    """Checks that draw(seed) gives gradients with the mean `exact`, up to a rounding of `unit`.
 
-    Each component's mean over S seeds has a standard error, known from its own spread: six of them are a chance of
-    2e-9. Where few seeds drew anything the mean has the tail of a Poisson variable instead (Bernstein's bound, of that
-    chance), whose range a component's own draws need not show: the widest of all is taken. All together, the squared
-    distance is S times less than the variance, up to a factor that twenty effective degrees of freedom exceed with a
-    chance below 1e-6: 3.
+    Each component's mean over S seeds has a standard error, known from its own spread. Six of them have a probability
+    of 2e-9. If few seeds drew anything, the mean has the tail of a Poisson variable instead. Bernstein's bound for that
+    probability then holds. Its range need not show in a component's own draws, so the widest of all is used. Over all
+    components, the squared distance is S times less than the variance, up to a factor. With twenty effective degrees of
+    freedom that factor exceeds 3 with a probability below 1e-6.
     """
     samples = [draw(seed) for seed in range(seeds)]
     for index, expected in enumerate(exact):

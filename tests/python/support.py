@@ -29,18 +29,18 @@ def python(code, **more):
 
 
 def environment(**more):
-    """That of another Python process with this package."""
+    """Returns the environment of another Python process with this package."""
     return dict(os.environ, PYTHONPATH=str(Path(logitless.__file__).parents[1])) | more
 
 
 def process(*words, **more):
-    """Another Python process with this package, which has ended."""
+    """Runs another Python process with this package to its end, and returns it."""
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
 
 
 def in_threads(work, *arguments):
-    """Calls work with each of the arguments in a thread of its own, all at once."""
+    """Calls work with each of the arguments in its own thread, all at once."""
     workers = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
     for worker in workers:
         worker.start()
@@ -49,7 +49,7 @@ def in_threads(work, *arguments):
 
 
 def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32, device="cpu", seed=0):
-    """Leaves input, weight and bias, and a target whose first row is ignored."""
+    """Returns leaves input, weight and bias, and a target whose first row is ignored."""
     g = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(*shape, generator=g) for shape in ((tokens, hidden), (vocab, hidden), (vocab,))]
     target = torch.randint(0, vocab, (tokens,), generator=g)
@@ -58,14 +58,14 @@ def head(tokens=9, vocab=13, hidden=6, dtype=torch.float32, device="cpu", seed=0
 
 
 def results(input, weight, target, **options):
-    """The loss, and the gradients of its sum."""
+    """Returns the loss, and the gradients of its sum."""
     leaves = [t for t in (input, weight) if t.requires_grad]
     loss = lce(input, weight, target, **options)
     return [loss.detach(), *(torch.autograd.grad(loss.sum(), leaves) if leaves else ())]
 
 
 def peak_of(call):
-    """Bytes of a CUDA device that a call holds at the most, beside what there was; its kernels are loaded before."""
+    """Returns a call's peak of CUDA memory beyond what existed; the call's kernels are loaded before."""
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -76,13 +76,13 @@ def peak_of(call):
     return torch.cuda.max_memory_allocated() - before
 
 
-def assert_same(found, expected):
-    for f, e in zip(found, expected, strict=True):
+def assert_same(got, expected):
+    for f, e in zip(got, expected, strict=True):
         assert torch.equal(f, e)
 
 
 class Recorder(TorchDispatchMode):
-    """Operators of logitless that are called within, which this makes calls go by."""
+    """Records the logitless operators called within the block, which makes calls use operators."""
 
     def __init__(self):
         super().__init__()

@@ -98,7 +98,7 @@ def test_constants(header_view):
 
 
 def test_a_field_of_every_line_is_mirrored():
-    """A field added to the header without a mirror moves no offset when it is the last: compare the names too."""
+    """A field added at the end of the header's struct, without a mirror, moves no offset: compare the names too."""
     text = "".join(
         (INCLUDE / "logitless" / name).read_text() for name in ("logitless.h", "distributed.h", "divergence.h")
     )

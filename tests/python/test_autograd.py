@@ -1,4 +1,4 @@
-"""Calls under PyTorch's autograd, and which of them go by operators: where something watches, and only there."""
+"""Calls under PyTorch's autograd, and which of them use operators: those that something watches, and only those."""
 
 import logitless
 import pytest
@@ -14,10 +14,10 @@ OPTIONS = [{}, {"reduction": "none"}, {"gradient": "sparsified", "seed": 4}]
 
 
 def passes(call):
-    """Names of the passes that run, after that of the operator where one is called."""
-    with profile() as found:
+    """Returns the names of the passes that run, each after that of its operator, if one is called."""
+    with profile() as profiled:
         call()
-    return [event.name.split("::")[1] for event in found.events() if event.name.startswith("logitless::")]
+    return [event.name.split("::")[1] for event in profiled.events() if event.name.startswith("logitless::")]
 
 
 @pytest.mark.parametrize("stats", [False, ["argmax", "valid_count"], True])
@@ -84,20 +84,20 @@ def test_tied_weights(reduction):
     model.linear.weight = embedding.weight
     tokens = torch.randint(0, 13, (9,))
     model(embedding(tokens), tokens.roll(-1)).sum().backward()
-    found = embedding.weight.grad.clone()
+    gradient = embedding.weight.grad.clone()
     embedding.weight.grad = None
     logits = F.linear(embedding(tokens), embedding.weight)
     F.cross_entropy(logits, tokens.roll(-1), reduction=reduction).sum().backward()
-    torch.testing.assert_close(found, embedding.weight.grad)
+    torch.testing.assert_close(gradient, embedding.weight.grad)
 
 
 def test_small_float16_gradients_do_not_underflow():
     """float16 keeps nothing below 6e-8: the loss scale must be applied before rounding."""
     input, weight, _, target = head(dtype=torch.float16)
     loss = lce(input, weight, target, num_items=1e7)
-    found = torch.autograd.grad(loss * 1e7, weight)[0]
+    gradient = torch.autograd.grad(loss * 1e7, weight)[0]
     expected = torch.autograd.grad(lce(input, weight, target, reduction="sum"), weight)[0]
-    torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3)
+    torch.testing.assert_close(gradient, expected, rtol=2e-3, atol=1e-3)
 
 
 def test_autocast_leaves_float64_alone():
@@ -113,24 +113,24 @@ def test_threads_of_python_and_numbers_of_threads():
         loss = lce(input, weight, target, bias=bias)
         return (loss.detach(), *torch.autograd.grad(loss, (input, weight, bias)))
 
-    expected, found = run(), []
-    in_threads(lambda _: found.append(run()), *range(4))
+    expected, outcomes = run(), []
+    in_threads(lambda _: outcomes.append(run()), *range(4))
     torch.set_num_threads(1)
-    found.append(run())
-    assert len(found) == 5
-    for result in found:
+    outcomes.append(run())
+    assert len(outcomes) == 5
+    for result in outcomes:
         assert_same(result, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradients_are_those_that_were_written(reduction):
-    """No copy of them is made on the way to .grad."""
+    """They are not copied on the way to .grad."""
     input, weight, bias, target = head(tokens=200)
     loss = lce(input, weight, target, bias=bias, reduction=reduction)
     upstream = torch.ones_like(loss)
-    with profile() as found:
+    with profile() as profiled:
         loss.backward(upstream)
-    assert not {"aten::clone", "aten::copy_", "aten::mul"} & {event.name for event in found.events()}
+    assert not {"aten::clone", "aten::copy_", "aten::mul"} & {event.name for event in profiled.events()}
 
 
 @pytest.mark.parametrize("view, is_copied", [
@@ -143,9 +143,9 @@ def test_gradients_are_those_that_were_written(reduction):
 def test_rows_with_a_stride_are_not_copied(view, is_copied):
     _, weight, _, target = head()
     input = view(torch.randn(18, 18))
-    with profile() as found:
+    with profile() as profiled:
         lce(input, weight.detach(), target)
-    assert ("aten::copy_" in {event.name for event in found.events()}) == is_copied
+    assert ("aten::copy_" in {event.name for event in profiled.events()}) == is_copied
 
 
 # ---- with and without operators
@@ -166,7 +166,7 @@ class Subclass(torch.Tensor):
 
 
 def negated(tensor):
-    """A view whose memory holds the values with the other sign."""
+    """Returns a view whose memory holds the values with the other sign."""
     view = torch.complex(torch.zeros_like(tensor), -tensor.detach()).conj().imag
     assert view.is_neg() and torch.equal(view, tensor)
     return view
@@ -197,10 +197,10 @@ def test_modes_see_the_operators(options, mode):
     input, weight, _, target = head()
     expected = results(input, weight, target, **options)
     with mode() as seen:
-        found = results(input, weight, target, **options)
-    assert_same(found, expected)
+        got = results(input, weight, target, **options)
+    assert_same(got, expected)
     later = options.get("reduction") == "none"
-    # Functions are not seen inside of torch.autograd.grad, which is one.
+    # torch.autograd.grad is itself a function, and functions inside it are invisible.
     assert seen.names == ["logitless.run.default"] * (2 if later and mode is Recorder else 1)
 
 
@@ -272,7 +272,7 @@ assert counter.get_total_flops() == 2 * 4 * 9 * 8
 
 @pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False)], ids=str)
 def test_flops_are_those_of_linear(trained):
-    """A frozen tensor has no gradient computed."""
+    """A frozen tensor has no computed gradient."""
     input, weight, _, target = head()
     input, weight = (t if on else t.detach() for t, on in zip((input, weight), trained))
     expected = flops(lambda: F.cross_entropy(F.linear(input, weight), target, reduction="sum").backward())

@@ -1,4 +1,4 @@
-"""batch_invariant: a row's statistics are the same bits alone, in any batch, and with or without gradients."""
+"""batch_invariant: a row's statistics have the same bits alone, in any batch, and with or without gradients."""
 
 import logitless
 import logitless.numpy
@@ -17,9 +17,9 @@ def problem(dtype, tokens=300, vocab=1500, hidden=48):
     return input, weight, torch.randint(0, vocab, (tokens,), generator=g)
 
 
-def same(found, expected, rows):
+def same(got, expected, rows):
     for name in STATS:
-        assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
+        assert torch.equal(getattr(got, name), getattr(expected, name)[rows]), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -66,8 +66,8 @@ def test_module_numpy_and_compiled_code():
     for made in (module, head):
         assert "batch_invariant=True" in repr(made)
         same(made(input[5:9], target[5:9], return_stats=STATS), expected, slice(5, 9))
-    found = logitless.numpy.linear_cross_entropy(input[5:9].numpy(), weight.numpy(), target[5:9].numpy(), **OPTIONS)
-    assert np.array_equal(found.nll, expected.nll[5:9].numpy())
+    result = logitless.numpy.linear_cross_entropy(input[5:9].numpy(), weight.numpy(), target[5:9].numpy(), **OPTIONS)
+    assert np.array_equal(result.nll, expected.nll[5:9].numpy())
     compiled = torch.compile(logitless.linear_cross_entropy, fullgraph=True, backend="eager")
     same(compiled(input[:3], weight, target[:3], **OPTIONS), expected, slice(0, 3))
 

@@ -1,5 +1,7 @@
-"""Budgets: how they are written, and that the smallest one which a refusal names is enough and the smallest, whatever
-is asked for and whichever pass needs it."""
+"""Budgets: how they are written, and that the smallest budget in an error is enough and the smallest.
+
+This holds for all outputs and for each pass that needs it.
+"""
 
 import contextlib
 import re
@@ -64,8 +66,8 @@ def test_dtypes_are_named_shortly():
 
 def test_constants_are_those_of_the_header():
     header = (Path(__file__).resolve().parents[2] / "include" / "logitless" / "logitless.h").read_text()
-    found = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
-    assert 1 / int(found[1]) == _options.DEFAULT_THRESHOLD == native.schema().options["threshold"]["default"]
+    match = re.search(r"LOGITLESS_DEFAULT_THRESHOLD \(1\.0 / (\d+)\)", header)
+    assert 1 / int(match[1]) == _options.DEFAULT_THRESHOLD == native.schema().options["threshold"]["default"]
     assert "LOGITLESS_FASTEST ((uint64_t)INT64_MAX)" in header and FASTEST == 2**63 - 1
 
 
@@ -83,7 +85,7 @@ def test_the_default_takes_less_than_the_fastest():
 
 @contextlib.contextmanager
 def counted():
-    """Runs of the library."""
+    """Counts runs of the library."""
     runs = []
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((native, "run"), (native, "run_on_host"), (native, "run_divergence")):
@@ -93,7 +95,7 @@ def counted():
 
 
 def check(call):
-    """call(budget) makes the first pass, and returns what makes a later one or None."""
+    """Checks call(budget), which makes the first pass and returns a function for a later one, or None."""
     with counted() as runs:
         with pytest.raises(logitless.BudgetTooSmallError) as refused:
             call(1)
@@ -142,10 +144,10 @@ def test_of_a_loss(reduction, shape, dtype, kind):
 
     def call(budget):
         with torch.set_grad_enabled(kind != "no grad"):
-            found = logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
+            out = logitless.linear_cross_entropy(x, w, y, max_workspace_bytes=budget, **options)
         if kind == "no grad":
             return None
-        parts = (found.loss, found.entropy, found.lse, found.nll) if kind == "stats" else (found,)
+        parts = (out.loss, out.entropy, out.lse, out.nll) if kind == "stats" else (out,)
         return sum(part.sum() for part in parts).backward
 
     check(call)
@@ -157,8 +159,8 @@ def test_of_log_probs(shape, dtype, count, trains):
 
     def call(budget):
         with torch.set_grad_enabled(trains):
-            found = logitless.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
-        return found.sum().backward if trains else None
+            log_probs = logitless.linear_log_probs(x, w, y[:, None].expand(-1, count), max_workspace_bytes=budget)
+        return log_probs.sum().backward if trains else None
 
     check(call)
 
@@ -186,10 +188,10 @@ def test_of_a_divergence(reduction, shape, width, dtype, wants, counted_rows):
     mask = None if counted_rows is None else torch.arange(n) < counted_rows * n
 
     def call(budget):
-        found = logitless.linear_divergence(
+        divergence = logitless.linear_divergence(
             x, w, *teacher, student_bias=b, mask=mask, reduction=reduction, max_workspace_bytes=budget
         )
-        return found.sum().backward if any(wants) else None
+        return divergence.sum().backward if any(wants) else None
 
     check(call)
 
@@ -273,7 +275,7 @@ print(call(1024, budget))
 ])  # fmt: skip
 @pytest.mark.parametrize("budget", [4 << 20, 24 << 20])
 def test_peak_memory_stays_within_the_budget(function, reduction, dtype, mask, budget):
-    """Beside logits of 82 MB of either head; 3 MiB are allowed for what the products' own library packs."""
+    """Logits of either head have 82 MB; 3 MiB are allowed for packing by the products' own library."""
     names = f"function, reduction, mask, budget = {(function, reduction, mask, budget)}"
     extra = int(python(f"import torch\n{names}\ndtype = torch.{dtype}\n{PEAK}"))
     assert extra <= budget + (3 << 20)

@@ -1,4 +1,4 @@
-"""A build without CUDA: the import warns where there is a GPU, and errors say what to install."""
+"""A build without CUDA: the import warns on a machine with a GPU, and errors say what to install."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ TODO = r"install the CUDA toolkit, 12\.0 or newer, .*pip install \. -C cmake\.de
 
 @pytest.fixture
 def library(monkeypatch, tmp_path):
-    """A library in a folder of its own, and a folder of devices."""
+    """Returns a library in its own folder, and a folder of devices."""
     (tmp_path / "dev").mkdir()
     made = tmp_path / "liblogitless.so"
     made.symlink_to(native.library_path())
@@ -28,10 +28,10 @@ def library(monkeypatch, tmp_path):
 
 
 def said():
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         inspection.warn_without_cuda()
-    return [str(warning.message) for warning in found]
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("device", ["", "nvidia0", "nvidia3", "nvidiactl", "nvidia-caps"])
@@ -68,7 +68,7 @@ def test_import_warns_once(library):
 
 
 def test_the_build_says_what_its_file_says():
-    """Beside the library in its build folder, and in the package."""
+    """The file lies beside the library in its build folder, and in the package."""
     cuda = logitless.backends()[0]
     assert cuda.name == "cuda"
     why = inspection.why_no_cuda()
@@ -93,7 +93,7 @@ def test_what_wants_a_gpu_is_told_of_cuda_alone():
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
 @pytest.mark.parametrize("asked, why", [("AUTO", "no nvcc was found"), ("OFF", "LOGITLESS_CUDA was OFF")])
 def test_configuring_says_why(tmp_path, asked, why):
-    """cmake/cuda.cmake on its own, with no nvcc on PATH; what CMake itself wants is there."""
+    """It runs cmake/cuda.cmake alone, with no nvcc on PATH but with all that CMake itself needs."""
     module = Path(__file__).resolve().parents[2] / "cmake/cuda.cmake"
     project = f"cmake_minimum_required(VERSION 3.25)\nproject(p NONE)\nset(LOGITLESS_CUDA {asked})\n"
     project += "set(CMAKE_CUDA_COMPILER NOTFOUND)\nset(SKBUILD 2)\nset(CMAKE_INSTALL_LIBDIR .)\n"  # as pip builds

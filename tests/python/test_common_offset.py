@@ -1,4 +1,4 @@
-"""A common offset of a row's logits changes no loss and no gradient, whichever interface asks for them."""
+"""A common offset of a row's logits changes no loss and no gradient in any interface."""
 
 import functools
 
@@ -13,7 +13,7 @@ ROWS, VOCAB, HIDDEN = 9, 50, 4
 
 
 def head(dtype):
-    """Logits that are even numbers, so that they are exact beside every offset below; upstream gradients."""
+    """Returns logits that are even numbers, exact at every offset below, and upstream gradients."""
     rng = np.random.default_rng(0)
     input = rng.integers(-2, 3, (ROWS, HIDDEN)).astype(dtype)
     input[:, -1] = 1
@@ -25,7 +25,7 @@ def head(dtype):
 
 
 def canonical(input, weight, bias, target, upstream, dtype):
-    """Loss of each row and gradients in that precision."""
+    """Returns the loss of each row and gradients in that precision."""
     leaves = [torch.tensor(a, dtype=dtype).requires_grad_() for a in (input, weight, bias)]
     loss = F.cross_entropy(F.linear(*leaves), torch.tensor(target), reduction="none")
     loss.backward(torch.tensor(upstream, dtype=dtype))
@@ -65,7 +65,7 @@ INTERFACES = {
     "compiled": functools.partial(by_torch, compiled),
     "log_probs": by_log_probs,
 }
-SPARSIFIED = {"gradient": "sparsified", "threshold": 2.0**-126, "seed": 1}  # with every element kept
+SPARSIFIED = {"gradient": "sparsified", "threshold": 2.0**-126, "seed": 1}  # every element is kept
 
 
 OFFSETS = [(0.0, "bias"), (1e4, "bias"), (-1e6, "column"), (3e7, "bias"), (2.0**50, "column")]
@@ -101,7 +101,7 @@ def test_changes_nothing(interface, dtype, reduction, options, offset, place):
     got = list(INTERFACES[interface]((input, weight, bias), target, upstream, reduction=reduction, **options))
     if reduction == "sum":
         truth[0], bounds[0] = truth[0].sum(), ROWS * bounds[0]
-    features = slice(None, -1)  # in the last column of the weight all differences are of numbers like the offset
+    features = slice(None, -1)  # in the weight's last column all differences are of numbers like the offset
     truth[1], got[1] = truth[1][:, features], got[1][:, features]
     for name, a, b, bound in zip(("loss", "d_hidden", "d_weight", "d_bias"), got, truth, bounds):
         assert np.abs(a - b).max() <= bound, name

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: few graphs serve all numbers. test_tools.py has the bits of every call."""
+"""torch.compile and torch.export: few graphs serve all numbers. test_tools.py compares the bits of every call."""
 
 import logitless
 import pytest
@@ -26,15 +26,16 @@ SCHEDULES = {
 
 
 def check_compilations(call, values, most, backend="aot_eager", device="cpu"):
-    """call(input, weight, target, value) compiled: no more often, and the same bits, those of gradients, too."""
+    """Checks that compiling call(input, weight, target, value) happens no more often, and keeps all bits, even
+    gradients'."""
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(call, fullgraph=True, backend=counter)
     input, weight, _, target = head(device=device)
     for value in values:
-        found, expected = (f(input, weight, target, value) for f in (compiled, call))
-        assert torch.equal(found, expected)
+        got, expected = (f(input, weight, target, value) for f in (compiled, call))
+        assert torch.equal(got, expected)
         learned = [value] if torch.is_tensor(value) and value.requires_grad else []
-        assert_same(*(torch.autograd.grad(loss.sum(), [input, weight, *learned]) for loss in (found, expected)))
+        assert_same(*(torch.autograd.grad(loss.sum(), [input, weight, *learned]) for loss in (got, expected)))
     assert counter.frame_count <= most
 
 
@@ -105,7 +106,7 @@ def test_autocast_compiled(device, gradient, dtypes):
 
 
 def test_an_option_changes_no_schema():
-    """PyTorch keeps compiled code on disk. All that is no tensor and no number has a name in the text of a call."""
+    """PyTorch keeps compiled code on disk. A call's text names everything that is not a tensor or a number."""
     schemas = [str(getattr(torch.ops.logitless, name).default._schema) for name in ("run", "run_into")]
     assert schemas == [
         "logitless::run(Tensor[] tensors, float[] numbers, SymInt[] integers, str text) -> Tensor[]",
@@ -124,8 +125,8 @@ def test_numbers_and_temperatures_of_rows_are_inputs_of_an_exported_graph(functi
                 "linear_log_probs": torch.arange(6).reshape(3, 2),
                 "linear_top_k": 2,
             }[function]
-            found = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
-            return found.log_probs if function == "linear_top_k" else found
+            out = getattr(logitless, function)(input, weight, given, scale=scale, temperature=temperature)
+            return out.log_probs if function == "linear_top_k" else out
 
     input, weight = torch.randn(3, 4), torch.randn(9, 4)
     for temperature in (torch.tensor([2.0]), torch.tensor([0.5, 1.0, 2.0])):

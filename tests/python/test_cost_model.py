@@ -1,4 +1,4 @@
-"""The model of cost: configurations, batches that fit, sweeps, the command."""
+"""The cost model: configurations, batches that fit, sweeps, the command."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_config_and_fields_are_one_model(tmp_path):
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3Text"])
 def test_entries_that_a_file_has_not_are_the_classs(name):
-    """A file holds what differs from its class, and any entry may be missing or be the only one."""
+    """A file has the differences from its class's defaults; any entry may be missing or be the only one."""
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")
     changes = {"hidden_size": 1024, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 2}
@@ -51,19 +51,19 @@ def test_entries_that_a_file_has_not_are_the_classs(name):
         if entry in known or entry is None:
             written = {} if entry is None else {entry: value}
             whole = config(**written).to_dict()
-            found = from_config({"model_type": config.model_type} | written)
-            assert found == from_config(whole), (entry, whole)
-            assert found.vocab == whole["vocab_size"] and found.kv_heads == whole["num_key_value_heads"]
+            parsed = from_config({"model_type": config.model_type} | written)
+            assert parsed == from_config(whole), (entry, whole)
+            assert parsed.vocab == whole["vocab_size"] and parsed.kv_heads == whole["num_key_value_heads"]
 
 
 def test_gemma_3_as_its_files_write_it():
-    """google/gemma-3-4b-pt, whose text has four entries, and a file that says the type alone."""
+    """google/gemma-3-4b-pt has a text configuration of four entries; another file has only the type."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     assert from_config({"model_type": "gemma3", "text_config": text}) == find_model("gemma-3-4b")
     assert from_config({"model_type": "gemma3"}) == from_config({"model_type": "gemma3_text"})
 
 
-# of all but gemma-3-4b, whose pictures are not counted, as the hub states them
+# the hub's counts, for all but gemma-3-4b, whose image part is not counted
 PARAMETERS = {
     "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-405b": 405_853_388_800, "llama-3.2-1b": 1_235_814_400, "gemma-3-1b": 999_885_952,
@@ -93,7 +93,7 @@ def test_names_are_those_of_plan(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("layers", [1, 2, 7, 12, 10**9])
 def test_layers_are_counted_not_listed(layers):
-    """Each layer's part is the same however many there are, with masks and checkpoints of any size, in no memory."""
+    """A layer's part is the same for any number of layers, with masks and checkpoints of any size, in no memory."""
     tracemalloc.start()
     one = dataclasses.replace(MODEL, layers=1)
     for sliding in {0, 1, layers // 2, layers}:
@@ -101,15 +101,15 @@ def test_layers_are_counted_not_listed(layers):
         masked = dataclasses.replace(one, sliding_layers=1, window=32)
         batch, head = Batch(2, 64), Head("whole")
         base, first, full = (predict(m, batch, head) for m in (one, masked, one))
-        found = predict(model, batch, head)
+        predicted = predict(model, batch, head)
         norm = 2 * full.saved_bytes - predict(dataclasses.replace(MODEL, layers=2), batch, head).saved_bytes
         expected = norm + sliding * (first.saved_bytes - norm) + (layers - sliding) * (full.saved_bytes - norm)
-        assert found.saved_bytes == pytest.approx(expected, rel=1e-12) and base == full
-        assert found.parameters - layers * (one_layer := parameters(model) // layers) < one_layer + 2**25
+        assert predicted.saved_bytes == pytest.approx(expected, rel=1e-12) and base == full
+        assert predicted.parameters - layers * (one_layer := parameters(model) // layers) < one_layer + 2**25
         kinds = [first.saved_bytes - norm] * min(sliding, 20) + [full.saved_bytes - norm] * min(layers - sliding, 20)
         for checkpoint in {1, *({2, 3, 5} & set(range(layers))), layers} if layers < 20 else {1, layers // 3}:
             again = predict(model, batch, head, checkpoint=checkpoint)
-            assert again.saved_bytes < found.saved_bytes or layers == 1
+            assert again.saved_bytes < predicted.saved_bytes or layers == 1
             if layers < 20:
                 segments = [sum(kinds[i : i + checkpoint]) for i in range(0, layers, checkpoint)]
                 _, most = step._saved(step._layers(model, batch), batch, model, checkpoint)
@@ -120,7 +120,7 @@ def test_layers_are_counted_not_listed(layers):
 
 @pytest.mark.parametrize("words", [["--fields", FIELDS], ["--help"], ["--fields", FIELDS, "--json"]])
 def test_who_stops_reading_is_no_error(words):
-    """As of ``logitless plan``: no message, and the status of a program that the signal ended."""
+    """Like ``logitless plan``, it prints no message and has the status of a program that the signal ended."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "logitless.cost_model", *words]
@@ -201,7 +201,7 @@ def test_logitless_holds_what_its_plan_says():
 
 
 def test_whole_logits():
-    """12 bytes a logit in float32, 6 in bf16; a softcap keeps two more."""
+    """A logit takes 12 bytes in float32 and 6 in bf16; a softcap keeps two more."""
     batch = Batch(4, 1024)
     logits = batch.tokens * 32000
     assert predict(MODEL, batch, Head("upcast")).head.held_bytes == 12 * logits
@@ -211,7 +211,7 @@ def test_whole_logits():
 
 
 def test_checkpointing_trades_memory_for_the_layers_forward_pass():
-    batch, head = Batch(4, 1024), Head("logitless", 32 << 20)  # so that the layers are the peak
+    batch, head = Batch(4, 1024), Head("logitless", 32 << 20)  # the layers are the peak
     plain, every, pairs = (predict(MODEL, batch, head, checkpoint=size) for size in (0, 1, 2))
     assert every.saved_bytes - pairs.saved_bytes == 2 * (2 * 512 * batch.tokens)  # two inputs of layers fewer
     assert every.saved_bytes < plain.saved_bytes
@@ -268,9 +268,9 @@ def test_options_are_read():
 def test_the_command_says_what_the_functions_say(capsys):
     heads = ["--heads", "upcast,logitless:64MiB", "--length", "1024", "--sequences", "4"]
     assert main(["--fields", FIELDS, *heads, "--memory", "20GiB", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["predicted"] and found["model"] == dataclasses.asdict(MODEL)
-    for entry, head in zip(found["steps"], (Head("upcast"), Head("logitless", 64 << 20))):
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["predicted"] and printed["model"] == dataclasses.asdict(MODEL)
+    for entry, head in zip(printed["steps"], (Head("upcast"), Head("logitless", 64 << 20))):
         step = predict(MODEL, Batch(4, 1024), head)
         assert entry["head"] == head.name and entry["peak_bytes"] == step.peak_bytes
         assert entry["seconds"] == step.seconds
@@ -313,7 +313,7 @@ def test_wrong_usage(arguments, message, capsys):
 
 
 def test_it_is_a_command_of_the_package_and_a_module():
-    """Needs no PyTorch: none is imported."""
+    """It imports no PyTorch."""
     for module in (["logitless", "model"], ["logitless.cost_model"]):
         done = process("-m", *module, "--fields", FIELDS, "--heads", "sparsified")
         assert done.returncode == 0 and "sparsified" in done.stdout, done.stderr

@@ -5,10 +5,10 @@ from logitless.cost_model import groups
 
 
 def test_the_formula_says_what_was_measured_at_two_ranks():
-    found = groups.fitted()
+    fitted = groups.fitted()
     for name, measured in groups.MEASURED.items():
-        for told, ms in zip(found[name], measured):
-            assert abs(told - ms) <= 0.15 * ms, name
+        for predicted, ms in zip(fitted[name], measured):
+            assert abs(predicted - ms) <= 0.15 * ms, name
 
 
 def test_more_ranks_have_fewer_columns_and_more_to_exchange():

@@ -1,4 +1,4 @@
-"""The model of cost beside PyTorch and transformers on the CPU: parameters, what autograd saves, bytes that move."""
+"""The cost model beside PyTorch and transformers on the CPU: parameters, what autograd saves, bytes that move."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH = Batch(2, 32)
 
 
 def both(family, layers):
-    """A tiny model of transformers in bf16, and its sizes."""
+    """Returns a tiny model of transformers in bf16, and its sizes."""
     name, others = FAMILIES[family]
     config = getattr(transformers, name)(**(SIZES | others), num_hidden_layers=layers)
     config.use_cache = False
@@ -64,7 +64,8 @@ def saved_bytes(model):
 
 
 def weights_in_float32(model):
-    """Gemma's norms keep 1 + weight in float32: bytes that do not grow with tokens and are not modelled."""
+    """Returns bytes of Gemma's norms, which keep 1 + weight in float32. They do not grow with tokens and are not
+    modelled."""
     per_layer = 4 * (4 * model.hidden + 2 * model.head_dim)
     return per_layer if model.gemma_norms else 0
 
@@ -85,7 +86,7 @@ def test_a_layer_saves_what_autograd_saves(family):
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that operations read and write, those of products, attention, views and empty tensors aside."""
+    """Counts bytes that operations read and write, except products, attention, views and empty tensors."""
 
     ASIDE = {"mm", "addmm", "bmm", "empty", "empty_like", "empty_strided", "new_empty", "zeros", "zeros_like"}
 
@@ -114,7 +115,7 @@ def moved_bytes(model):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3, wide window"])
 def test_a_layer_moves_what_the_dispatcher_shows(family):
-    """Within 5%: numbers of rows, weights and the table of rotations are not modelled, and tiny layers have many."""
+    """The bound is 5%: numbers of rows, weights and rotations are not modelled, and count much in tiny layers."""
     (one, sizes), (two, _) = both(family, 1), both(family, 2)
     layer = transformer.mixer(sizes, BATCH, False) + transformer.mlp(sizes, BATCH)
     predicted = layer.forward.traffic + layer.backward.traffic
@@ -122,7 +123,7 @@ def test_a_layer_moves_what_the_dispatcher_shows(family):
 
 
 def test_flop_of_a_layer():
-    """6 FLOP a weight and token, and attention's 4 L head_dim of which a causal kernel does half."""
+    """A weight and token take 6 FLOP. Attention takes 4 L head_dim, of which a causal kernel does half."""
     sizes = Model("attention", 97, 64, 1, 176, 4)
     layer = transformer.mixer(sizes, BATCH, False) + transformer.mlp(sizes, BATCH)
     weights = layer.parameters - 2 * 64  # norms
@@ -132,7 +133,7 @@ def test_flop_of_a_layer():
     assert masked.forward.masked == 2 * layer.forward.attention and masked.forward.attention == 0
 
 
-# From the shapes of flash-linear-attention's layers: q, k, v, gate and output, and what is small.
+# The shapes of flash-linear-attention's layers give these: q, k, v, gate and output, and small parts.
 LINEAR_RNNS = {
     "gla": 2 * 64 * 32 + 3 * 64 * 64 + (64 * 16 + 16 * 32 + 32) + 16,
     "gated_deltanet": 2 * 64 * 48 + 3 * 64 * 96 + 2 * 64 * 3 + 2 * 3 + 4 * (2 * 48 + 96) + 32,

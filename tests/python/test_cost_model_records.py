@@ -1,4 +1,4 @@
-"""Predictions beside what was measured on an H200: bench/records. The page of the documentation has the same tables."""
+"""Predictions beside measurements on an H200 in bench/records. A page of the documentation has the same tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from step_models import BY_NAME  # noqa: E402
 GIB = 1 << 30
 TYPES = {"LlamaConfig": "llama", "Gemma3TextConfig": "gemma3_text", "Qwen3Config": "qwen3", "GLAConfig": "gla"}
 HEADS = {
-    "stock": Head("upcast"),  # of a model of flash-linear-attention: in-place
+    "stock": Head("upcast"),  # in-place for a model of flash-linear-attention
     "logitless": Head("logitless", "fastest"),  # the default when these were measured
     "logitless 256 MiB": Head("logitless", 256 << 20),
     "logitless sparsified 2^-9": Head("sparsified"),
@@ -28,7 +28,7 @@ HEADS = {
 STEPS = json.loads((ROOT / "bench/records/steps-2026-11-23.json").read_text())
 ROWS = {(row["model"], row["head"]): row for row in STEPS["steps"]}
 MODELS = {row["model"]: row for row in STEPS["models"]}
-# The exact head of linear-rnn-1.3b alone, back to back: gla-1.3b's, and llama-1b's but for 0.2% of the vocabulary.
+# The exact head of linear-rnn-1.3b alone, back to back. It is gla-1.3b's, and llama-1b's up to 0.2% of the vocabulary.
 ALONE_MS = next(
     row["sustained_ms"]
     for row in json.loads((ROOT / "bench/records/products-2026-11-23.json").read_text())["rows"]
@@ -75,8 +75,10 @@ def memory_table():
 
 
 def shares():
-    """Model, head, measured and predicted share of a step's time. A head's measured time is that of the exact one
-    alone, and what the steps with the two differ by."""
+    """Yields model, head, measured and predicted share of a step's time.
+
+    A head's measured time is the exact one's alone, plus the difference of the steps with the two.
+    """
     for name in ("llama-1b", "gla-1.3b"):
         alone = ALONE_MS * MODELS[name]["vocab"] / 128000
         for head in HEADS:
@@ -86,18 +88,18 @@ def shares():
 
 
 def scale_ms(batch):
-    """Of GLA in the study of models of 24 layers: milliseconds of each head's step."""
+    """Returns milliseconds of each head's step for GLA, in the study of models of 24 layers."""
     return {row["head"]: row["ms"] for row in SCALE[f"gla/B{batch.sequences}"]["rows"]}
 
 
 def short_of_fitted():
-    """Seconds a token that the fitted row took beyond what is predicted."""
+    """Returns the seconds per token of the fitted row beyond the prediction."""
     step = predict(model_of("gla-1.3b")[0], FITTED, Head("in-place"))
     return (scale_ms(FITTED)["no head"] / 1e3 - step.layers_seconds - step.optimizer_seconds) / FITTED.tokens
 
 
 def share_of_peak(seconds):
-    """That GLA's recurrences have where they take so many seconds a token more than is predicted."""
+    """Returns the share of the peak at which GLA's recurrences would take that many more seconds per token."""
     model, batch = model_of("gla-1.3b")
     work = linear_rnn.mixer(model, batch)
     flop = model.layers * (work.forward.attention + work.backward.attention) / batch.tokens
@@ -106,17 +108,18 @@ def share_of_peak(seconds):
 
 
 def refits():
-    """Record, sequences and length, head, GLA's measured share, and the predicted one as it is and with the fit."""
-    found = []
+    """Yields record, sequences and length, head, GLA's measured share, and the predicted share without and with the
+    fit."""
+    cells = []
     for batch in (Batch(8, 2048), FITTED):
         ms = scale_ms(batch)
         for name in [name for name in SCALE_HEADS if name in ms]:
             step = predict(model_of("gla-1.3b")[0], batch, SCALE_HEADS[name])
-            found.append(("study", batch, name, 1 - ms["no head"] / ms[name], step))
+            cells.append(("study", batch, name, 1 - ms["no head"] / ms[name], step))
     for name, head, measured, _ in shares():
         if name == "gla-1.3b":
-            found.append(("whole steps", model_of(name)[1], head, measured, prediction(name, head)))
-    for record, batch, head, measured, step in found:
+            cells.append(("whole steps", model_of(name)[1], head, measured, prediction(name, head)))
+    for record, batch, head, measured, step in cells:
         longer = step.seconds + short_of_fitted() * batch.tokens
         yield (
             record,
@@ -151,7 +154,7 @@ def test_share_of_time_within_a_tenth(name, head, measured, predicted):
 
 
 def test_a_fit_to_one_row_of_gla_does_not_help_the_others():
-    """Why the recurrences' share of the peak is not fitted. Where this fails, look at it again."""
+    """This is why the recurrences' share of the peak is not fitted. If it fails, reconsider."""
     as_it_is, fitted = ([abs(percent(row[i], row[3])) > 10 for row in refits()] for i in (4, 5))
     assert (sum(as_it_is), sum(fitted), len(fitted)) == (6, 6, 11)
     assert f"{100 * share_of_peak(short_of_fitted()):.1f}" == "4.7"

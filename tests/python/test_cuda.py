@@ -1,4 +1,4 @@
-"""CUDA tensors: streams, graphs, memory, what a device is told later. Values are compared in test_options.py."""
+"""CUDA tensors: streams, graphs, memory, later errors of a device. test_options.py compares values."""
 
 import logitless
 import pytest
@@ -62,7 +62,7 @@ def test_current_stream_is_used():
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # what follows on another stream would see zeros
+        torch.cuda._sleep(200_000_000)  # work on another stream would see zeros
         with torch.no_grad():
             input.copy_(values)
         got = results(input, weight, target)
@@ -71,10 +71,11 @@ def test_current_stream_is_used():
 
 
 def sum_bounds(input, weight, target, reduction):
-    """How far two computations of each gradient, sum_k dz_k x_k, may differ.
+    """Returns the allowed differences of two computations of each gradient, sum_k dz_k x_k.
 
-    A sum of K terms in fp32, in any order, is off by at most (K - 1) u sum_k |dz_k x_k| (u = eps / 2), each product by
-    u and each dz by about 4 u more; the other computation as well. dz of 16-bit operands is rounded to their dtype.
+    A sum of K terms in fp32, in any order, is off by at most (K - 1) u sum_k |dz_k x_k|, with u = eps / 2. Each product
+    adds u and each dz about 4 u; the other computation has the same errors. dz of 16-bit operands is rounded to their
+    dtype.
     """
     x, w = (t.detach().double() for t in (input, weight))
     valid = target != -100
@@ -106,7 +107,7 @@ def test_upstream_factor_and_retained_graph(dtype, reduction):
 
 
 def large_head():
-    """4096 tokens, a vocabulary of 32768."""
+    """Makes 4096 tokens and a vocabulary of 32768."""
     input = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(32768, 1024, device="cuda", dtype=torch.bfloat16) / 32
     return input, weight, torch.randint(0, 32768, (4096,), device="cuda")
@@ -124,7 +125,7 @@ def test_memory_stays_within_gradients_and_budget(budget, trained):
 
 def test_loss_alone_needs_little_memory():
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of the sm90 engine")
+        pytest.skip("the sm90 engine only")
     input, weight, target = large_head()
     assert peak_of(lambda: lce(input, weight, target)) <= (8 << 20) + 64 * len(target)
 
@@ -195,8 +196,8 @@ with torch.cuda.graph(graph):  # of the first call with these sizes
 graph.replay()
 torch.cuda.synchronize()
 expected = [step(r, g) for r in ("mean", "none") for g in GRADIENTS]
-for found, wanted in zip(static, expected):
-    for a, b in zip(found, wanted):
+for got, wanted in zip(static, expected):
+    for a, b in zip(got, wanted):
         assert torch.equal(a, b)
 """
 

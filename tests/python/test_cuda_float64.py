@@ -1,4 +1,4 @@
-"""float64 on CUDA: PyTorch's own samples, budgets and bits. test_options.py has its values beside the oracle's."""
+"""float64 on CUDA: PyTorch's own samples, budgets and bits. test_options.py compares its values with the oracle."""
 
 import sys
 import types
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 
 def samples_of_pytorch():
-    """What PyTorch tests its own linear_cross_entropy with, as far as it is ours: class indices, a weight [V, D]."""
+    """Yields PyTorch's samples of its own linear_cross_entropy that apply here: class indices, a weight [V, D]."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     operators = [op for op in op_db if op.name == "nn.functional.linear_cross_entropy" and not op.variant_test_name]
@@ -28,7 +28,7 @@ def samples_of_pytorch():
 def test_samples_of_pytorch(monkeypatch):
     try:
         import expecttest  # noqa: F401
-    except ImportError:  # PyTorch's samples lie beside test cases that are made of it; none of these is run
+    except ImportError:  # PyTorch's samples lie beside generated test cases, which do not run here
         monkeypatch.setitem(sys.modules, "expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
     count = 0
     for sample in samples_of_pytorch():

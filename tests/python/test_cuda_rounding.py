@@ -1,4 +1,4 @@
-"""CUDA, 16-bit operands: kept exps, rounded to bf16, are as good as gradients of the logits rounded to bf16."""
+"""CUDA with 16-bit operands: exp logits kept in bf16 are as good as gradients of logits rounded to bf16."""
 
 import logitless
 import pytest
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 def head(tokens, vocab, hidden, spread):
-    """Logits of the standard deviation ``spread``; or, for 0, eight likely tokens a row of which one is the target."""
+    """Makes logits with standard deviation ``spread``, or for 0 eight likely tokens per row, one the target."""
     g = torch.Generator("cuda").manual_seed(tokens + vocab)
     weight = torch.randn(vocab, hidden, device="cuda", generator=g)
     weight /= weight.norm(dim=1, keepdim=True)
@@ -28,8 +28,11 @@ def relative(got, expected):
 
 
 def gradients_of_rounded_dz(input, weight, target):
-    """Logits in float64, dz of the mean rounded to bf16, gradients rounded once. A divisor that is a power of two would
-    leave the targets' entries, nearly -1 / N, exact by luck: then one row less divides."""
+    """Returns logits in float64, dz of the mean rounded to bf16, and gradients rounded once.
+
+    A divisor that is a power of two would make the targets' entries, nearly -1 / N, exact by luck. Then one row less
+    divides.
+    """
     tokens = len(target)
     divisor = tokens - 1 if tokens & (tokens - 1) == 0 else tokens
     dz = torch.softmax(input.double() @ weight.double().T, dim=1)
@@ -48,7 +51,7 @@ def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
     with torch.no_grad():
         exact, naive = gradients_of_rounded_dz(input, weight, target)
     ratios = [relative(leaf.grad, e) / relative(n, e) for leaf, e, n in zip((input, weight), exact, naive)]
-    # d_weight has a rounding more: of the hidden rows times their rows' factors, sqrt(2) where dz is exact.
+    # d_weight has one more rounding, of hidden rows times their factors: sqrt(2) if dz is exact.
     assert ratios[0] <= 1.1 and ratios[1] <= 1.5, f"d_hidden, d_weight over the naive errors: {ratios}"
 
 
@@ -58,7 +61,7 @@ def test_kept_exps_lose_no_more_than_rounded_dz(tokens, spread):
     [(8, 768, 32000), (16, 1024, 50264), (24, 768, 128256), (600, 512, 1536), (1024, 768, 2048)],
 )
 def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction):
-    """Largest differences from float64, beside those of eager PyTorch in bf16, with a tolerance of 1e-4."""
+    """The largest differences from float64 stand beside those of eager PyTorch in bf16, with a tolerance of 1e-4."""
     torch.manual_seed(0)
     input = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) * 0.1
     weight = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5
@@ -75,8 +78,8 @@ def test_within_twice_the_error_of_bf16_logits(tokens, hidden, vocab, reduction)
     exact = gradients(torch.float64, eager)
     naive = gradients(torch.bfloat16, eager)
     ours = gradients(torch.bfloat16, lambda a, b: logitless.linear_cross_entropy(a, b, target, reduction=reduction))
-    # Kept exps are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an unlikely
-    # target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
+    # Kept exp logits are multiplied with hidden rows times the rows' factors, which are rounded. The naive dz of an
+    # unlikely target is -1 exactly, and so is the gradient of a column with one target: two roundings are ours alone.
     roundings = {"d_hidden": 0, "d_weight": 2 * 2**-8}
     for name, e, n, o in zip(roundings, exact, naive, ours):
         allowed = 2 * (n - e).abs().max() + 1e-4 + roundings[name] * e.abs().max()

@@ -19,7 +19,7 @@ OPTIONS = {
 
 
 def least_budget(case):
-    """The smallest that both passes run in."""
+    """Returns the smallest budget that both passes run in."""
     budget = 1
     while True:
         try:
@@ -66,7 +66,7 @@ def test_flat_and_peaked_distributions(beta, spread):
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_of_equal_heads_nothing_is_left(beta):
-    """Where the plain sums leave the rounding of lse, which is 1e-6 here."""
+    """Plain sums would leave the rounding of lse, which is 1e-6 here."""
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, beta=beta, reduction="none")
     for part in ("hidden", "weight", "bias"):
         case.tensors[f"teacher_{part}"] = case.tensors[f"student_{part}"]
@@ -76,7 +76,7 @@ def test_of_equal_heads_nothing_is_left(beta):
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_nearly_equal_heads(beta):
-    """A small divergence is insensitive to errors of logits: its own is far below a unit of the last place of 1."""
+    """A small divergence is insensitive to errors of logits: its own error is far below the rounding unit of 1."""
     case = oracle.make(rows=(30,), vocab=2000, student=16, teacher=16, bias=False, beta=beta, reduction="none")
     case.tensors["teacher_hidden"] = case.tensors["student_hidden"] * (1 + 1e-3)
     case.tensors["teacher_weight"] = case.tensors["student_weight"]
@@ -150,7 +150,8 @@ def test_divisors():
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_masked_columns(beta):
-    """Of a bias of -inf: what both exclude is nothing to either; what one excludes is finite where it may be."""
+    """A bias of -inf excludes columns. Columns that both heads exclude count nothing; one head's alone are finite if
+    possible."""
     case = oracle.make(vocab=40, beta=beta, reduction="none")
     expected = oracle.make(vocab=40, beta=beta, reduction="none")
     for name in ("student_bias", "teacher_bias"):
@@ -197,10 +198,10 @@ def test_mixed_dtypes(dtypes):
 
 
 def test_the_reference_backend_agrees():
-    """The library's own float64 on float32 numbers, by the C ABI."""
+    """The C ABI computes the library's own float64 on float32 numbers."""
     rows, columns = 5, 700
     student, teacher, grad = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(rows)
-    found = []
+    results = []
     for backend in ("cpu", "reference"):
         numbers = torch.empty(5, rows)
         out = torch.empty(rows, columns)
@@ -214,6 +215,6 @@ def test_the_reference_backend_agrees():
         context = native._context(1, backend, native.HOST)
         for given.stage in (native.DIVERGENCE_VALUES, native.DIVERGENCE_GRADIENT):
             native.check(native.library().logitless_divergence_run(context.pointer, ctypes.byref(given), None))
-        found.append((numbers, out))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=2e-6, atol=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=2e-5, atol=1e-7)
+        results.append((numbers, out))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=2e-5, atol=1e-7)

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def products_as_on_cuda(monkeypatch):
-    """Of bfloat16 operands, with float32 results or rounded once; without, PyTorch has none on the CPU."""
+    """Multiplies bfloat16 operands with float32 results or one rounding; PyTorch lacks such products on the CPU."""
 
     def multiply(a, b, out, *, factor=1.0, add=False):
-        found = factor * (a.float() @ b.float())
-        out.copy_(out + found if add else found)
+        product = factor * (a.float() @ b.float())
+        out.copy_(out + product if add else product)
 
     monkeypatch.setattr(passes, "multiply", multiply)
     monkeypatch.setattr(problem, "operand_dtype", lambda hidden, *_: hidden.dtype)
@@ -24,22 +24,22 @@ def products_as_on_cuda(monkeypatch):
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
-    """A weight's gradient that is one product for each window is what a sum in float32 rounds to."""
+    """A weight's gradient as one product per window equals a float32 sum up to rounding."""
     products_as_on_cuda(monkeypatch)
     case = oracle.make((40,), vocab, dtype=torch.bfloat16, bias=False, reduction=reduction, beta=0.5)
     if mask:
         case.options["mask"] = torch.arange(40) % 3 != 0
     truth = oracle.evaluate(case, torch.float64)
     for budget in (None, 60_000, 30_000):
-        found = []
+        results = []
         for at_once in (True, False):
             with monkeypatch.context() as patch:
                 if not at_once:
                     patch.setattr(problem.Problem, "rounds_weight_once", False)
-                found.append(oracle.run(case, max_workspace_bytes=budget))
+                results.append(oracle.run(case, max_workspace_bytes=budget))
         for name in ("d_student_hidden", "d_student_weight"):
-            assert torch.equal(found[0][name], found[1][name])
-            error = (found[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
+            assert torch.equal(results[0][name], results[1][name])
+            error = (results[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
             assert error < 2.0**-7  # dz and the gradient are rounded once each, relative to themselves
 
 
@@ -77,11 +77,11 @@ def test_an_infinite_upstream_gradient_leaves_rows_that_do_not_count(reduction):
 
 def test_without_gradients():
     case = oracle.make(beta=0.5)
-    found = oracle.run(case)
+    result = oracle.run(case)
     with torch.no_grad():
         leaves = case.leaves()
         leaves["teacher_weight"].requires_grad_()
-        assert torch.equal(logitless.linear_divergence(**leaves, beta=0.5), found["loss"])
+        assert torch.equal(logitless.linear_divergence(**leaves, beta=0.5), result["loss"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -117,7 +117,7 @@ def test_on_cuda(dtype, beta, reduction, budget):
             torch.testing.assert_close(got[name].double(), exact[name].double(), rtol=1e-4, atol=1e-5)
         for name in (f"d_{n}" for n in oracle.STUDENT):
             want = exact[name].double()
-            rounding = want.to(dtype).double() - want  # of float16 gradients below its normal numbers, above all
+            rounding = want.to(dtype).double() - want  # mostly float16 gradients below its normal numbers
             bound = 2 * torch.finfo(dtype).eps * want.norm() + rounding.norm()
             assert (got[name].double() - want).norm() <= bound, name
     else:
@@ -126,7 +126,7 @@ def test_on_cuda(dtype, beta, reduction, budget):
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_autocast_of_16_bit_and_float32_operands(reduction):
-    """Operands are rounded as by F.linear; logits are not. test_tools.py has those of one dtype."""
+    """Operands are rounded as by F.linear; logits are not. test_tools.py tests operands of one dtype."""
     case, rounded = (oracle.make(vocab=300, reduction=reduction, beta=0.5, bias=False) for _ in range(2))
     for name, t in case.tensors.items():
         if t is not None:

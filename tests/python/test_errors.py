@@ -1,4 +1,4 @@
-"""Bad arguments: an error that names argument, expected and got, with and without gradients, whichever interface."""
+"""Bad arguments give an error with argument, expected and got, with and without gradients, in all interfaces."""
 
 import copy
 import functools
@@ -40,7 +40,7 @@ def of_several(target, **more):
     return {"targets": target, "target_weight": torch.ones(target.shape)} | more
 
 
-# Refusals that PyTorch's tensors and numpy's arrays share.
+# Errors that PyTorch's tensors and numpy's arrays share.
 BAD = [
     ({"hidden": INPUT.long()}, TypeError, "hidden: expected float32"),
     ({"hidden": INPUT[:, :4]}, ValueError, r"hidden: expected shape \[..., D\] with D = 5.* got \[4, 4\]"),
@@ -158,7 +158,7 @@ OF_ARRAYS = [
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("changes, error, message", BAD + OF_TENSORS, ids=ids(BAD + OF_TENSORS))
 def test_losses(changes, error, message, reduction):
-    """After calls that are right, too, whose preparation is kept, and when they come again."""
+    """The errors also occur after right calls, whose preparation is kept, and when they repeat."""
     plain = {"weight": WEIGHT, "targets": TARGET, "reduction": reduction}
     for requires_grad in (True, False):
         arguments = plain | {"hidden": INPUT.clone().requires_grad_(requires_grad)}
@@ -344,12 +344,12 @@ def test_divergences(changes, error, message):
 @pytest.mark.parametrize("name", ["hidden", "weight", "targets", "bias", "class_weight", "token_weight", "main_grad"])
 def test_freed_storage_is_named(name, known):
     def arguments():
-        found = {"hidden": INPUT.clone(), "weight": WEIGHT.clone(), "targets": TARGET.clone()}
-        for tensor in (found["hidden"], found["weight"]):
+        tensors = {"hidden": INPUT.clone(), "weight": WEIGHT.clone(), "targets": TARGET.clone()}
+        for tensor in (tensors["hidden"], tensors["weight"]):
             tensor.requires_grad_(name == "main_grad")
-        if name not in found:
-            found[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
-        return found
+        if name not in tensors:
+            tensors[name] = torch.ones({"main_grad": (7, 5), "token_weight": (4,)}.get(name, (7,)))
+        return tensors
 
     def run(arguments):
         loss = lce(**arguments)
@@ -376,7 +376,7 @@ def mesh():
 
 
 def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
-    """to_local() of a sharded tensor is a part of it: of a head, a slice of the vocabulary."""
+    """to_local() of a sharded tensor is only a part of it: for a head, a slice of the vocabulary."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     def distributed(tensor, placement):

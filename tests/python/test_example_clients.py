@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs an example for some steps and returns its last line."""
+    """Runs an example for some steps, checks its table, and returns the line before it."""
 
     def run(name, steps, *words):
         monkeypatch.syspath_prepend(str(EXAMPLES))
@@ -24,7 +24,11 @@ def run(monkeypatch, capsys):
         torch.manual_seed(0)
         torch.set_num_threads(1)
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        return capsys.readouterr().out.strip().splitlines()[-1]
+        *_, line, names, seconds, memory = capsys.readouterr().out.strip().splitlines()
+        assert re.fullmatch(r"one step, forward and backward +logitless +\w.*", names)
+        assert re.fullmatch(r"time, ms( +[\d.]+){2}", seconds)
+        assert re.fullmatch(r"peak memory, MiB \(resident set\)( +[\d.]+| +-){2}", memory)
+        return line
 
     yield run
     if "logitless.trl" in sys.modules:
@@ -51,7 +55,7 @@ def test_grpo(run):
 
 
 def test_policy_gradient(run):
-    """The same first step with the functions of every client, and a reward that rises."""
+    """Every client's functions give the same first step, and a reward that rises."""
     skip_without(("transformers", "tokenizers"))
     lines = {run("policy_gradient.py", 1, "--client", client) for client in ("verl", "prime_rl", "openrlhf")}
     assert len(lines) == 1

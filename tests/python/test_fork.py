@@ -1,6 +1,7 @@
-"""A forked process computes, though the threads of its parent are not there.
+"""A forked process computes without the threads of its parent.
 
-PyTorch's own operations may wait for them for ever, unless they run on one thread: tensors are too small for more here.
+PyTorch's own operations may wait for these threads forever, unless they run on one thread. Tensors here are too small
+for more.
 """
 
 import os
@@ -46,8 +47,8 @@ input = rng.standard_normal((300, 32)).astype("f")
 weight = rng.standard_normal((700, 32)).astype("f")
 target = rng.integers(0, 700, 300)
 def compute(**options):
-    found = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
-    return [found.loss, found.d_hidden, found.d_weight]
+    result = logitless.numpy.linear_cross_entropy(input, weight, target, gradients=True, threads=4, **options)
+    return [result.loss, result.d_hidden, result.d_weight]
 """
 
 SAME = """
@@ -71,7 +72,7 @@ for options in ({", ".join(OPTIONS)}):
 
 
 def test_after_somebody_else_has_used_the_threads():
-    """PyTorch's OpenMP is the library's: its threads may be the ones that a child waits for."""
+    """PyTorch shares its OpenMP with the library: a child may wait for its threads."""
     code = """
 (torch.randn(2000, 2000) @ torch.randn(2000, 2000)).exp().sum()
 (torch.randn(4000000) + 1).exp()
@@ -90,7 +91,7 @@ expected = compute()
 def work(seed):
     return [bool((a == b).all()) for a, b in zip(compute(), expected)]
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    for found in pool.map_async(work, range(4)).get(timeout=120):
-        assert all(found) and len(found) == 3
+    for results in pool.map_async(work, range(4)).get(timeout=120):
+        assert all(results) and len(results) == 3
 """
     python(NUMPY + code)

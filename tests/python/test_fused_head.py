@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """Tied embeddings, a body and a head; with labels the loss of the head, which shifts them."""
+    """Has tied embeddings, a body and a head; with labels it returns the head's loss, which shifts them."""
 
     def __init__(self, bias=False):
         super().__init__()
@@ -27,7 +27,7 @@ class Model(nn.Module):
 
 
 def pair(bias=False, **options):
-    """A model with a linear head, and with a fused one in its place; a batch."""
+    """Returns a model with a linear head, a copy with a fused head, and a batch."""
     torch.manual_seed(0)
     stock = Model(bias)
     model = copy.deepcopy(stock)
@@ -112,7 +112,7 @@ def test_logits_are_those_of_the_loss(bias):
 
 def test_logits_run_the_hooks_of_the_module():
     head, seen = FusedHead(5, 11), []
-    head.register_forward_hook(lambda module, given, found: seen.append(found.shape))
+    head.register_forward_hook(lambda module, given, out: seen.append(out.shape))
     head.logits(torch.randn(3, 5))
     assert seen == [(3, 11)]
 

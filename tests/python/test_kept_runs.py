@@ -1,4 +1,4 @@
-"""What calls keep, by the layouts of their tensors and the options: it answers for nothing else, and is bounded."""
+"""Calls keep state by the layouts of their tensors and the options. It serves no other call, and is bounded."""
 
 import logitless
 import numpy as np
@@ -11,7 +11,7 @@ from support import Recorder, assert_same, head, in_threads, lce, results
 
 
 def variants():
-    """Calls that differ in one thing each from the first."""
+    """Returns calls that each differ from the first in one thing."""
     input, weight, bias, target = head(tokens=12, vocab=16, hidden=8)
     frozen = input.detach(), weight.detach()
 
@@ -73,7 +73,7 @@ def variants():
 
 
 def everything(call):
-    """All that a call gives."""
+    """Returns all results of a call."""
     main_grad = call.get("main_grad")
     if main_grad is not None:
         main_grad.zero_()
@@ -82,8 +82,8 @@ def everything(call):
     out = lce(**call)
     parts = list(out) if isinstance(out, tuple) else [out]
     total = sum(part.sum() for part in parts if part is not None and part.requires_grad)
-    found = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
-    return [p.detach() if torch.is_tensor(p) else p for p in (*parts, *found, main_grad)]
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
+    return [p.detach() if torch.is_tensor(p) else p for p in (*parts, *gradients, main_grad)]
 
 
 def clear():
@@ -98,7 +98,7 @@ def equal(a, b):
 
 
 def test_what_is_kept_answers_for_nothing_else():
-    """Every call after every other one gives what it gives alone, and what the operators give."""
+    """Every call after every other one gives the same as alone, and as the operators."""
     torch.set_num_threads(1)
     calls = variants()
     alone = {}
@@ -130,8 +130,8 @@ def test_threads_and_autocast_are_part_of_the_key(monkeypatch):
         torch.set_num_threads(threads)
         assert_same(results(input, weight, target), expected)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = results(input, weight, target)
-            assert_same([a.to(b.dtype) for a, b in zip(found, short)], short)
+            got = results(input, weight, target)
+            assert_same([a.to(b.dtype) for a, b in zip(got, short)], short)
     assert used[:2] == used[4:] and not set(used[:2]) & set(used[2:4])
 
 

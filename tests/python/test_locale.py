@@ -1,4 +1,4 @@
-"""Numbers in the library's messages have a point, whatever the locale that the host has set."""
+"""Numbers in the library's messages have a decimal point in any locale of the host."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ logitless.numpy.linear_cross_entropy(*arrays)
 
 @pytest.fixture(scope="module")
 def locales(tmp_path_factory):
-    """A folder with a locale that has a decimal comma."""
+    """Returns a folder with a locale that has a decimal comma."""
     folder = tmp_path_factory.mktemp("locales")
     command = ["localedef", "--no-archive", "-i", "de_DE", "-f", "UTF-8", str(folder / COMMA)]
     if not shutil.which("localedef") or subprocess.run(command, capture_output=True).returncode > 1:

@@ -1,4 +1,4 @@
-"""A main_grad has memory of its own, and PyTorch is told that it was written."""
+"""A main_grad has its own memory, and PyTorch learns that it was written."""
 
 import contextlib
 
@@ -17,16 +17,16 @@ COMPILED = pytest.mark.parametrize(
 
 
 def bytes_of(tensor):
-    """The addresses of all bytes, one by one."""
-    found = {tensor.data_ptr()} if tensor.numel() else set()
+    """Returns the addresses of all bytes, one by one."""
+    places = {tensor.data_ptr()} if tensor.numel() else set()
     for stride, count in zip(tensor.stride(), tensor.shape):
-        found = {place + i * stride * tensor.element_size() for place in found for i in range(count)}
-    return {place + i for place in found for i in range(tensor.element_size())}
+        places = {place + i * stride * tensor.element_size() for place in places for i in range(count)}
+    return {place + i for place in places for i in range(tensor.element_size())}
 
 
 @given(st.integers(0, 60), st.integers(D, 12), st.integers(0, 140), st.integers(0, 12), st.integers(0, 12))
 def test_shared_bytes_are_found(own_start, own_stride, start, row_stride, stride):
-    """All of them, and no others where at most one dimension leaves gaps."""
+    """It finds all shared bytes, and no others if at most one dimension leaves gaps."""
     memory = torch.zeros(320)
     main_grad = memory.as_strided((V, D), (own_stride, 1), own_start)
     input = memory.as_strided((N, D), (row_stride, stride), start)
@@ -65,7 +65,7 @@ def steps(compiled):
 
 
 def overlapping(name):
-    """Arguments of which that one shares its last element with the first of main_grad."""
+    """Returns arguments; the chosen one shares its last element with the first of main_grad."""
     given = arguments()
     tensor = given[name]
     words = tensor.nbytes // 4

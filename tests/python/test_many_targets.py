@@ -1,4 +1,4 @@
-"""Several targets a row and logitless.linear_log_probs, beside PyTorch with all logits in memory."""
+"""Several targets per row and logitless.linear_log_probs, beside PyTorch with all logits in memory."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def problem(rows, count, dtype=torch.float64, seed=0):
     ids = torch.randint(0, VOCAB, (*rows, count), generator=generator)
     ids[torch.rand(ids.shape, generator=generator) < 0.2] = -100
     if count > 1:
-        ids[..., 1] = ids[..., 0]  # the same one again
+        ids[..., 1] = ids[..., 0]  # a repeated id
     probs = torch.rand(*rows, count, dtype=dtype, generator=generator)
     return [t.requires_grad_() for t in (input, weight, bias)], ids, probs
 
@@ -101,7 +101,7 @@ def test_is_pytorchs_cross_entropy_of_probabilities():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision(dtype):
-    """No further from float64 than twice what all logits in memory are, and a rounding of the result."""
+    """The error from float64 is at most twice that of whole logits, plus a rounding of the result."""
     leaves, ids, probs = problem((40,), 4, torch.float64)
     low = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
     exact = [leaf.detach().double().requires_grad_() for leaf in low]
@@ -138,14 +138,14 @@ def test_shift_moves_targets_with_their_weights():
 
 
 def test_knowledge_of_a_teachers_largest():
-    """The loss over the ids of linear_top_k, whose gradient is that of the divergence over these."""
+    """The loss uses the ids of linear_top_k; its gradient is that of the divergence over these."""
     leaves, _, _ = problem((5,), 1)
     teacher = torch.randn(VOCAB, DIM, dtype=torch.float64)
-    found = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
-    probs = found.log_probs.exp()
-    loss = loss_of([*leaves[:2], None], found.ids, probs, reduction="sum")
-    log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, found.ids)
-    divergence = (probs * (found.log_probs - log_probs)).sum()
+    top = logitless.linear_top_k(leaves[0].detach(), teacher, 8)
+    probs = top.log_probs.exp()
+    loss = loss_of([*leaves[:2], None], top.ids, probs, reduction="sum")
+    log_probs = F.log_softmax(leaves[0] @ leaves[1].T, -1).gather(-1, top.ids)
+    divergence = (probs * (top.log_probs - log_probs)).sum()
     same_gradients(leaves[:2], loss, divergence)
 
 
@@ -156,10 +156,10 @@ def test_numpy():
     np.testing.assert_allclose(got, reference(leaves, ids, softcap=4.0).detach().numpy(), rtol=1e-12, atol=1e-12)
     for reduction in ("sum", "none"):
         options = {"bias": arrays[2], "target_weight": probs.numpy(), "reduction": reduction, "gradients": True}
-        found = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
+        result = logitless.numpy.linear_cross_entropy(*arrays[:2], ids.numpy(), **options)
         loss = -(reference(leaves, ids) * torch.where(ids == -100, 0, probs)).sum(-1)
-        np.testing.assert_allclose(found.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
-        gradients = found.d_hidden, found.d_weight, found.d_bias
+        np.testing.assert_allclose(result.loss, (loss.sum() if reduction == "sum" else loss).detach(), rtol=1e-12)
+        gradients = result.d_hidden, result.d_weight, result.d_bias
         for got, expected in zip(gradients, torch.autograd.grad(loss.sum(), leaves)):
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
@@ -169,7 +169,7 @@ def test_numpy():
 def test_cuda(dtype):
     leaves, ids, probs = problem((130,), 5)
     low = [leaf.detach().to("cuda", dtype).requires_grad_() for leaf in leaves]
-    # On the CPU: of float64, too, the naive computation rounds otherwise than the truth.
+    # The exact leaves are on the CPU: even in float64 the naive computation rounds differently from the reference.
     exact = [leaf.detach().cpu().double().requires_grad_() for leaf in low]
     expected = reference(exact, ids)
     truth = [gradient.cuda() for gradient in torch.autograd.grad(-(expected * probs).sum(), exact)]
@@ -180,6 +180,6 @@ def test_cuda(dtype):
     weights = probs if dtype == torch.float64 else probs.float()
     loss = loss_of(low, ids, weights, reduction="sum")
     naive = torch.autograd.grad(-(reference(low, ids) * probs.to(dtype)).sum(), low)
-    for found in (torch.autograd.grad(loss, low), torch.autograd.grad((log_probs * -weights).sum(), low)):
-        for mine, theirs, right in zip(found, naive, truth):
+    for gradients in (torch.autograd.grad(loss, low), torch.autograd.grad((log_probs * -weights).sum(), low)):
+        for mine, theirs, right in zip(gradients, naive, truth):
             assert (mine - right).abs().max() <= 2 * (theirs - right).abs().max() + unit * right.abs().max()

@@ -25,7 +25,7 @@ def device(request):
 
 
 def exact(input, weight, target, dtype, reduction="mean"):
-    """In float64, of operands that are rounded to dtype."""
+    """Computes in float64 with operands rounded to dtype."""
     leaves = [t.detach().to(dtype).double().requires_grad_() for t in (input, weight)]
     loss = F.cross_entropy(F.linear(*leaves), target, reduction=reduction)
     return [loss.detach(), *torch.autograd.grad(loss.sum(), leaves)]
@@ -35,9 +35,9 @@ def distance(a, b):
     return torch.linalg.vector_norm(a.double() - b.double()).item()
 
 
-def check(found, short, truth):
-    """No further from the truth than twice what 16-bit tensors are, and a rounding unit of float32."""
-    for a, b, t in zip(found, short, truth):
+def check(got, short, truth):
+    """Asserts an error of at most twice that of 16-bit tensors, plus a rounding unit of float32."""
+    for a, b, t in zip(got, short, truth):
         assert a.dtype == torch.float32
         assert distance(a, t) <= 2 * distance(b, t) + UNIT[torch.float32] * torch.linalg.vector_norm(t).item()
 
@@ -48,23 +48,23 @@ def test_autocast_gradients_are_float32(device, dtype, reduction):
     input, weight, target = head(device)
     with torch.autocast(device, dtype=dtype):
         loss = lce(input, weight, target, reduction=reduction)
-    found = [loss.detach(), *torch.autograd.grad(loss.sum(), (input, weight))]
+    got = [loss.detach(), *torch.autograd.grad(loss.sum(), (input, weight))]
     short = [t.detach().to(dtype).requires_grad_() for t in (input, weight)]
     expected = results(*short, target, reduction=reduction)
     truth = exact(input, weight, target, dtype, reduction)
-    check(found, expected, truth)
-    assert all((g.to(dtype).float() != g).any() for g in found[1:]), "rounded to 16 bits on the way"
+    check(got, expected, truth)
+    assert all((g.to(dtype).float() != g).any() for g in got[1:]), "rounded to 16 bits on the way"
 
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str)
 def test_autocast_of_mixed_tensors(device, dtypes):
     input, weight, target = head(device, dtypes=dtypes)
     with torch.autocast(device, dtype=torch.bfloat16):
-        found = results(input, weight, target)
+        got = results(input, weight, target)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
     expected = results(*short, target)
-    torch.testing.assert_close(found[0], expected[0], rtol=UNIT[torch.float32] * 64, atol=0)
-    for gradient, tensor, other in zip(found[1:], (input, weight), expected[1:]):
+    torch.testing.assert_close(got[0], expected[0], rtol=UNIT[torch.float32] * 64, atol=0)
+    for gradient, tensor, other in zip(got[1:], (input, weight), expected[1:]):
         assert gradient.dtype == tensor.dtype
         bound = 2 * UNIT[torch.bfloat16] * torch.linalg.vector_norm(other.double()).item()
         assert distance(gradient, other) <= bound
@@ -93,25 +93,25 @@ def test_autocast_of_a_learned_scale(device):
     input, weight, target = head(device)
     scale = torch.tensor(0.7, requires_grad=True)
     with torch.autocast(device, dtype=torch.bfloat16):
-        (found,) = torch.autograd.grad(lce(input, weight, target, scale=scale), scale)
+        (gradient,) = torch.autograd.grad(lce(input, weight, target, scale=scale), scale)
     leaves = [t.detach().bfloat16().double() for t in (input, weight)]
     wide = scale.detach().to(device, torch.float64).requires_grad_()
     (expected,) = torch.autograd.grad(F.cross_entropy(wide * F.linear(*leaves), target), wide)
-    assert abs(found.item() - expected.item()) <= 4 * UNIT[torch.bfloat16] * abs(expected.item())
+    assert abs(gradient.item() - expected.item()) <= 4 * UNIT[torch.bfloat16] * abs(expected.item())
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
 @pytest.mark.parametrize("sizes", [(260, 515, 72), (64, 1031, 100), (300, 30001, 64)], ids=str)
 def test_mixed_dtypes_without_autocast(device, sizes, dtypes):
     input, weight, target = head(device, *sizes, dtypes=dtypes)
-    found = results(input, weight, target)
+    got = results(input, weight, target)
     with torch.no_grad():
         alone = lce(input, weight, target)
     wide = [t.detach().float().requires_grad_() for t in (input, weight)]
     expected = results(*wide, target)
     truth = exact(*wide, target, torch.float32)
-    torch.testing.assert_close(alone, found[0], rtol=UNIT[torch.float32] * 64, atol=0)
-    for a, b, t in zip(found, expected, truth):
+    torch.testing.assert_close(alone, got[0], rtol=UNIT[torch.float32] * 64, atol=0)
+    for a, b, t in zip(got, expected, truth):
         rounding = UNIT[a.dtype] * torch.linalg.vector_norm(t).item()
         assert distance(a, t) <= 2 * distance(b, t) + rounding
 

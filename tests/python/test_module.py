@@ -1,4 +1,4 @@
-"""logitless.LinearCrossEntropyLoss: its options and adapters. Its values are in compat/test_compat_torch.py."""
+"""logitless.LinearCrossEntropyLoss: its options and adapters. compat/test_compat_torch.py compares its values."""
 
 import inspect
 
@@ -50,7 +50,7 @@ def test_options_and_call_arguments():
 
 
 class Adapter(torch.nn.Module):
-    """As PEFT's layers: called, it adds a product to the base layer's; its weight is that of the base layer."""
+    """An adapter like PEFT's: calling it adds a product to the base layer's; its weight is the base layer's."""
 
     def __init__(self, base_layer):
         super().__init__()

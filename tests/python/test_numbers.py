@@ -1,4 +1,4 @@
-"""Options that are numbers: tensors and other objects in their place, and a divisor of nothing."""
+"""Options that are numbers: tensors and other objects in their place, and a divisor of 0."""
 
 import logitless
 import numpy as np
@@ -20,7 +20,7 @@ def test_tensors_are_numbers(name):
 
 
 class Changing:
-    """A number that is read anew."""
+    """A number whose value may change between calls."""
 
     def __float__(self):
         return float(self.value)
@@ -47,7 +47,7 @@ def test_objects_that_are_numbers_are_read_at_every_call(name):
 @pytest.mark.parametrize("zero", [0, 0.0, torch.tensor(0), torch.tensor([0.0])], ids=str)
 def test_num_items_of_nothing_divides_by_zero(zero, dtype, gradient, device):
     if device == "cuda" and dtype == torch.float64 and gradient != "exact":
-        pytest.skip("sparsified gradients of float64 are of the CPU")
+        pytest.skip("only the CPU has sparsified gradients of float64")
     input, weight, _, target = head(dtype=dtype, device=device)
     zeros = [zero, zero.to(device)] if torch.is_tensor(zero) else [zero]
     for zero in zeros:
@@ -55,8 +55,8 @@ def test_num_items_of_nothing_divides_by_zero(zero, dtype, gradient, device):
             stock = F.cross_entropy(input @ weight.T, targets, reduction="sum") / 0
             loss = lce(input, weight, targets, num_items=zero, gradient=gradient)
             constant = lce(input.detach(), weight.detach(), targets, num_items=zero)
-            for found in (loss, stock, constant):
-                assert found.item() == expected or (expected != expected and found.isnan())
+            for value in (loss, stock, constant):
+                assert value.item() == expected or (expected != expected and value.isnan())
             for g in torch.autograd.grad(loss, (input, weight)):
                 assert not g[1].isfinite().all() or (g == 0).all()
 

@@ -1,4 +1,4 @@
-"""logitless.numpy beside logitless for PyTorch: the same bits, for the library is the same."""
+"""logitless.numpy gives the same bits as logitless for PyTorch, because the library is the same."""
 
 import logitless
 import logitless.numpy

@@ -16,13 +16,13 @@ EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def places(*engines):
-    """The CPU, and a CUDA device by each of these engines."""
+    """Returns the CPU, and a CUDA device for each of these engines."""
     return ["cpu", *(pytest.param(f"cuda:{name}", marks=pytest.mark.gpu) for name in engines)]
 
 
 @pytest.fixture
 def check(request, monkeypatch):
-    """check(problem, names, **options) computes there and compares; kept exps are of 16 bits on CUDA."""
+    """Returns check(problem, names, **options), which computes there and compares. CUDA keeps 16-bit exp logits."""
     device, _, engine = request.param.partition(":")
     if engine == "mma" and request.node.callspec.params["dtype"] not in SHORT:
         pytest.skip("mma takes 16-bit operands")
@@ -109,7 +109,8 @@ ON_CUDA = [name for name in LEARNED if "of 0.3125" in name and name.endswith((",
     indirect=["check"],
 )
 def test_learned_number(name, dtype, later, check):
-    """Its gradient, and those of the tensors; on CUDA the number may be on the CPU, where reading it does not wait."""
+    """It tests the number's gradient and those of the tensors. On CUDA the number may be on the CPU, where reading
+    needs no wait."""
     for bias in (True, False):
         problem = make((3, 5), 23, 9, dtype, bias=bias, **LEARNED[name])
         check(problem, numbers_on="cpu" if later else None, differentiable_stats=later)
@@ -120,7 +121,7 @@ def test_learned_number(name, dtype, later, check):
 @pytest.mark.parametrize("name", ["nll", "lse", "entropy"])
 @everywhere(places("automatic", "portable"))
 def test_gradient_of_one_statistic(name, learned, dtype, check):
-    softcap = None if "temperature" in learned else 3.0  # which go together as numbers alone
+    softcap = None if "temperature" in learned else 3.0  # only plain numbers allow both
     check(make((11,), 23, 9, dtype, True, learned=learned, scale=0.5, temperature=0.75, softcap=softcap), (name,))
 
 
@@ -195,7 +196,7 @@ def problems(draw):
 
 @given(problems(), st.sets(st.sampled_from(DIFFERENTIABLE), min_size=1))
 def test_random_combinations(problem, upstream):
-    """With gradients of any statistics, with gradients in the forward pass, and the loss alone."""
+    """It covers gradients of any statistics, gradients in the forward pass, and the loss alone."""
     oracle.compare(problem, solve(problem, tuple(sorted(upstream))))
     got = solve(problem, differentiable_stats=False)
     oracle.compare(problem, got)
@@ -219,8 +220,8 @@ def test_of_one_a_temperature_changes_nothing():
     expected = solve(problem)
     for temperature in (1, 1.0, torch.ones(()), torch.ones(3, 5)):
         problem.options["temperature"] = temperature
-        found = solve(problem)
-        assert all(torch.equal(found[name], expected[name]) for name in found)
+        got = solve(problem)
+        assert all(torch.equal(got[name], expected[name]) for name in got)
 
 
 def test_temperatures_of_ignored_rows_may_hold_anything():
@@ -228,9 +229,9 @@ def test_temperatures_of_ignored_rows_may_hold_anything():
     problem.target[::2] = -100
     expected = solve(problem)
     problem.options["temperature"] = torch.tensor([0.0, 1, float("nan"), 1, -1, 1, float("inf"), 1])
-    found = solve(problem)
-    assert (found["d_hidden"][::2] == 0).all()
-    assert all(found[name] is None or torch.equal(found[name], expected[name]) for name in found)
+    got = solve(problem)
+    assert (got["d_hidden"][::2] == 0).all()
+    assert all(got[name] is None or torch.equal(got[name], expected[name]) for name in got)
     problem.options["temperature"][1] = 0
     wrong = solve(problem)
     assert wrong["nll"][1].isnan() and wrong["d_hidden"][1].isnan().all() and wrong["nll"][3] == expected["nll"][3]
@@ -240,29 +241,29 @@ def test_temperatures_of_ignored_rows_may_hold_anything():
 def test_ignored_rows_are_not_multiplied_by_a_learned_scale(reduction):
     problem = make((7,), 23, 9, reduction=reduction, scale=0.3125, learned=("scale",))
     problem.target[2] = -100
-    found = []
+    d_scales = []
     for fill in (0.0, float("nan"), float("inf")):
         problem.input[2] = fill
-        found.append(solve(problem)["d_scale"])
-    assert found[0].isfinite() and found[0] == found[1] == found[2]
+        d_scales.append(solve(problem)["d_scale"])
+    assert d_scales[0].isfinite() and d_scales[0] == d_scales[1] == d_scales[2]
 
 
 @pytest.mark.parametrize("name", ["scale", "temperature"])
 def test_numbers_that_are_tensors(name):
-    """Constant, learned in any real dtype and shape of one element, and without gradients."""
+    """The numbers are constant, learned in any real dtype and shape of one element, or without gradients."""
     arguments = make((15,), 23, 9).arguments
     expected = lce(*arguments, **{name: 0.5})
     assert torch.equal(lce(*arguments, **{name: torch.tensor(0.5)}), expected)
     learned = torch.tensor(0.5, requires_grad=True)
     with torch.no_grad():
-        found = lce(*arguments, **{name: learned})
-    assert torch.equal(found, expected) and not found.requires_grad
+        got = lce(*arguments, **{name: learned})
+    assert torch.equal(got, expected) and not got.requires_grad
     (gradient,) = torch.autograd.grad(lce(*arguments, **{name: learned}), learned)
     for like in (torch.ones(1, 1), torch.ones((), dtype=torch.float64), torch.ones(1, dtype=torch.bfloat16)):
         other = (like / 2).requires_grad_()
-        (found,) = torch.autograd.grad(lce(*arguments, **{name: other}), other)
-        assert found.dtype == like.dtype and found.shape == like.shape
-        torch.testing.assert_close(found.float().squeeze(), gradient, rtol=torch.finfo(like.dtype).eps, atol=1e-7)
+        (got,) = torch.autograd.grad(lce(*arguments, **{name: other}), other)
+        assert got.dtype == like.dtype and got.shape == like.shape
+        torch.testing.assert_close(got.float().squeeze(), gradient, rtol=torch.finfo(like.dtype).eps, atol=1e-7)
 
 
 def test_a_learned_scale_of_0_without_gradients():
@@ -296,8 +297,8 @@ def test_the_sparsified_gradient_of_a_number_is_unbiased(name, trained):
             options = {"gradient": "sparsified", "threshold": 0.1, "seed": seed, "reduction": reduction}
             loss = lce(input, weight, problem.target, **given, **options).mean()
             draws.append(torch.autograd.grad(loss, number)[0])
-        found = torch.stack(draws).double()
-        assert (found.mean() - exact).abs() <= 5 * found.std() / 300**0.5 + 1e-6
+        values = torch.stack(draws).double()
+        assert (values.mean() - exact).abs() <= 5 * values.std() / 300**0.5 + 1e-6
 
 
 def test_a_temperature_that_is_a_parameter_of_a_module():

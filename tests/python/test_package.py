@@ -135,7 +135,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path):
 
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
 def test_a_library_that_lacks_another(tmp_path):
-    """As where there is no libgomp."""
+    """It acts as on a system without libgomp."""
     source, needed, path = tmp_path / "a.c", tmp_path / "libneeded.so.1", tmp_path / "liblogitless.so"
     source.write_text("int needed(void);\nint logitless_version(void) { return needed(); }\n")
     (tmp_path / "b.c").write_text("int needed(void) { return 1; }\n")
@@ -147,7 +147,8 @@ def test_a_library_that_lacks_another(tmp_path):
 
 
 def editable(tmp_path, with_library):
-    """Code that imports the package as in an editable installation: modules in one folder, library in another."""
+    """Returns code that imports the package as an editable installation does: modules in one folder, library in
+    another."""
     modules = Path(logitless.__file__).parent
     site = tmp_path / "site-packages" / "logitless"
     site.mkdir(parents=True)

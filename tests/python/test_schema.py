@@ -1,4 +1,4 @@
-"""Options are described once, and calls go one way."""
+"""Options have one description, and calls one path."""
 
 import inspect
 import itertools
@@ -56,7 +56,7 @@ def test_arguments_have_the_defaults_of_the_schema():
 
 
 def test_defaults_and_ranges_are_the_librarys():
-    """None is what the library has for an option that is not given."""
+    """None stands for the library's default of an option."""
     known = native.schema().options
     for name in schema.HEAD_OPTIONS & known.keys():
         given = schema.make_options(schema.DEFAULTS, 1).get(name)

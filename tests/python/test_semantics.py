@@ -1,4 +1,4 @@
-"""PyTorch's F.cross_entropy is the oracle of semantics; hostile values and shapes."""
+"""PyTorch's F.cross_entropy is the oracle of semantics; edge values and shapes."""
 
 import logitless
 import pytest
@@ -29,11 +29,11 @@ def test_shapes_and_no_valid_row(shape, vocab, is_ignored, reduction):
     got = logitless.linear_cross_entropy(input, weight, target, reduction=reduction)
     expected = F.cross_entropy(F.linear(input, weight), target, reduction=reduction)
     torch.testing.assert_close(got, expected, equal_nan=True)
-    found = gradients(got, input, weight)
+    got_gradients = gradients(got, input, weight)
     if is_ignored or target.numel() == 0:  # rows that cost nothing have no gradient, whatever the divisor
-        assert all(g.shape == t.shape and not g.any() for g, t in zip(found, (input, weight)))
+        assert all(g.shape == t.shape and not g.any() for g, t in zip(got_gradients, (input, weight)))
     else:
-        torch.testing.assert_close(found, gradients(expected, input, weight))
+        torch.testing.assert_close(got_gradients, gradients(expected, input, weight))
 
 
 def test_zero_weight_of_all_valid_rows_is_nan():

@@ -1,5 +1,4 @@
-"""Sparsified gradients: the mean over seeds is the exact gradient, draws repeat, and one forward serves any
-backward."""
+"""Sparsified gradients: the mean over seeds is exact, draws repeat, and one forward serves any backward."""
 
 import logitless
 import pytest
@@ -26,7 +25,7 @@ def options_on(device, name):
 
 
 def loss_of(tensors, target, options, **more):
-    """A scalar; per-token losses get upstream gradients of their own."""
+    """Returns a scalar; per-token losses get their own upstream gradients."""
     input, weight, bias = tensors
     loss = lce(input, weight, target, bias=bias, **options, **more)
     return loss if loss.dim() == 0 else (loss * torch.linspace(-1, 2, len(loss), device=loss.device)).sum()
@@ -37,10 +36,10 @@ def test_mean_over_seeds_is_the_exact_gradient(device, name):
     *tensors, target = head(device)
     options = options_on(device, name)
 
-    def found(**more):
+    def gradient(**more):
         return gradients(tensors, loss_of(tensors, target, options, **more))
 
-    check_mean_over_seeds(lambda seed: found(**SPARSIFIED, seed=seed), found(), seeds=200)
+    check_mean_over_seeds(lambda seed: gradient(**SPARSIFIED, seed=seed), gradient(), seeds=200)
 
 
 @pytest.mark.parametrize("name", ["nll", "lse", "entropy"])
@@ -48,12 +47,12 @@ def test_gradients_of_statistics_are_unbiased(device, name):
     *tensors, target = head(device)
     input, weight, bias = tensors
 
-    def found(**options):
+    def gradients_with(**options):
         out = lce(input, weight, target, bias=bias, return_stats=[name], **options)
         upstream = torch.linspace(-1, 2, len(target), device=device)
         return gradients(tensors, (getattr(out, name) * upstream).sum())
 
-    check_mean_over_seeds(lambda seed: found(**SPARSIFIED, seed=seed), found(), seeds=200)
+    check_mean_over_seeds(lambda seed: gradients_with(**SPARSIFIED, seed=seed), gradients_with(), seeds=200)
 
 
 def test_each_element_is_kept_or_drawn_as_it_should(device):
@@ -95,31 +94,31 @@ def test_the_loss_is_exact(device):
 def test_the_same_seed_gives_the_same_bits(device, reduction):
     *tensors, target = head(device)
 
-    def found(seed):
+    def draw(seed):
         return gradients(tensors, loss_of(tensors, target, SPARSIFIED, reduction=reduction, seed=seed))
 
-    first = found(7)
+    first = draw(7)
     for seed in (7, torch.tensor(7, device=device), torch.tensor([7], device=device)):
-        assert all(torch.equal(a, b) for a, b in zip(found(seed), first))
+        assert all(torch.equal(a, b) for a, b in zip(draw(seed), first))
     for other in (8, -7, 7 + (1 << 40), (1 << 63) - 1):
-        assert not all(torch.equal(a, b) for a, b in zip(found(other), first))
+        assert not all(torch.equal(a, b) for a, b in zip(draw(other), first))
 
 
 def test_default_seeds_follow_manual_seed_and_generators(device):
     *tensors, target = head(device)
 
-    def found(seed=None):
+    def draw(seed=None):
         return gradients(tensors, loss_of(tensors, target, SPARSIFIED, seed=seed))
 
     torch.manual_seed(1)
-    first, second = found(), found()
+    first, second = draw(), draw()
     torch.manual_seed(1)
     for expected in (first, second):
-        assert all(torch.equal(a, b) for a, b in zip(found(), expected))
+        assert all(torch.equal(a, b) for a, b in zip(draw(), expected))
     assert not torch.equal(first[0], second[0])
     generators = [torch.Generator(device).manual_seed(5) for _ in range(2)]
     state = torch.random.get_rng_state()
-    assert all(torch.equal(a, b) for a, b in zip(*(found(g) for g in generators)))
+    assert all(torch.equal(a, b) for a, b in zip(*(draw(g) for g in generators)))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -133,7 +132,7 @@ def test_no_seed_is_drawn_without_need(device):
         loss_of(constants, target, SPARSIFIED)
         loss_of(tensors, target, SPARSIFIED, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    with torch.no_grad():  # as the first pass of a reentrant checkpoint
+    with torch.no_grad():  # the first pass of a reentrant checkpoint does so
         loss_of(tensors, target, SPARSIFIED)
     assert not torch.equal(torch.random.get_rng_state(), state)
 
@@ -146,12 +145,12 @@ def test_one_forward_pass_serves_any_upstream_gradient(device):
     g = torch.Generator().manual_seed(0)
     upstream = [torch.randn(3, len(target), generator=g).to(device) for _ in range(2)]
 
-    def found(u):
+    def gradients_of(u):
         total = (u[0] * out.loss + u[1] * out.lse + u[2] * out.entropy).sum()
         return [d.double() for d in torch.autograd.grad(total, tensors, retain_graph=True)]
 
-    parts = [found(u) for u in upstream]
-    for a, b, both in zip(*parts, found(upstream[0] + upstream[1])):
+    parts = [gradients_of(u) for u in upstream]
+    for a, b, both in zip(*parts, gradients_of(upstream[0] + upstream[1])):
         torch.testing.assert_close(a + b, both, rtol=1e-4, atol=1e-5)
     summed = gradients(tensors, lce(input, weight, target, reduction="sum", **options))
     ones = torch.autograd.grad(out.loss.sum(), tensors)
@@ -181,8 +180,8 @@ def test_main_grad_and_half_precision(device):
         return  # kernels of other operands draw other elements
     half = [t.detach().half().requires_grad_() for t in (input, weight)]
     wide = [t.detach().float().requires_grad_() for t in half]
-    found = gradients(half, 1024 * lce(*half, target, **options))
-    for a, b in zip(found, gradients(wide, 1024 * lce(*wide, target, **options))):
+    got = gradients(half, 1024 * lce(*half, target, **options))
+    for a, b in zip(got, gradients(wide, 1024 * lce(*wide, target, **options))):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3 * b.abs().max().item())
 
 
@@ -190,11 +189,11 @@ def test_autocast(device):
     input, weight, _, target = head(device)
     with torch.autocast(device, dtype=torch.bfloat16):
         loss = lce(input, weight, target, seed=1, **SPARSIFIED)
-    found = torch.autograd.grad(loss, (input, weight))
-    assert all(g.dtype == torch.float32 for g in found)
+    got = torch.autograd.grad(loss, (input, weight))
+    assert all(g.dtype == torch.float32 for g in got)
     short = [t.detach().bfloat16().requires_grad_() for t in (input, weight)]
     expected = torch.autograd.grad(lce(*short, target, seed=1, **SPARSIFIED), short)
-    for a, b in zip(found, expected):  # which is rounded once more, on CUDA twice
+    for a, b in zip(got, expected):  # rounded once more, on CUDA twice
         bound = 2 * 2.0**-8 * b.float().norm()
         assert (a - b.float()).norm() <= bound
 

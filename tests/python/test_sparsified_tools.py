@@ -43,14 +43,14 @@ def test_compiled_draws_anew_and_repeats(device):
         lambda *a: lce(*a[:2], target, bias=a[2], **SPARSIFIED), fullgraph=True, backend="aot_eager"
     )
 
-    def found():
+    def draw():
         return gradients(tensors, compiled(*tensors))
 
     torch.manual_seed(3)
-    first, second = found(), found()
+    first, second = draw(), draw()
     assert not torch.equal(first[0], second[0])
     torch.manual_seed(3)
-    assert torch.equal(found()[0], first[0]) and torch.equal(found()[0], second[0])
+    assert torch.equal(draw()[0], first[0]) and torch.equal(draw()[0], second[0])
 
 
 @on_devices
@@ -66,14 +66,14 @@ def test_a_checkpoint_draws_the_same_again_and_each_step_anew(device, reentrant,
     torch.manual_seed(9)
     expected = torch.autograd.grad(loss(*tensors), tensors)
     torch.manual_seed(9)
-    found = []
+    steps = []
     for _ in range(3):
         for tensor in tensors:
             tensor.grad = None
         checkpoint(loss, *tensors, use_reentrant=reentrant).backward()
-        found.append([tensor.grad for tensor in tensors])
-    assert all(torch.equal(a, b) for a, b in zip(found[0], expected))
-    assert not torch.equal(found[0][1], found[1][1]) and not torch.equal(found[1][1], found[2][1])
+        steps.append([tensor.grad for tensor in tensors])
+    assert all(torch.equal(a, b) for a, b in zip(steps[0], expected))
+    assert not torch.equal(steps[0][1], steps[1][1]) and not torch.equal(steps[1][1], steps[2][1])
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -120,7 +120,7 @@ def test_nothing_waits_for_the_device(device, reduction):
     generator = torch.Generator(device).manual_seed(1)
     scalar = torch.tensor(3, device=device)
     for seed in (None, 3, scalar, generator):
-        lce(*tensors[:2], target, reduction=reduction, seed=seed, **SPARSIFIED).sum().backward()  # warm
+        lce(*tensors[:2], target, reduction=reduction, seed=seed, **SPARSIFIED).sum().backward()  # warms up
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -181,7 +181,7 @@ def test_mean_over_seeds_across_tiles(device, shape, dtype, engine, monkeypatch)
         options = SPARSIFIED | {"threshold": 2**-6, "seed": seed, "bias": tensors[2]}
         return gradients(tensors, 64 * lce(*tensors[:2], target, **options))
 
-    # In 16 bits dz of the dense columns, d_hidden twice and d_weight are rounded, alike for all seeds.
+    # In 16 bits, dz of the dense columns, d_hidden twice and d_weight are rounded alike for all seeds.
     check_mean_over_seeds(draw, exact, seeds=300, unit=1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps)
 
 
@@ -227,14 +227,14 @@ def test_a_small_vocabulary_is_sparsified_on_demand_only(reduction, dtype):
     target = torch.randint(0, 1000, (300,), device="cuda")
     target[::7] = -100
 
-    def found(gradient):
+    def gradients_by(gradient):
         tensors = input.clone().requires_grad_(), weight.clone().requires_grad_()
         loss = lce(*tensors, target, reduction=reduction, gradient=gradient, seed=None if gradient == "exact" else 1)
         return torch.autograd.grad(loss.sum(), tensors)
 
-    exact = found("exact")
-    assert all(torch.equal(a, b) for a, b in zip(found("sparsified"), exact))
-    assert not any(torch.equal(a, b) for a, b in zip(found("always-sparsified"), exact))
+    exact = gradients_by("exact")
+    assert all(torch.equal(a, b) for a, b in zip(gradients_by("sparsified"), exact))
+    assert not any(torch.equal(a, b) for a, b in zip(gradients_by("always-sparsified"), exact))
     stats = ["kept_count", "draw_variance"]
     tensors = input.clone().requires_grad_(), weight
     out = lce(*tensors, target, reduction=reduction, gradient="sparsified", seed=1, return_stats=stats)

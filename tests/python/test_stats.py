@@ -29,7 +29,7 @@ def head(dtype=torch.float32, vocab=37, size=8):
 
 
 def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperature=1.0, shift=0, **_):
-    """By name, differentiable; and the largest logit, whose rounding they all have."""
+    """Returns differentiable statistics by name, and the largest logit, whose rounding they all have."""
     z = scale * (input.to(dtype) @ weight.to(dtype).T) + bias.to(dtype)
     z = softcap * torch.tanh(z / softcap) if softcap else z
     z = z / (temperature.to(dtype)[..., None] if torch.is_tensor(temperature) else temperature)
@@ -39,7 +39,7 @@ def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperatu
     log_p = torch.log_softmax(z, -1)
     lse, argmax = torch.logsumexp(z, -1), z.argmax(-1)
     z_y = z.gather(-1, y[..., None])[..., 0]
-    found = {
+    values = {
         "nll": lse - z_y,
         "lse": lse,
         "entropy": -(log_p.exp() * log_p).sum(-1),
@@ -49,12 +49,13 @@ def naive(input, weight, bias, target, dtype, scale=1.0, softcap=None, temperatu
         "max_logit": z.max(-1).values,
         "is_top1": argmax == y,
     }
-    found = {name: torch.where(valid, value, torch.zeros_like(value)) for name, value in found.items()}
-    return found | {"argmax": torch.where(valid, argmax, -1)}, z.detach().abs().max()
+    values = {name: torch.where(valid, value, torch.zeros_like(value)) for name, value in values.items()}
+    return values | {"argmax": torch.where(valid, argmax, -1)}, z.detach().abs().max()
 
 
 def expect_close(name, got, truth, plain, size, dtype):
-    """Twice the error of the plain computation, and a rounding of the largest logit for each of its four uses."""
+    """Asserts an error of at most twice the plain computation's, plus a rounding of the largest logit for each of four
+    uses."""
     if not truth.is_floating_point():
         assert torch.equal(got, truth), name
         return
@@ -64,7 +65,7 @@ def expect_close(name, got, truth, plain, size, dtype):
 
 
 def check(got, names, tensors, options):
-    """The result has what was asked for, and nothing else."""
+    """Asserts that the result has the requested statistics, and nothing else."""
     dtype = tensors[0].dtype
     truth, size = naive(*tensors, torch.float64, **options)
     plain, _ = naive(*tensors, torch.promote_types(dtype, torch.float32), **options)
@@ -91,7 +92,7 @@ def test_all(options, dtype):
 @pytest.mark.parametrize("together", [True, False])
 @each_option
 def test_with_gradients(options, together):
-    """In the pass that makes gradients, and in one before it."""
+    """The statistics come in the pass that makes gradients, and in one before it."""
     input, weight, bias, target = tensors = head()
     leaves = [tensor.clone().requires_grad_() for tensor in (input, weight)]
     got = lce(*leaves, target, bias=bias, return_stats=_options.OF_ROWS, differentiable_stats=not together, **options)
@@ -120,13 +121,13 @@ def test_gradient(name, options):
     got, plain = gradients(fused, torch.float32), gradients(plainly, torch.float32)
     truth = gradients(plainly, torch.float64)
     for g, t, p in zip(got, truth, plain):
-        # Sums of at most 37 x 12 terms of about t's size, each with the rounding of logits of about 10.
+        # These are sums of at most 37 x 12 terms of about t's size, each with the rounding of logits of about 10.
         bound = 2 * (p.double() - t).abs().max() + 16 * torch.finfo(torch.float32).eps * (1 + t.abs().max())
         assert (g.double() - t).abs().max() <= bound
 
 
 def test_learned_numbers():
-    """The gradients of scale and temperature of a sum of targets' logits, which are products of both."""
+    """The gradients of scale and temperature come from a sum of targets' logits, which are products of both."""
     input, weight, _, target = head()
     scale, temperature = torch.tensor(1.5, requires_grad=True), torch.tensor(0.5, requires_grad=True)
     out = lce(input, weight, target, scale=scale, temperature=temperature, return_stats=("target_logit",))

@@ -1,4 +1,4 @@
-"""PyTorch's tools over every differentiable call: each does what it does to PyTorch's own functions."""
+"""PyTorch's tools have the same effect on every differentiable call as on PyTorch's own functions."""
 
 import itertools
 
@@ -13,26 +13,26 @@ from torch.utils.checkpoint import checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore")
 EVERY = CALLS | SPARSIFIED
 every_call = pytest.mark.parametrize("name", EVERY)
-# On CUDA: the losses and statistics alone.
+# CUDA runs the losses and statistics only.
 on_devices = pytest.mark.parametrize(
     "name, device", [(name, "cpu") for name in EVERY] + [pytest.param(n, "cuda", marks=CUDA.marks) for n in LOSSES]
 )
 
 
 def prepared(name, dtype=torch.float32, device="cpu", tokens=9):
-    """A function of leaves, and the leaves."""
+    """Returns a function of leaves, and the leaves."""
     call, tensors = EVERY[name], Tensors(tokens, dtype, device)
     return lambda *leaves: call.function(tensors, *leaves), call.leaves(tensors)
 
 
-def upstream_of(found):
-    return torch.linspace(0.5, 2, found.numel(), dtype=found.dtype, device=found.device).reshape(found.shape)
+def upstream_of(out):
+    return torch.linspace(0.5, 2, out.numel(), dtype=out.dtype, device=out.device).reshape(out.shape)
 
 
 def run(function, leaves, **options):
-    """The value, and the gradients of all leaves."""
-    found = function(*leaves)
-    return [found.detach(), *torch.autograd.grad(found, leaves, upstream_of(found), **options)]
+    """Returns the value, and the gradients of all leaves."""
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream_of(out), **options)]
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_gradcheck(name, device):
 def test_checkpoint(name, device, reentrant):
     function, leaves = prepared(name, device=device)
     expected = run(function, leaves)
-    found = checkpoint(function, *leaves, use_reentrant=reentrant)
-    found.backward(upstream_of(found))
-    assert_same([found.detach(), *(leaf.grad for leaf in leaves)], expected)
+    out = checkpoint(function, *leaves, use_reentrant=reentrant)
+    out.backward(upstream_of(out))
+    assert_same([out.detach(), *(leaf.grad for leaf in leaves)], expected)
 
 
 @every_call
@@ -57,36 +57,36 @@ def test_checkpoint(name, device, reentrant):
 def test_retained_graph(name, size):
     """Gradients are changed in place: they must not share memory with what the graph saved."""
     function, leaves = prepared(name)
-    found = function(*leaves)
-    upstream = torch.full_like(found, size)
+    out = function(*leaves)
+    upstream = torch.full_like(out, size)
     expected = torch.autograd.grad(function(*leaves), leaves, upstream)
-    for gradient in torch.autograd.grad(found, leaves, upstream, retain_graph=True):
+    for gradient in torch.autograd.grad(out, leaves, upstream, retain_graph=True):
         gradient.zero_()
     for times in (1, 2, 3):
-        found.backward(upstream, retain_graph=times < 3)
+        out.backward(upstream, retain_graph=times < 3)
         for leaf, e in zip(leaves, expected):
             torch.testing.assert_close(leaf.grad, times * e)
             assert times > 1 or torch.equal(leaf.grad, e)
     with pytest.raises(RuntimeError, match="second time"):
-        found.backward(upstream)
+        out.backward(upstream)
 
 
-def by_grad(found, leaves, batch):
-    return torch.autograd.grad(found, leaves, batch, is_grads_batched=True, retain_graph=True)
+def by_grad(out, leaves, batch):
+    return torch.autograd.grad(out, leaves, batch, is_grads_batched=True, retain_graph=True)
 
 
-def by_vmap(found, leaves, batch):
-    return torch.vmap(lambda upstream: torch.autograd.grad(found, leaves, upstream, retain_graph=True))(batch)
+def by_vmap(out, leaves, batch):
+    return torch.vmap(lambda upstream: torch.autograd.grad(out, leaves, upstream, retain_graph=True))(batch)
 
 
 @on_devices
 @pytest.mark.parametrize("batched", [by_grad, by_vmap])
 def test_batch_of_upstream_gradients(name, device, batched):
     function, leaves = prepared(name, device=device)
-    found = function(*leaves)
-    batch = torch.randn(3, *found.shape, device=device)
-    one_by_one = [torch.autograd.grad(found, leaves, upstream, retain_graph=True) for upstream in batch]
-    for together, alone in zip(batched(found, leaves, batch), zip(*one_by_one)):
+    out = function(*leaves)
+    batch = torch.randn(3, *out.shape, device=device)
+    one_by_one = [torch.autograd.grad(out, leaves, upstream, retain_graph=True) for upstream in batch]
+    for together, alone in zip(batched(out, leaves, batch), zip(*one_by_one)):
         torch.testing.assert_close(together, torch.stack(alone))
 
 
@@ -103,10 +103,10 @@ def test_each_subset_of_the_gradients(name):
     _, *expected = run(function, leaves)
     for wanted in itertools.product((False, True), repeat=len(leaves)):
         given = [leaf.detach().requires_grad_(is_wanted) for leaf, is_wanted in zip(leaves, wanted)]
-        found = function(*given)
-        assert found.requires_grad == any(wanted)
+        out = function(*given)
+        assert out.requires_grad == any(wanted)
         if any(wanted):
-            found.backward(upstream_of(found))
+            out.backward(upstream_of(out))
         for leaf, is_wanted, e in zip(given, wanted, expected):
             assert (leaf.grad is not None) == is_wanted
             assert not is_wanted or torch.allclose(leaf.grad, e, rtol=1e-5, atol=1e-6)
@@ -115,7 +115,7 @@ def test_each_subset_of_the_gradients(name):
 @every_call
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(name, dtype):
-    """As of operands that are rounded to it, whose gradients are rounded no more. A bias is none of them."""
+    """Operands are rounded to the dtype, and their gradients are not rounded further. A bias is not an operand."""
     call, tensors, short = EVERY[name], Tensors(dtype=torch.float32), Tensors(dtype=torch.float32)
     short.teacher_hidden, short.teacher_weight = short.teacher_hidden.to(dtype), short.teacher_weight.to(dtype)
     leaves = call.leaves(tensors)
@@ -123,10 +123,10 @@ def test_autocast(name, dtype):
         leaf.detach().to(dtype if place < 2 else leaf.dtype).requires_grad_() for place, leaf in enumerate(leaves)
     ]
     with torch.autocast("cpu", dtype=dtype):
-        found = call.function(tensors, *leaves)
+        out = call.function(tensors, *leaves)
     expected = call.function(short, *rounded)
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
-    found.backward(upstream_of(found)), expected.backward(upstream_of(expected))
+    assert out.dtype == torch.float32 and torch.equal(out, expected)
+    out.backward(upstream_of(out)), expected.backward(upstream_of(expected))
     for leaf, other in zip(leaves, rounded):
         error, size = (leaf.grad - other.grad.float()).norm(), other.grad.float().norm()
         assert leaf.grad.dtype == leaf.dtype and error <= torch.finfo(dtype).eps * size
@@ -141,7 +141,7 @@ def test_autocast(name, dtype):
     ids=str,
 )
 def test_compiled_is_bitwise_eager(name, device, dtype):
-    """In one graph for all lengths. aot_eager traces as inductor does, and leaves the other operators as they are."""
+    """One graph serves all lengths. aot_eager traces as inductor does, and leaves the other operators unchanged."""
     call = EVERY[name]
 
     def eager(tensors, input, *leaves):
@@ -154,23 +154,23 @@ def test_compiled_is_bitwise_eager(name, device, dtype):
         tensors = Tensors(tokens, dtype, device)
         leaves = call.leaves(tensors)
         assert_same(*(run(lambda *given: f(tensors, *given), leaves) for f in (compiled, eager)))  # noqa: B023
-    # The planner says the bytes of draws that are kept: a graph is of one length.
+    # The planner gives the bytes of kept draws, so a graph has one length.
     assert counter.frame_count <= (2 if name != "sparsified none" else len(lengths) + 1)
 
 
 @every_call
 def test_operators_give_the_same_bits(name):
-    """As calls without operators; a mode may see the forward pass, the backward pass, or both."""
+    """Calls with and without operators agree; a mode may see the forward pass, the backward pass, or both."""
     function, leaves = prepared(name)
     expected = run(function, leaves)
     for forward, backward in ((True, False), (False, True), (True, True)):
         for called in (function, lambda *given: checkpoint(function, *given, use_reentrant=False)):
             with (mode := Recorder()) if forward else torch.device("cpu"):
-                found = called(*leaves)
+                out = called(*leaves)
             assert not forward or mode.names
             with Recorder() if backward else torch.device("cpu"):
-                gradients = torch.autograd.grad(found, leaves, upstream_of(found))
-            assert_same([found.detach(), *gradients], expected)
+                gradients = torch.autograd.grad(out, leaves, upstream_of(out))
+            assert_same([out.detach(), *gradients], expected)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_opcheck(name):
     utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for operator, arguments, options in recorder.calls:
         arguments = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
-        # The tensor of draws has bytes that nothing writes: no comparison of two runs.
+        # The tensor of draws has bytes that nothing writes, so two runs cannot be compared.
         more = [] if name in SPARSIFIED else ["test_aot_dispatch_dynamic"]
         torch.library.opcheck(operator, arguments, options, test_utils=utils + more)
 

@@ -17,7 +17,7 @@ def tensors(shape=(3, 5), vocab=900, hidden=16, dtype=torch.float32):
 
 
 def logits_of(input, weight, bias=None, scale=1.0, softcap=None, temperature=1.0):
-    """In float64."""
+    """Returns logits in float64."""
     z = scale * (input.double() @ weight.double().T)
     if bias is not None:
         z = z + bias.double()
@@ -26,15 +26,15 @@ def logits_of(input, weight, bias=None, scale=1.0, softcap=None, temperature=1.0
     return z / torch.as_tensor(temperature, dtype=torch.float64).expand(z.shape[:-1])[..., None]
 
 
-def check(found, z, k, unit):
-    """The r-th largest is one whose logit is no smaller than that of the r-th largest in float64, up to rounding."""
+def check(top, z, k, unit):
+    """Asserts that the r-th result's logit is at least the r-th largest in float64, up to rounding."""
     expected = z.sort(dim=-1, descending=True).values[..., :k]
-    assert found.ids.dtype == torch.int64 and found.ids.shape == expected.shape
+    assert top.ids.dtype == torch.int64 and top.ids.shape == expected.shape
     error = 64 * unit * z.abs().max()
-    assert ((z.gather(-1, found.ids) - expected).abs() <= error).all()
-    log_probs = z.log_softmax(-1).gather(-1, found.ids)
-    torch.testing.assert_close(found.log_probs.double(), log_probs, rtol=0, atol=float(error))
-    assert (found.ids.sort(-1).values.diff(dim=-1) > 0).all() and (found.log_probs.diff(dim=-1) <= 0).all()
+    assert ((z.gather(-1, top.ids) - expected).abs() <= error).all()
+    log_probs = z.log_softmax(-1).gather(-1, top.ids)
+    torch.testing.assert_close(top.log_probs.double(), log_probs, rtol=0, atol=float(error))
+    assert (top.ids.sort(-1).values.diff(dim=-1) > 0).all() and (top.log_probs.diff(dim=-1) <= 0).all()
 
 
 OPTIONS = [{}, {"scale": 0.5, "softcap": 3.0}, {"temperature": 0.7}, {"temperature": torch.rand(3, 5) + 0.1}]
@@ -46,33 +46,33 @@ each_option = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap
 @pytest.mark.parametrize("k", [1, 7, 64])
 def test_against_float64(dtype, options, k):
     input, weight, bias = tensors(dtype=dtype)
-    found = logitless.linear_top_k(input, weight, k, bias=bias, **options)
-    assert found.log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    check(found, logits_of(input, weight, bias, **options), k, 2.0**-50 if dtype == torch.float64 else 2.0**-24)
+    top = logitless.linear_top_k(input, weight, k, bias=bias, **options)
+    assert top.log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    check(top, logits_of(input, weight, bias, **options), k, 2.0**-50 if dtype == torch.float64 else 2.0**-24)
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (0,), (2, 0, 3), (2, 3, 4)])
 def test_any_leading_shape(shape):
     input, weight, _ = tensors(shape)
-    found = logitless.linear_top_k(input, weight, 3)
-    assert found.ids.shape == found.log_probs.shape == (*shape, 3)
-    check(found, logits_of(input, weight), 3, 2.0**-24) if input.numel() else None
+    top = logitless.linear_top_k(input, weight, 3)
+    assert top.ids.shape == top.log_probs.shape == (*shape, 3)
+    check(top, logits_of(input, weight), 3, 2.0**-24) if input.numel() else None
 
 
 def test_numbers_may_be_tensors_and_nothing_has_a_gradient():
     input, weight, bias = (t.requires_grad_() for t in tensors())
     scale = torch.tensor(0.5, requires_grad=True)
-    found = logitless.linear_top_k(input, weight, 4, bias=bias, scale=scale, temperature=torch.tensor([2.0]))
-    assert not found.ids.requires_grad and not found.log_probs.requires_grad
+    top = logitless.linear_top_k(input, weight, 4, bias=bias, scale=scale, temperature=torch.tensor([2.0]))
+    assert not top.ids.requires_grad and not top.log_probs.requires_grad
     expected = logitless.linear_top_k(input, weight, 4, bias=bias, scale=0.5, temperature=2.0)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, top, expected))
 
 
 def test_of_equals_the_smaller_ids():
     input, weight = torch.zeros(2, 4), torch.randn(700, 4)
-    found = logitless.linear_top_k(input, weight, 5)
-    assert found.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
-    torch.testing.assert_close(found.log_probs, torch.full((2, 5), -torch.tensor(700.0).log().item()))
+    top = logitless.linear_top_k(input, weight, 5)
+    assert top.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+    torch.testing.assert_close(top.log_probs, torch.full((2, 5), -torch.tensor(700.0).log().item()))
 
 
 def test_rows_with_a_stride_and_a_budget():
@@ -83,22 +83,22 @@ def test_rows_with_a_stride_and_a_budget():
     with pytest.raises(logitless.BudgetTooSmallError) as error:
         logitless.linear_top_k(input, weight, 8, max_workspace_bytes=1)
     for x in (wide[:, : input.shape[1]], input.T.contiguous().T):
-        found = logitless.linear_top_k(x, weight, 8, max_workspace_bytes=error.value.required_bytes)
-        assert all(map(torch.equal, found, expected))
+        top = logitless.linear_top_k(x, weight, 8, max_workspace_bytes=error.value.required_bytes)
+        assert all(map(torch.equal, top, expected))
 
 
 def test_autocast():
     input, weight, _ = tensors()
     with torch.autocast("cpu", torch.bfloat16):
-        found = logitless.linear_top_k(input, weight, 4)
-    check(found, logits_of(input.bfloat16(), weight.bfloat16()), 4, 2.0**-24)
+        top = logitless.linear_top_k(input, weight, 4)
+    check(top, logits_of(input.bfloat16(), weight.bfloat16()), 4, 2.0**-24)
 
 
 def test_equals_linear_cross_entropy():
     input, weight, bias = tensors()
-    found = logitless.linear_top_k(input, weight, 2, bias=bias)
-    stats = logitless.linear_cross_entropy(input, weight, found.ids[..., 0], bias=bias, return_stats=["argmax", "nll"])
-    assert torch.equal(stats.argmax, found.ids[..., 0]) and torch.equal(-stats.nll, found.log_probs[..., 0])
+    top = logitless.linear_top_k(input, weight, 2, bias=bias)
+    stats = logitless.linear_cross_entropy(input, weight, top.ids[..., 0], bias=bias, return_stats=["argmax", "nll"])
+    assert torch.equal(stats.argmax, top.ids[..., 0]) and torch.equal(-stats.nll, top.log_probs[..., 0])
 
 
 class Sampler(torch.nn.Module):
@@ -117,7 +117,7 @@ class Sampler(torch.nn.Module):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.5}, {"temperature": 0.7}], ids=str)
 def test_exported(options, autocast, strict):
-    """With any number of rows; weights that require grad leave no gradient."""
+    """The program takes any number of rows; weights that require grad leave no gradient."""
     model = Sampler(**options)
     batch = torch.export.Dim("batch", min=1, max=100)
     shapes = ({0: batch}, {0: batch})
@@ -126,9 +126,9 @@ def test_exported(options, autocast, strict):
         program = torch.export.export(model, given, dynamic_shapes=shapes, strict=strict)
         for rows in (3, 1, 7):
             given = (torch.randn(rows, 5, 16, requires_grad=True), torch.rand(rows, 5) + 0.5)
-            found, expected = program.module()(*given), model(*given)
-            assert found[0].shape == (rows, 5, 4) and not found[1].requires_grad and not expected[1].requires_grad
-            assert all(torch.equal(a, b) for a, b in zip(found, expected))
+            got, expected = program.module()(*given), model(*given)
+            assert got[0].shape == (rows, 5, 4) and not got[1].requires_grad and not expected[1].requires_grad
+            assert all(torch.equal(a, b) for a, b in zip(got, expected))
     assert any(node.target == torch.ops.logitless.run.default for node in program.graph.nodes)
 
 
@@ -163,7 +163,7 @@ def test_on_cuda(dtype, engine, monkeypatch):
     z = logits_of(input, weight, bias, softcap=20.0)
     *given, bias = (t.cuda() for t in (input, weight, bias))
     for k in (1, 8, 64):
-        found, again = (logitless.linear_top_k(*given, k, bias=bias, softcap=20.0) for _ in range(2))
-        assert found.ids.is_cuda and all(map(torch.equal, found, again))
-        on_host = logitless.LinearTopK(found.ids.cpu(), found.log_probs.cpu())
+        top, again = (logitless.linear_top_k(*given, k, bias=bias, softcap=20.0) for _ in range(2))
+        assert top.ids.is_cuda and all(map(torch.equal, top, again))
+        on_host = logitless.LinearTopK(top.ids.cpu(), top.log_probs.cpu())
         check(on_host, z, k, 2.0**-46 if dtype == torch.float64 else 2.0**-20)

@@ -1,4 +1,4 @@
-"""examples/train_language_model.py, tiny: what it prints and writes, what it refuses, and Ctrl-C."""
+"""examples/train_language_model.py, tiny: its output and files, its errors, and Ctrl-C."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ SMALL = ["--vocab", "400", "--dim", "32", "--batch", "2", "--length", "32", "--d
 
 @pytest.fixture
 def start(tmp_path):
-    """start(*words) -> the running example, in an empty folder with a text of 4,000 lines."""
+    """Returns start(*words) -> the running example, in an empty folder with a text of 4,000 lines."""
     text = "".join(f"{k} is a number, {k * k} its square and {k**3} its cube.\n" for k in range(4000))
     (tmp_path / "text.txt").write_text(text)
     (tmp_path / "one_line.txt").write_text("nothing new\n" * 20000)
@@ -45,7 +45,7 @@ def start(tmp_path):
 
     yield start
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # a head's process, too
+        with contextlib.suppress(ProcessLookupError):  # this includes a head's process
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
@@ -87,7 +87,7 @@ def test_bad_arguments_are_refused(start, words, code, expected):
 
 
 def test_heads_that_do_not_agree_are_an_error(start, tmp_path):
-    """A library that scales its loss by 1.01."""
+    """The library scales its loss by 1.01."""
     (tmp_path / "sitecustomize.py").write_text(
         "import logitless\n"
         "right = logitless.linear_cross_entropy\n"

@@ -1,4 +1,4 @@
-"""Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that ask for some only."""
+"""Upstream gradients: infinite ones, several gradients scaled at once, and backward passes that want only some."""
 
 import logitless
 import logitless.numpy
@@ -15,7 +15,7 @@ IGNORED = [0, 3, 4]
 
 
 def head(device="cpu", dtype=torch.float32):
-    """input, weight, bias, target with rows that have none; odd sizes."""
+    """Returns input, weight, bias and target with some rows without target, at odd sizes."""
     *tensors, target = support.head(7, 13, 9, dtype, device)
     target[IGNORED] = -100
     return *tensors, target
@@ -42,7 +42,7 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
     if options.get("main_grad") and dtype == torch.float64:
         pytest.skip("main_grad is float64 then")
     if "gradient" in options and dtype == torch.float64 and device == "cuda":
-        pytest.skip("sparsified gradients of float64 are of the CPU")
+        pytest.skip("only the CPU has sparsified gradients of float64")
     input, weight, bias, target = head(device, dtype)
     valid = [row for row in range(7) if row not in IGNORED]
     for function in (canonical, ours):
@@ -52,11 +52,11 @@ def test_ignored_rows_have_no_gradient_of_an_infinite_one(device, options, dtype
             loss = function(input, weight, bias, target, **options)
             upstream = torch.full_like(loss, factor)
             if way == "batched":
-                found = torch.autograd.grad(loss, input, torch.stack([upstream] * 2), is_grads_batched=True)[0][1]
+                gradient = torch.autograd.grad(loss, input, torch.stack([upstream] * 2), is_grads_batched=True)[0][1]
             else:
-                found = torch.autograd.grad(loss, input, upstream, retain_graph=way == "retained")[0]
-            assert (found[IGNORED] == 0).all(), (function, way)
-            assert not found[valid].isfinite().all(-1).any(), (function, way)
+                gradient = torch.autograd.grad(loss, input, upstream, retain_graph=way == "retained")[0]
+            assert (gradient[IGNORED] == 0).all(), (function, way)
+            assert not gradient[valid].isfinite().all(-1).any(), (function, way)
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_ignored_rows_of_operators_and_of_compiled_code(device):
     assert recorder.names
     compiled = torch.compile(ours, backend="aot_eager")(input, weight, bias, target)
     for loss in (loss, compiled):
-        found = torch.autograd.grad(loss, input, torch.full_like(loss, float("inf")))[0]
-        assert (found[IGNORED] == 0).all() and not found[1].isfinite().any()
+        gradient = torch.autograd.grad(loss, input, torch.full_like(loss, float("inf")))[0]
+        assert (gradient[IGNORED] == 0).all() and not gradient[1].isfinite().any()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -84,15 +84,15 @@ def test_ignored_rows_of_arrays(reduction):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_gradients_are_scaled(device, dtype):
-    """Exactly, by a power of two; with each subset of the gradients."""
+    """They are scaled exactly by a power of two, for each subset of the gradients."""
     tensors, target = head(device, dtype)[:3], head(device)[3]
     single = torch.autograd.grad(ours(*tensors, target), tensors)
     for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
         for keep in (False, True):
             leaves = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(tensors)]
             loss = ours(*leaves, target) * -4
-            found = torch.autograd.grad(loss, [leaves[place] for place in wanted], retain_graph=keep)
-            for place, gradient in zip(wanted, found):
+            gradients = torch.autograd.grad(loss, [leaves[place] for place in wanted], retain_graph=keep)
+            for place, gradient in zip(wanted, gradients):
                 assert torch.equal(gradient, -4 * single[place]), (wanted, place)
 
 
@@ -100,9 +100,9 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
     input, weight, bias, target = head()
     factor = torch.complex(torch.zeros(()), torch.tensor(-3.0)).conj().imag
     assert factor.is_neg() and factor == 3
-    found = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
+    gradients = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), factor)
     expected = torch.autograd.grad(ours(input, weight, bias, target), (input, weight), torch.tensor(3.0))
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, gradients, expected))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_gradient_whose_memory_is_a_negated_view_of_it():
 )
 @pytest.mark.parametrize("device", [CUDA])
 def test_arrays_of_any_size_and_alignment(device, dtypes):
-    """More arrays than a launch takes, more elements than its threads, beginnings at no multiple of 16 bytes."""
+    """There are more arrays than a launch takes, more elements than its threads, and starts not aligned to 16 bytes."""
     sizes = (5_000_003, 1, 4099, 8, 0)
     for start in (0, 1):
         arrays = [torch.randn(size + 1, device=device).to(dtype)[start:] for size, dtype in zip(sizes, dtypes)]
@@ -118,8 +118,8 @@ def test_arrays_of_any_size_and_alignment(device, dtypes):
             array[::7] = 0
         for factor in (1.0, -0.3, float("inf"), float("nan")):
             by = torch.tensor(factor, device=device, dtype=torch.promote_types(dtypes[0], torch.float32))
-            found = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
-            run.scale_in_place(found, by)
-            for array, scaled in zip(arrays, found):
+            copies = [array.clone() if start == 0 else torch.cat([array[:1], array])[1:] for array in arrays]
+            run.scale_in_place(copies, by)
+            for array, scaled in zip(arrays, copies):
                 expected = torch.where(array == 0, array, (array.to(by.dtype) * by).to(array.dtype))
                 assert torch.equal(scaled.nan_to_num(), expected.nan_to_num()) and (scaled[::7] == 0).all()

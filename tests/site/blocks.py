@@ -23,8 +23,8 @@ class Block(NamedTuple):
 
 def blocks(page: pathlib.Path) -> list[Block]:
     source = page.read_text()
-    found = re.finditer(r"^(`{3,})([^\n]*)\n(.*?)^\1 *$", source, re.MULTILINE | re.DOTALL)
-    return [Block(page, source[: m.start()].count("\n") + 1, m[2].strip(), m[3]) for m in found]
+    matches = re.finditer(r"^(`{3,})([^\n]*)\n(.*?)^\1 *$", source, re.MULTILINE | re.DOTALL)
+    return [Block(page, source[: m.start()].count("\n") + 1, m[2].strip(), m[3]) for m in matches]
 
 
 def of(language: str) -> list[Block]:

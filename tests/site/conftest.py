@@ -9,6 +9,6 @@ for variable, places in {
     "LOGITLESS_LIBRARY": ("build/src/liblogitless.so", "build/test/src/liblogitless.so"),
     "LOGITLESS_CLI": ("build/cli/logitless", "build/test/cli/logitless"),
 }.items():
-    found = [str(ROOT / place) for place in places if (ROOT / place).exists()]
-    if found:
-        os.environ.setdefault(variable, found[0])
+    existing = [str(ROOT / place) for place in places if (ROOT / place).exists()]
+    if existing:
+        os.environ.setdefault(variable, existing[0])

@@ -1,4 +1,4 @@
-"""What a page's Python blocks find there when they begin: small tensors and models in the place of a reader's own."""
+"""Small tensors and models that a page's Python blocks find in place of a reader's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensors() -> Place:
 
 
 def language_model(where: Place) -> None:
-    """A tiny model of transformers, with a batch."""
+    """Makes a tiny model of transformers with a batch."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -36,7 +36,7 @@ def with_criterion(where: Place) -> None:
 
 
 def of_one_rank(where: Place) -> None:
-    """A group of this process alone, which has the whole head."""
+    """Makes a group of this process alone, which has the whole head."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     where |= {"weight": where["lm_head"].weight, "target": where["labels"]}

@@ -1,4 +1,4 @@
-"""The site that scripts/site has built: every link inside leads somewhere, those outside are well-formed."""
+"""The site that scripts/site has built: every internal link leads somewhere, external ones are well-formed."""
 
 import html.parser
 import pathlib
@@ -50,7 +50,7 @@ def test_links_inside(pages):
 
 
 def test_links_of_a_clone():
-    """What a page links to is there without the site, as on a hub of repositories."""
+    """The target of a page's link exists without the site, as on a hub of repositories."""
     missing = []
     for page in blocks.PAGES:
         prose = re.sub(r"^(`{3,}).*?^\1", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, the blocks of a page one after the other in one place."""
+"""Every Python block of the documentation runs, the blocks of a page in sequence in one namespace."""
 
 import os
 import pathlib
@@ -15,14 +15,14 @@ where = stand_ins.of_page({page!r})
 for line, text in {texts!r}:
     exec(compile("\\n" * line + text, {page!r}, "exec"), where)
 """
-BY_PAGE = [(page, list(found)) for page, found in groupby(blocks.of("python"), key=lambda block: block.page)]
+BY_PAGE = [(page, list(group)) for page, group in groupby(blocks.of("python"), key=lambda block: block.page)]
 
 
-@pytest.mark.parametrize("page, found", BY_PAGE, ids=[str(page.relative_to(blocks.ROOT)) for page, _ in BY_PAGE])
-def test_page(page, found, tmp_path):
-    """In a process of its own: patches of one page are not seen by another."""
+@pytest.mark.parametrize("page, page_blocks", BY_PAGE, ids=[str(page.relative_to(blocks.ROOT)) for page, _ in BY_PAGE])
+def test_page(page, page_blocks, tmp_path):
+    """Each page has its own process: patches of one are not seen by another."""
     name = page.relative_to(blocks.ROOT).as_posix()
-    script = SCRIPT.format(page=name, texts=[(block.line, block.text) for block in found])
+    script = SCRIPT.format(page=name, texts=[(block.line, block.text) for block in page_blocks])
     path = os.pathsep.join([str(blocks.ROOT / "python"), str(pathlib.Path(__file__).parent)])
     environment = dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -30,7 +30,7 @@ def test_page(page, found, tmp_path):
 
 
 def test_the_readers_diff():
-    """The line that a reader adds, in the place of the one that goes: the same loss."""
+    """The added line gives the same loss as the removed line."""
     import stand_ins
 
     changes = blocks.of("diff")

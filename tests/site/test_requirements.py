@@ -8,13 +8,13 @@ import pytest
 
 
 def closure(names):
-    """Names of packages, as installed here, with all that they require."""
-    found = set()
+    """Returns names of packages, as installed here, with everything that they require."""
+    packages = set()
     while names:
         name = names.pop()
-        if name in found:
+        if name in packages:
             continue
-        found.add(name)
+        packages.add(name)
         for line in metadata.requires(name) or []:
             if "extra ==" not in line:
                 try:
@@ -22,17 +22,17 @@ def closure(names):
                 except metadata.PackageNotFoundError:  # of another system or Python
                     continue
                 names.append(needed)
-    return found
+    return packages
 
 
 def test_the_site_needs_no_trainer():
-    """Building reads files, so nothing of it may bring PyTorch; what runs pages' code is the tests'."""
+    """Building reads files only, so none of its packages may bring PyTorch. Tests run the code on pages."""
     names = [line.partition("==")[0] for line in (blocks.ROOT / "docs" / "requirements.txt").read_text().split()]
     try:
-        found = closure(names)
+        required = closure(names)
     except metadata.PackageNotFoundError as missing:
         pytest.skip(f"./scripts/site installs {missing}")
-    assert not found & {"torch", "numpy", "transformers", "lightning", "pytorch-lightning"}
+    assert not required & {"torch", "numpy", "transformers", "lightning", "pytorch-lightning"}
 
 
 def test_hooks_before_a_commit_have_the_tests_versions():

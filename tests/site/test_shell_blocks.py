@@ -1,4 +1,4 @@
-"""Every command of the documentation: run as it stands, run at a smaller size, or named here with the reason why."""
+"""Every command of the documentation runs unchanged, runs at a smaller size, or is listed here with a reason."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import blocks
 import numpy
 import pytest
 
-# Run smaller. (What is not here runs as it stands.)
+# Commands that run smaller; all others run unchanged.
 SMALLER = {
     "logitless bench": "logitless bench --shape 64,1000,32 --quiet",
     "logitless bench --shape 1024,32768,512": "logitless bench --shape 64,1000,32 --quiet",
-    "logitless check": "logitless check --help",  # and checks
+    "logitless check": "logitless check --help",  # it also checks
 }
-# By their beginning.
+# Keys are the beginnings of commands.
 NOT_RUN = {
     "logitless bench --device cuda:0": "needs a GPU",
     "pip install": "stage wheel of ./scripts/test installs a wheel",
@@ -31,7 +31,7 @@ NOT_RUN = {
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
     "python -m pytest": "runs in stage python of ./scripts/test",
 }
-MODEL = {  # the configuration of a model, tiny
+MODEL = {  # the configuration of a tiny model
     "model_type": "llama",
     "vocab_size": 32000,
     "hidden_size": 64,
@@ -58,7 +58,7 @@ INDENTED = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a head in files, and `logitless` on its path."""
+    """Makes a folder with a head in files, and `logitless` on its path."""
     from safetensors.numpy import save_file
 
     folder = tmp_path_factory.mktemp("commands")
@@ -95,7 +95,7 @@ SHOWN = [block for block in blocks.of("text") if block.text.startswith("logitles
 
 @pytest.mark.parametrize("block", SHOWN, ids=[blocks.name(block) for block in SHOWN])
 def test_the_plans_shown_are_those_printed(block):
-    """A command, and a part of what it prints."""
+    """Checks a command and a part of its output."""
     command, _, shown = block.text.partition("\n\n")
     done = subprocess.run([os.environ["LOGITLESS_CLI"], *command.split()[1:]], capture_output=True, text=True)
     assert shown in done.stdout, done.stdout + done.stderr
@@ -108,15 +108,15 @@ def test_nothing_is_excused_that_is_not_there():
 
 
 def scripts():
-    """Scripts that pages name, some with a command of theirs, and all options that they are named with."""
-    found = {}
+    """Returns scripts that pages name, some with a command, and all options that pages give them."""
+    options_of = {}
     for where, command in FENCED + INDENTED:
         words = [word for word in shlex.split(command, comments=True) if "=" not in word or word.startswith("--")]
         if words[0] == "python" and words[1].endswith(".py"):
             of = words[2:3] if words[1].endswith("convergence/run.py") else []
             options = {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
-            found.setdefault((words[1], *of), {}).setdefault(where, set()).update(options)
-    return found
+            options_of.setdefault((words[1], *of), {}).setdefault(where, set()).update(options)
+    return options_of
 
 
 @pytest.mark.parametrize("script", sorted(scripts()), ids=" ".join)

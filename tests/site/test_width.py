@@ -8,16 +8,16 @@ import pytest
 SITE = blocks.ROOT / "build" / "site"
 PAGES = sorted(path for path in SITE.rglob("*.html") if "planner" not in path.relative_to(SITE).parts)
 CUT_OFF = """const words = part => {
-  const found = [], texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+  const boxes = [], texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {  // spaces at the end of a line hang over
     for (const word of texts.currentNode.data.matchAll(/\\S+/g)) {
       const range = new Range();
       range.setStart(texts.currentNode, word.index);
       range.setEnd(texts.currentNode, word.index + word[0].length);
-      found.push(...range.getClientRects());
+      boxes.push(...range.getClientRects());
     }
   }
-  return found;
+  return boxes;
 };
 return [...document.querySelectorAll('pre')].filter(block => {
   const right = Math.min(block.getBoundingClientRect().right, innerWidth);
@@ -49,7 +49,7 @@ def test_no_block_of_code_is_cut_off(browser, width):
     for page in PAGES:
         browser.get(page.as_uri())
         blocks_seen += browser.execute_script("return document.querySelectorAll('pre').length")
-        found = browser.execute_script(CUT_OFF)
-        if found:
-            cut[str(page.relative_to(SITE))] = found
+        cut_off = browser.execute_script(CUT_OFF)
+        if cut_off:
+            cut[str(page.relative_to(SITE))] = cut_off
     assert blocks_seen > 100 and cut == {}

@@ -1,4 +1,4 @@
-"""A call of logitless.compat beside eager PyTorch over whole logits, in float64 and in the precision of the inputs."""
+"""Compares a call of logitless.compat with eager PyTorch over whole logits, in float64 and in the inputs' precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ UNITS = {torch.float64: 2.0**-48, torch.float32: 2.0**-21, torch.bfloat16: 2.0**
 
 
 def head(rows=13, vocab=29, hidden=7, *, seed=0, ignored=(0, 3, 4), ignore_index=-100, size=2.0):
-    """Leaves input, weight and bias in float64 (numbers of bfloat16), and a target with ignored rows."""
+    """Returns leaves input, weight and bias in float64 (bfloat16 numbers), and a target with ignored rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -22,7 +22,7 @@ def head(rows=13, vocab=29, hidden=7, *, seed=0, ignored=(0, 3, 4), ignore_index
 
 
 def run(function, leaves, dtype):
-    """Outputs by name and gradients as d_name; each differentiable output has an upstream gradient of its own."""
+    """Returns outputs by name and gradients as d_name; each differentiable output has its own upstream gradient."""
     made = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
     outputs = function(**made)
     outputs = {"loss": outputs} if isinstance(outputs, torch.Tensor) else outputs
@@ -33,14 +33,14 @@ def run(function, leaves, dtype):
         if value.requires_grad
     ]
     sum(terms).backward()
-    found = {name: value.detach() for name, value in outputs.items()}
-    return found | {f"d_{name}": leaf.grad for name, leaf in made.items() if leaf.grad is not None}
+    values = {name: value.detach() for name, value in outputs.items()}
+    return values | {f"d_{name}": leaf.grad for name, leaf in made.items() if leaf.grad is not None}
 
 
 def check(ours, reference, leaves, dtypes=(torch.float64, torch.float32)):
-    """Outputs and gradients of ``ours`` are within twice the error of ``reference`` in that precision, and a unit.
+    """Asserts that outputs and gradients of ``ours`` have at most twice the error of ``reference``, plus a unit.
 
-    Both are functions of the leaves; ``reference`` works in float32 at least where logits are.
+    Both are functions of the leaves, in this precision. ``reference`` computes logits in float32 at least.
     """
     for dtype in dtypes:
         rounded = {name: leaf.to(dtype).double() for name, leaf in leaves.items()}
@@ -62,7 +62,7 @@ def check(ours, reference, leaves, dtypes=(torch.float64, torch.float32)):
 
 
 def logits_of(input, weight, bias=None):
-    """In float32 at least, as the products of 16-bit operands are summed."""
+    """Computes logits in float32 at least, the precision in which products of 16-bit operands are summed."""
     wide = torch.promote_types(input.dtype, torch.float32)
     z = input.to(wide) @ weight.to(wide).T
     return z if bias is None else z + bias.to(wide)

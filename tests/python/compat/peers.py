@@ -1,7 +1,7 @@
-"""Signatures of other libraries, read from their source: they need not be imported, nor what they import.
+"""Signatures of other libraries, read from their source. Neither they nor their imports are imported.
 
-An installed library is found as it is; else a wheel in the folder LOGITLESS_PEER_WHEELS, where
-``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` puts it.
+An installed library is used if there is one. Otherwise the source is a wheel in the folder LOGITLESS_PEER_WHEELS, which
+``pip download --no-deps --dest FOLDER PACKAGE==VERSION`` fills.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 
 def source(path):
-    """The text of a module by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
+    """Returns a module's text by its path in site-packages, such as ``quack/linear_cross_entropy.py``."""
     wheels = os.environ.get("LOGITLESS_PEER_WHEELS")
     for wheel in sorted(Path(wheels).glob("*.whl")) if wheels else ():
         with zipfile.ZipFile(wheel) as archive:
@@ -33,26 +33,26 @@ def source(path):
 
 
 def definition(path, name):
-    """The last definition of ``function`` or ``Class.function``, which overloads come before."""
-    body, found = ast.parse(source(path)).body, None
+    """Returns the last definition of ``function`` or ``Class.function``, because overloads come before it."""
+    body, result = ast.parse(source(path)).body, None
     for part in name.split("."):
         named = [node for node in body if getattr(node, "name", None) == part]
         assert named, f"{path} has no {name}"
-        found = named[-1]
-        body = found.body
-    return found
+        result = named[-1]
+        body = result.body
+    return result
 
 
 def parameters(path, name):
-    """Names, kinds and defaults as text, those that the module names as constants by value; without self and ctx."""
+    """Returns names, kinds and defaults as text, without self and ctx. Constants of the module appear by value."""
     arguments = definition(path, name).args
     assigned = [node for node in ast.parse(source(path)).body if isinstance(node, ast.Assign)]
     constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in assigned}
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    found = [(a.arg, "positional", _text(d)) for a, d in zip(positional, defaults, strict=True)]
-    found += [(a.arg, "keyword", _text(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    return [(a, kind, constants.get(d, d)) for a, kind, d in found if a not in ("self", "ctx", "cls")]
+    entries = [(a.arg, "positional", _text(d)) for a, d in zip(positional, defaults, strict=True)]
+    entries += [(a.arg, "keyword", _text(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return [(a, kind, constants.get(d, d)) for a, kind, d in entries if a not in ("self", "ctx", "cls")]
 
 
 def ours(function):

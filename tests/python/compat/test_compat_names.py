@@ -1,6 +1,6 @@
-"""The names of other libraries beside their formulas over whole logits: loss, statistics, gradients.
+"""Compares the names of other libraries with their formulas over whole logits: loss, statistics, gradients.
 
-What differs between them is in one table; what one library alone has follows after it.
+One table has their differences. Tests of features of a single library follow it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ FLA, TORCH = fla.fused_linear_cross_entropy_loss, names.linear_cross_entropy
 
 
 def flat_loss(logits, target, **options):
-    """PyTorch's, of targets [...] and logits [..., V]."""
+    """Applies PyTorch's loss to targets [...] and logits [..., V]."""
     loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
     return loss.reshape(target.shape) if loss.dim() else loss
 
@@ -39,7 +39,7 @@ def of_cce(input, weight, bias, target, **options):
 
 
 def of_cce_by_logits(logits, targets, *, softcap=None, shift=0, ignore_index=-100, **options):
-    """lse is 0 where rows are ignored."""
+    """Computes CCE's results; lse is 0 in ignored rows."""
     logits, shift = capped(logits, softcap), int(shift)
     if shift:
         logits, targets = logits[..., :-shift, :], targets[..., shift:]
@@ -53,7 +53,8 @@ def of_fla(input, weight, bias, target, **options):
 
 def of_fla_by_logits(logits, target, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0,
                      logit_softcapping=None, reduction="mean", use_l2warp=False, l2_penalty_factor=1e-4):  # fmt: skip
-    """The scale comes after the bias; the largest logits of L2Warp are those before scale and softcap, of all rows."""
+    """Computes FLA's loss. The scale comes after the bias; L2Warp's largest logits precede scale and softcap, in all
+    rows."""
     z = capped(logits * logit_scale, logit_softcapping)
     loss = F.cross_entropy(z, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum")
     if reduction == "mean":
@@ -65,15 +66,18 @@ def of_fla_by_logits(logits, target, *, ignore_index=-100, label_smoothing=0.0, 
 
 
 def of_liger(input, weight, bias, target, **options):
-    found = LIGER(input, weight, target, bias, **options, **EVERY_OUTPUT)
-    assert isinstance(found, liger_kernel.CrossEntropyOutput)
-    assert found.loss.requires_grad and not found.z_loss.requires_grad
-    return vars(found)
+    outputs = LIGER(input, weight, target, bias, **options, **EVERY_OUTPUT)
+    assert isinstance(outputs, liger_kernel.CrossEntropyOutput)
+    assert outputs.loss.requires_grad and not outputs.z_loss.requires_grad
+    return vars(outputs)
 
 
 def of_liger_by_logits(logits, target, *, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0,
                        reduction="mean", softcap=None, use_token_scaling=False):  # fmt: skip
-    """All four outputs: mean of weighted losses over their weights, of z-losses over rows; nothing of no row."""
+    """Computes Liger's four outputs.
+
+    Losses are a mean over their weights, z-losses over rows. Without valid rows they are 0.
+    """
     logits, valid = capped(logits, softcap), target != ignore_index
     y, vocab = torch.where(valid, target, 0), logits.shape[1]
     w = torch.ones(vocab).to(logits) if ce_weight is None else ce_weight.to(logits)
@@ -112,7 +116,7 @@ def of_torch_by_logits(logits, target, class_weight=None, **options):
 
 
 def log_probs_by_logits(logits, target, temperature=1.0, softcap=None, reduction="none"):
-    """With the entropy of each row, as the trainers of reinforcement learning want them."""
+    """Computes log-probabilities and each row's entropy, for trainers of reinforcement learning."""
     if isinstance(temperature, torch.Tensor) and temperature.numel() > 1:
         temperature = temperature.to(logits.dtype).reshape(*target.shape, 1)
     log_p = (capped(logits, softcap) / temperature).log_softmax(-1)
@@ -122,9 +126,9 @@ def log_probs_by_logits(logits, target, temperature=1.0, softcap=None, reduction
 
 
 def of_verl(input, weight, bias, target, temperature=1.0, reduction="none"):
-    found = verl.linear_cross_entropy(input, weight, target, temperature, reduction, None)
-    assert found[0].shape == (target.shape if reduction == "none" else ()) and found[1].shape == target.shape
-    return dict(zip(("log_probs", "entropy"), found))
+    outputs = verl.linear_cross_entropy(input, weight, target, temperature, reduction, None)
+    assert outputs[0].shape == (target.shape if reduction == "none" else ()) and outputs[1].shape == target.shape
+    return dict(zip(("log_probs", "entropy"), outputs))
 
 
 def of_prime_rl(input, weight, bias, target, temperature=1.0, softcap=None):
@@ -134,22 +138,22 @@ def of_prime_rl(input, weight, bias, target, temperature=1.0, softcap=None):
     layer = kind(in_features=input.shape[-1], out_features=len(weight), chunk_size=64, **more)
     assert list(layer.state_dict()) == ["weight"]
     given = dict(labels=target, temperature=torch.as_tensor(temperature))
-    found = torch.func.functional_call(layer, {"weight": weight}, (input,), given)
-    return {"log_probs": found["logprobs"], "entropy": found["entropy"]}
+    outputs = torch.func.functional_call(layer, {"weight": weight}, (input,), given)
+    return {"log_probs": outputs["logprobs"], "entropy": outputs["entropy"]}
 
 
 def of_openrlhf(input, weight, bias, target, temperature=1.0, softcap=None):
     options = dict(bias=bias, softcap=softcap, max_workspace_bytes=1 << 20)
-    found = openrlhf.log_probs_and_entropy_from_hidden(input, weight, target, temperature, **options)
-    assert torch.equal(openrlhf.log_probs_from_hidden(input, weight, target, temperature, **options), found[0])
-    return dict(zip(("log_probs", "entropy"), found))
+    outputs = openrlhf.log_probs_and_entropy_from_hidden(input, weight, target, temperature, **options)
+    assert torch.equal(openrlhf.log_probs_from_hidden(input, weight, target, temperature, **options), outputs[0])
+    return dict(zip(("log_probs", "entropy"), outputs))
 
 
 @dataclasses.dataclass
 class Name:
-    """function(input, weight, bias, target, **options), reference(logits, target, **options), and what they take.
+    """function(input, weight, bias, target, **options), reference(logits, target, **options), and their options.
 
-    options: by name the values, of which all combinations are tried, and "shape": that of the targets, of 24 in all.
+    ``options`` has values by name, of which all combinations run. Its entry "shape" is the shape of the 24 targets.
     """
 
     function: Callable
@@ -223,11 +227,11 @@ def compare(name, leaves, target, dtypes=None, **options):
         def call(input, weight, bias=None):
             input = input.reshape(*shape, input.shape[-1])
             given = (logits_of(input, weight, bias),) if by_logits else (input, weight, bias)
-            found = function(*given, target.reshape(shape), **options)
-            # A loss that is NaN is a constant, whose gradient is nothing.
-            if isinstance(found, torch.Tensor):
-                return found.nan_to_num(5.0)
-            return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in found.items()}
+            outputs = function(*given, target.reshape(shape), **options)
+            # A loss of NaN is a constant, without a gradient.
+            if isinstance(outputs, torch.Tensor):
+                return outputs.nan_to_num(5.0)
+            return {key: value.nan_to_num(5.0) if key == "loss" else value for key, value in outputs.items()}
 
         return call
 
@@ -273,11 +277,11 @@ def test_tiny_shapes(name, rows, vocab, hidden):
 @pytest.mark.parametrize("name", [name for name, entry in NAMES.items() if entry.ignores and name != "liger"])
 @pytest.mark.parametrize("rows", [0, 5])
 def test_every_row_ignored(name, rows):
-    """Gradients are 0, also where the loss is NaN."""
+    """Gradients are 0, even if the loss is NaN."""
     entry = NAMES[name]
     for options in entry.combinations():
         leaves, _ = operands(name, rows, entry.biases[0])
-        if rows == 0 and (options.get("use_l2warp") or "shape" in options):  # which divide by the rows, or by none
+        if rows == 0 and (options.get("use_l2warp") or "shape" in options):  # these divide by the rows, or by none
             continue
         options |= {"shape": (1, rows)} if "shape" in options else {}
         if options.get("shift", 0) < max(rows, 1):
@@ -294,13 +298,13 @@ def test_compiled_in_one_graph(name):
     tensors = [leaf.float().requires_grad_() for leaf in leaves.values()]
 
     def step(target, input, weight, bias=None):
-        found = entry.function(input.reshape(*shape, input.shape[-1]), weight, bias, target.reshape(shape), **options)
-        return found if isinstance(found, torch.Tensor) else list(found.values())
+        outputs = entry.function(input.reshape(*shape, input.shape[-1]), weight, bias, target.reshape(shape), **options)
+        return outputs if isinstance(outputs, torch.Tensor) else list(outputs.values())
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     made = [f(target, *tensors) for f in (compiled, step)]
     torch.testing.assert_close(*made, equal_nan=True)
-    losses = [found if isinstance(found, torch.Tensor) else found[0] for found in made]
+    losses = [outputs if isinstance(outputs, torch.Tensor) else outputs[0] for outputs in made]
     torch.testing.assert_close(*(torch.autograd.grad(loss.sum(), tensors) for loss in losses), equal_nan=True)
 
 
@@ -418,11 +422,11 @@ def test_z_loss(reduction, shift):
 
     def theirs(input, weight, bias):
         logits = logits_of(input.reshape(4, 6, -1), weight, bias)
-        found = of_cce_by_logits(logits, targets, shift=shift, reduction=reduction)
-        rows = found["lse"] ** 2
+        outputs = of_cce_by_logits(logits, targets, shift=shift, reduction=reduction)
+        rows = outputs["lse"] ** 2
         if reduction != "none":
             rows = rows.sum() / (1 if reduction == "sum" else (targets[..., shift:] != -100).sum())
-        return found["loss"] + 0.1 * rows
+        return outputs["loss"] + 0.1 * rows
 
     check(ours, theirs, leaves)
     lse = torch.rand(4, 6)
@@ -441,7 +445,7 @@ def test_module_of_cce(return_lse):
 
 
 class Sharded(torch.Tensor):
-    """With the names by which a DTensor is known."""
+    """Has the names that identify a DTensor."""
 
     placements = full_tensor = None
 
@@ -500,7 +504,7 @@ def test_l2warp_of_frozen_tensors(frozen):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_l2warp_adds_up_rows_of_one_class_in_float32(device):
-    """4096 equal terms: a sum in bfloat16, as PyTorch's index_add_ makes on a GPU, stops after 256 of them."""
+    """It sums 4096 equal terms. A bfloat16 sum, like PyTorch's index_add_ on a GPU, stops after 256 of them."""
     rows = 4096
     input = torch.tensor([[1.0, 0.5]], dtype=torch.bfloat16, device=device).repeat(rows, 1)
     weight = torch.tensor([[1.0, 0.0], [-30.0, 0.0]], dtype=torch.bfloat16, device=device, requires_grad=True)
@@ -533,7 +537,7 @@ def test_l2warp_keeps_the_loss_and_may_be_run_again():
 
 
 class Model(nn.Module):
-    """A head and the loss of FLA 0.6.0's models, as their contract with a criterion is."""
+    """A head and a loss with the contract between FLA 0.6.0's models and a criterion."""
 
     def __init__(self, criterion, *, fused, bias=False):
         super().__init__()
@@ -599,15 +603,15 @@ def test_process_groups_of_fla_and_verl(monkeypatch):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("rows", [0, 5])
 def test_every_row_ignored_by_liger(rows, reduction, weighted, scaling):
-    """Loss and gradients are 0, where Liger's kernel writes nothing; the accuracy is that of no row."""
+    """Loss and gradients are 0, which Liger's kernel leaves unwritten; the accuracy is that of no row."""
     leaves, _ = head(rows)
     input, weight = (leaves[name].float().requires_grad_() for name in ("input", "weight"))
     options = dict(ignore_index=3, lse_square_scale=0.1, reduction=reduction, use_token_scaling=scaling)
     options |= {"ce_weight": torch.rand(VOCAB)} if weighted else {}
-    found = LIGER(input, weight, torch.full((rows,), 3), **options, **EVERY_OUTPUT)
-    assert (found.loss == 0).all() and (found.z_loss == 0).all() and (found.predicted_tokens == -1).all()
-    assert (found.token_accuracy == 0).all() if reduction == "none" else found.token_accuracy.isnan()
-    found.loss.sum().backward()
+    outputs = LIGER(input, weight, torch.full((rows,), 3), **options, **EVERY_OUTPUT)
+    assert (outputs.loss == 0).all() and (outputs.z_loss == 0).all() and (outputs.predicted_tokens == -1).all()
+    assert (outputs.token_accuracy == 0).all() if reduction == "none" else outputs.token_accuracy.isnan()
+    outputs.loss.sum().backward()
     assert (input.grad == 0).all() and (weight.grad == 0).all()
 
 
@@ -617,15 +621,15 @@ def test_weights_of_zero_have_no_mean():
 
 
 def test_an_ignored_class_is_not_a_correct_one():
-    """The place of the largest logit of an ignored row is -1, as this ignore_index is."""
+    """An ignored row has -1 as the place of its largest logit, which equals this ignore_index."""
     leaves, target = head(ignore_index=-1)
     compare("liger", leaves, target, ignore_index=-1, reduction="none")
 
 
 def test_ties_are_of_the_first_class():
     weight = torch.tensor([[0.0], [1.0], [1.0], [1.0]])
-    found = LIGER(torch.ones(1, 1), weight, torch.tensor([1]), **EVERY_OUTPUT)
-    assert found.predicted_tokens.tolist() == [1] and found.token_accuracy == 1
+    outputs = LIGER(torch.ones(1, 1), weight, torch.tensor([1]), **EVERY_OUTPUT)
+    assert outputs.predicted_tokens.tolist() == [1] and outputs.token_accuracy == 1
 
 
 def test_large_logits_scale_by_their_probability():
@@ -643,10 +647,10 @@ def test_module_and_apply_of_liger():
     assert isinstance(loss(reduction="sum")(weight, input, target, bias), torch.Tensor)
     options = dict(lse_square_scale=0.1, use_token_scaling=True, accum_dtype=torch.float32)
     module = loss(torch.rand(VOCAB), **options, **EVERY_OUTPUT)
-    found = module(weight, input, target, bias)
+    by_module = module(weight, input, target, bias)
     order = (module.ce_weight, -100, 0.1, 0.0, "mean", None, True, None, True, True, True, None, None, 4)
     outputs = function.apply(input, weight, target, bias, *order)
-    for value, other in zip(vars(found).values(), outputs, strict=True):
+    for value, other in zip(vars(by_module).values(), outputs, strict=True):
         assert torch.equal(value, other)
     alone = function.apply(input, weight, target)
     assert alone[1:] == (None, None, None) and alone[0].requires_grad
@@ -684,7 +688,7 @@ def test_verls_ignored_rows_and_flat_operands():
     hidden, weight = leaves["input"].float(), leaves["weight"].float()
     labels = every.clone()
     labels[8:11] = -100
-    found = verl.linear_cross_entropy(hidden=hidden, weight=weight, labels=labels)
+    outputs = verl.linear_cross_entropy(hidden=hidden, weight=weight, labels=labels)
     expected = verl.linear_cross_entropy(hidden.reshape(4, 6, -1), weight, every.reshape(4, 6))
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         assert torch.equal(a, torch.where(labels != -100, b, 0.0))

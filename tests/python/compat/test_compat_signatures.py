@@ -1,5 +1,7 @@
-"""Parameters, order and defaults are those of the other libraries, as read when logitless.compat was written and, where
-they can be found, as they are now: a library that changes is noticed."""
+"""Parameters, order and defaults equal those of the other libraries when logitless.compat was written.
+
+A library that is available is also compared as it is now, so that a change is noticed.
+"""
 
 import ast
 import inspect
@@ -24,7 +26,7 @@ CCE = "accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True, filter_c_grad
 TORCH = "reduction='mean', weight=None, ignore_index=None, label_smoothing=0.0, options=None"
 QUACK = "chunk_size=4096, ignore_index=-100, reduction='mean'"
 
-# The files of their functions and classes.
+# Files of their functions and classes.
 PLACES = {
     "torch function": "torch/nn/functional.py",
     "torch": "torch/nn/modules/loss.py",
@@ -34,7 +36,7 @@ PLACES = {
     "fla": "fla/modules/fused_linear_cross_entropy/ops.py",
     "quack": "quack/linear_cross_entropy.py",
 }
-# Our callable, and its signature as read. Theirs has its name, but where a third entry says another.
+# Our callable, and its signature as read from theirs. Theirs has the same name unless a third entry gives another.
 READ = {
     "torch function": (
         compat_torch.linear_cross_entropy,
@@ -97,12 +99,12 @@ READ = {
 
 
 def written(text):
-    """The parameters that are written down above, as peers.parameters has those of a file."""
+    """Returns the parameters written above in the form of peers.parameters."""
     node = ast.parse(f"def f({text}): ...").body[0].args
     plain = [*([None] * (len(node.args) - len(node.defaults))), *node.defaults]
-    found = [(a.arg, "positional", d) for a, d in zip(node.args, plain)]
-    found += [(a.arg, "keyword", d) for a, d in zip(node.kwonlyargs, node.kw_defaults)]
-    return [(name, kind, "-" if default is None else ast.unparse(default)) for name, kind, default in found]
+    entries = [(a.arg, "positional", d) for a, d in zip(node.args, plain)]
+    entries += [(a.arg, "keyword", d) for a, d in zip(node.kwonlyargs, node.kw_defaults)]
+    return [(name, kind, "-" if default is None else ast.unparse(default)) for name, kind, default in entries]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -119,7 +121,10 @@ def test_signature_of_the_library(name):
 
 
 def test_cut_cross_entropy_of_pypi_has_some_of_these_arguments():
-    """25.1.1, or a later version with all of them. Only filter_eps had another default, "high" for the same number."""
+    """The version is 25.1.1 or later, and a later one has all of them.
+
+    Only filter_eps had another default: "high", which means the same number.
+    """
     for theirs, function in [
         ("linear_cross_entropy", cut_cross_entropy.linear_cross_entropy),
         ("LinearCrossEntropy.__init__", cut_cross_entropy.LinearCrossEntropy.__init__),
@@ -132,7 +137,7 @@ def test_cut_cross_entropy_of_pypi_has_some_of_these_arguments():
 
 
 def test_fla_forward_also_takes_logits():
-    """Where FLA's own criterion wants the weight in any case."""
+    """FLA's own criterion requires the weight in any case."""
     theirs = parameters("fla/modules/fused_linear_cross_entropy/ops.py", "FusedLinearCrossEntropyLoss.forward")
     assert [entry[0] for entry in theirs] == list(
         inspect.signature(fla.FusedLinearCrossEntropyLoss.forward).parameters
@@ -142,7 +147,7 @@ def test_fla_forward_also_takes_logits():
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("items", [None, 7])
 def test_loss_code_of_fla_models(items, fused):
-    """The installed FLA's own method, with our criterion in the place of PyTorch's."""
+    """The installed FLA's own method runs with our criterion in place of PyTorch's."""
     node = definition("fla/models/modeling_utils.py", "FLAPreTrainedModel._compute_logits_and_loss")
     for argument in [*node.args.args, *node.args.kwonlyargs]:
         argument.annotation = None

@@ -1,7 +1,7 @@
-"""Which targets the names of other libraries take, and what they raise of the others.
+"""Targets that the names of other libraries take, and the errors for all others.
 
-PyTorch runs beside its name here. The others need a GPU or are not installed: what they do is read from their source,
-and stands in a table, each with the place in its package.
+PyTorch runs beside its name here. The others need a GPU or are not installed. Their behavior comes from their source,
+and a table has it with the place in each package.
 """
 
 import itertools
@@ -21,7 +21,7 @@ INPUTS = [(N, D), (D,), (0, D), (1, D)]
 
 
 def shapes(rows, places):
-    """The right ones, those with a dimension or a size more or less, and shapes that have little to do with them."""
+    """Returns the right shapes, those with one dimension or size more or less, and unrelated ones."""
     right = [(*rows, *places), (*rows, V, *places)]
     near = [shape[:i] + (size,) + shape[i + 1 :] for shape in right for i in range(len(shape)) for size in (0, 1, 2, 9)]
     near += [shape[:i] + (size,) + shape[i:] for shape in right for i in range(len(shape) + 1) for size in (1, 2, V)]
@@ -31,7 +31,7 @@ def shapes(rows, places):
 
 
 def cases(rows, places=()):
-    """Shapes and dtypes: the right ones with all, the others with some."""
+    """Returns shapes and dtypes: right shapes with all dtypes, others with some."""
     right, others = shapes(rows, places)
     some = [
         (shape, dtype) for i, shape in enumerate(others) for dtype in (DTYPES[0], DTYPES[1 + i % (len(DTYPES) - 1)])
@@ -59,7 +59,7 @@ def test_torch_does_as_upstream(input_shape, places, reduction, smoothing):
     input, weight = torch.randn(input_shape, dtype=torch.float64), torch.randn(V, *places, D, dtype=torch.float64)
     taken = 0
     for shape, dtype in cases(input_shape[:-1], places):
-        if dtype == torch.uint8 and places and 0 in shape:  # of no element PyTorch takes it with some reductions
+        if dtype == torch.uint8 and places and 0 in shape:  # without elements PyTorch takes it with some reductions
             continue
         target = made(shape, dtype)
         options = {"reduction": reduction, "label_smoothing": smoothing}
@@ -100,8 +100,8 @@ def holding(weight, module):
 
 
 WIDE = (torch.int64, torch.int32)
-# Call here, dimensions of hidden states, whether only the number of targets counts, what another number or shape
-# raises, what a target without a dimension raises, dtypes taken, what others raise.
+# Columns: our call, dimensions of hidden states, whether only the number of targets counts, the errors for another
+# number or shape and for a target without a dimension, accepted dtypes, the error for others.
 #
 # liger: ops/fused_linear_cross_entropy.py unpacks input.shape (ValueError) and slices target (IndexError without a
 #   dimension). It compares no sizes: its kernel reads the first N of the targets' memory, which is no contract, and
@@ -176,7 +176,8 @@ def test_hidden_states_that_these_unpack(name):
 
 
 def test_torchtitan_labels_are_those_of_cross_entropy():
-    """torchtitan 0.3.0, components/loss.py: F.cross_entropy of logits and labels whose first two dimensions are one."""
+    """torchtitan 0.3.0, components/loss.py, calls F.cross_entropy on logits and labels with their first two dimensions
+    merged."""
     rows = (2, 3)
     logits = torch.randn(6, V, dtype=torch.float64)
     for shape, dtype in cases(rows):

@@ -21,7 +21,7 @@ def reference(input, linear_weight, bias, target, **options):
 
 
 def compare(leaves, target, *dtypes, **options):
-    """A mean of nothing is NaN in both, and has no gradient."""
+    """Compares two results. A mean of nothing is NaN in both, without a gradient."""
 
     def target_of(input):
         return target.to(input.dtype) if target.is_floating_point() else target
@@ -73,7 +73,7 @@ def test_class_probabilities(shape, reduction):
 
 
 def test_logits_of_class_probabilities_are_not_rounded():
-    """With all of it on one class they are class indices, whose logits are float32 in 16 bits, too."""
+    """Probabilities of one class act like class indices. Their logits are float32 even for 16-bit operands."""
     input, weight = torch.randn(9, 64).bfloat16() * 3, torch.randn(11, 64).bfloat16()
     target = torch.randint(0, 11, (9,))
     one_hot = F.one_hot(target, 11).float()
@@ -119,7 +119,7 @@ def refused(function, *arguments, **options):
     ids=lambda change: "-".join(change),
 )
 def test_refusals_are_of_upstream_types(change):
-    """Those of targets by their shape and dtype are in test_compat_targets.py."""
+    """test_compat_targets.py covers targets by shape and dtype."""
     arguments = {
         "input": torch.randn(4, 5),
         "linear_weight": torch.randn(7, 5),
@@ -134,7 +134,7 @@ def test_refusals_are_of_upstream_types(change):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [None, (), (3,), (2, 2)], ids=str)
 def test_module_equals_upstream_and_shares_its_state(shape, reduction, bias):
-    """None: the module by logitless's own name, whose class weights have one of their own."""
+    """None stands for the module by logitless's own name, which calls class weights differently."""
     from torch.nn import LinearCrossEntropyLoss as Upstream
     from torch.nn import LinearCrossEntropyOptions
 

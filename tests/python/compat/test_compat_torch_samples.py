@@ -1,5 +1,6 @@
-"""logitless.compat.torch on what PyTorch tests its own function and module with: the samples, references and refused
-inputs of the installed torch.testing. Its test files are not in its wheel.
+"""logitless.compat.torch on the samples, references and error inputs of the installed torch.testing.
+
+PyTorch tests its own function and module with them. Its test files are not in its wheel.
 """
 
 import pytest
@@ -23,7 +24,7 @@ each_variant = pytest.mark.parametrize("variant", ["plain", "chunked", "chunked_
 
 
 def operands(sample):
-    """Differentiable inputs in float64, by name; and the other arguments."""
+    """Returns differentiable inputs in float64 by name, and the other arguments."""
     linear_weight, target = sample.args
     options = dict(sample.kwargs)
     leaves = {"input": sample.input, "linear_weight": linear_weight, "linear_bias": options.pop("linear_bias", None)}
@@ -82,7 +83,7 @@ def test_refused_inputs_of_the_function():
 @pytest.mark.filterwarnings("ignore:.*linear_cross_entropy")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_samples_of_the_module(dtype):
-    """Losses beside the reference that comes with each sample, gradients beside PyTorch's module, at its tolerance."""
+    """Losses are compared with each sample's reference, gradients with PyTorch's module at its tolerance."""
     samples = MODULE.module_inputs_func(MODULE, device="cpu", dtype=dtype, requires_grad=True, training=True)
     assert len(samples) > 300
     for sample in samples:

@@ -22,7 +22,7 @@ MODELS = {
 
 
 class PlainLoss(nn.Module):
-    """The contract of a model's criterion, over whole logits. ``dtype``: of the product."""
+    """A model's criterion over whole logits; ``dtype`` is the product's."""
 
     ignore_index = -100
 
@@ -38,7 +38,7 @@ class PlainLoss(nn.Module):
 
 @pytest.fixture
 def one_configuration(monkeypatch):
-    """Triton's autotuners take one configuration of each kernel, so that a model is not tuned for minutes."""
+    """Limits Triton's autotuners to one configuration per kernel, because tuning a model takes minutes."""
     from triton.runtime.autotuner import Autotuner
 
     original = Autotuner.prune_configs
@@ -48,7 +48,7 @@ def one_configuration(monkeypatch):
 
 
 def step(model, criterion, tokens, labels):
-    """Loss and gradients of all parameters."""
+    """Returns the loss and the gradients of all parameters."""
     model.criterion = criterion
     model.zero_grad(set_to_none=True)
     loss = model(tokens, labels=labels).loss
@@ -63,7 +63,7 @@ def errors(got, truth):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 def test_a_model_trains_as_with_float64_logits(name, tied, one_configuration):
-    """As near as twice the plain loss of 16-bit logits, and a rounding of 16-bit gradients."""
+    """The error is at most twice that of the plain loss of 16-bit logits, plus a rounding of 16-bit gradients."""
     models = pytest.importorskip("fla.models")
     from transformers import AutoModelForCausalLM
 
@@ -76,7 +76,7 @@ def test_a_model_trains_as_with_float64_logits(name, tied, one_configuration):
     labels[0, :17] = -100
     try:
         truth = step(model, PlainLoss(torch.float64), tokens, labels)
-    except RuntimeError as error:  # of the layers, for a version of Triton that compiles them wrongly
+    except RuntimeError as error:  # some versions of Triton miscompile the layers
         if "Please upgrade Triton" not in str(error):
             raise
         pytest.skip(str(error))

@@ -42,13 +42,13 @@ def test_a_checkout(tmp_path):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.rglob("*"))
-    found = run("quack", tmp_path)
-    assert found.returncode == 1, found.stderr
-    assert "1 failed, 1 passed" in found.stdout
+    done = run("quack", tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "1 failed, 1 passed" in done.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_not_a_checkout(tmp_path):
-    found = run("fla", tmp_path)
-    assert found.returncode == 2
-    assert "--repository: expected a checkout of fla's repository" in found.stderr
+    done = run("fla", tmp_path)
+    assert done.returncode == 2
+    assert "--repository: expected a checkout of fla's repository" in done.stderr

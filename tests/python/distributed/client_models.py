@@ -1,4 +1,4 @@
-"""A small language model that is wrapped in each way, and its training step by the stock head and by the fused one."""
+"""A small language model wrapped in each way, and its training step with the stock head and the fused one."""
 
 import contextlib
 import copy
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-VOCAB, D = 23, 8  # an odd vocabulary: the ranks' shards differ
+VOCAB, D = 23, 8  # an odd vocabulary gives the ranks different shards
 
 
 class Model(nn.Module):
-    """head: how the loss is made.
+    """A model whose ``head`` says how the loss is computed.
 
     stock     F.cross_entropy of lm_head(hidden)
     inside    logitless.linear_cross_entropy of lm_head.weight, within the model's forward
@@ -61,12 +61,12 @@ def batch(rank, step):
     torch.manual_seed(10 * step + rank + 1)
     ids = torch.randint(0, VOCAB, (3, 5))
     labels = ids.roll(1, 1)
-    labels[0, : 2 * rank] = -100  # ranks have other counts of valid rows
+    labels[0, : 2 * rank] = -100  # ranks have different counts of valid rows
     return ids, labels
 
 
 def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None):
-    """Losses of the last step, and the gradients of its parameters by name, reduced and whole."""
+    """Returns the losses of the last step, and the gradients of its parameters by name, reduced and whole."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for step in range(steps):
         wrapped.zero_grad()
@@ -74,8 +74,8 @@ def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None):
         for part in range(micro):
             with sync(part == micro - 1) or contextlib.nullcontext():
                 ids, labels = batch(rank, micro * step + part)
-                found = wrapped(ids, labels)
-                loss = model.loss(found, labels) if model.head == "outside" else found
+                out = wrapped(ids, labels)
+                loss = model.loss(out, labels) if model.head == "outside" else out
                 loss.mean().backward()
                 losses.append(loss.detach().float())
         if step < steps - 1:
@@ -89,7 +89,7 @@ def train(wrapped, model, rank, steps=2, micro=1, sync=lambda on: None):
 
 
 def alone(world, steps=2, micro=1, dtype=torch.float64, divisor=None, **options):
-    """The gradients of one process that has the batches of all ranks."""
+    """Returns the gradients of one process with the batches of all ranks."""
     model = Model("stock", **options).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):

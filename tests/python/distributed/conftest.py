@@ -1,4 +1,4 @@
-"""Fixtures of the tests on several processes: each runs a function on its ranks, see ranks.py."""
+"""Fixtures for tests on several processes: each runs a function on its ranks; see ranks.py."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def four(ranks_of):
 
 @pytest.fixture
 def two_gpus(ranks_of):
-    """With a GPU for each rank."""
+    """Gives each rank a GPU."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     return ranks_of(2, "cuda")
@@ -29,5 +29,5 @@ def two_gpus(ranks_of):
 
 @pytest.fixture
 def ranks(request):
-    """Those of the fixture that client_oracle.on() names."""
+    """Returns the fixture that client_oracle.on() names."""
     return request.getfixturevalue(request.param)

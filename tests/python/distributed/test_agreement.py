@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 class Group:
-    """Stands for a process group: a key of the memory."""
+    """Stands for a process group as a key of the memory."""
 
 
 class Channel:
@@ -21,7 +21,8 @@ class Channel:
 
 @pytest.fixture
 def agree(monkeypatch):
-    """agree(own, **others) -> what two ranks agree on, where fields of the other's header are others."""
+    """Returns agree(own, **others) -> the agreement of two ranks, where ``others`` changes fields of the other's
+    header."""
     group, channel = Group(), Channel()
     monkeypatch.setattr(_agreement, "channel_of", lambda _: channel)
     monkeypatch.setattr(dist, "get_rank", lambda _: 0)

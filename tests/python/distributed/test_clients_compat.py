@@ -12,7 +12,7 @@ from logitless.compat import verl
 
 pytestmark = pytest.mark.slow
 
-TOKENS, VOCAB, D = 252, 507, 123  # of Apple's tests: ranks do not divide the vocabulary
+TOKENS, VOCAB, D = 252, 507, 123  # Apple's test sizes: ranks do not divide the vocabulary
 
 
 def problem(dtype):
@@ -25,7 +25,7 @@ def problem(dtype):
 
 
 def whole(part, counts):
-    """All ranks' rows."""
+    """Returns all ranks' rows."""
     padded = torch.cat([part, part.new_zeros((max(counts) - part.shape[0], *part.shape[1:]))])
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
@@ -37,8 +37,8 @@ def apple(mesh, dtype, reduce, z_loss):
     mine = cce.VocabParallelOptions.from_vocab(VOCAB, mesh.get_group(), reduce)
     shard = weight[mine.start : mine.stop].clone().requires_grad_()
     hidden.requires_grad_()
-    found = cce.linear_cross_entropy(hidden, shard, target, vocab_parallel_options=mine, return_lse=True)
-    loss = found[0] + cce.compute_z_loss(found[1], target) if z_loss else found[0]
+    outputs = cce.linear_cross_entropy(hidden, shard, target, vocab_parallel_options=mine, return_lse=True)
+    loss = outputs[0] + cce.compute_z_loss(outputs[1], target) if z_loss else outputs[0]
     loss.backward()
     if not reduce:
         dist.all_reduce(hidden.grad)
@@ -48,7 +48,7 @@ def apple(mesh, dtype, reduce, z_loss):
 
 
 def apple_alone(dtype, wide, z_loss):
-    """By PyTorch, of the same numbers."""
+    """Computes the same numbers by PyTorch."""
     hidden, weight, target = (t.to(wide).requires_grad_() if t.is_floating_point() else t for t in problem(dtype))
     logits = F.linear(hidden, weight).flatten(0, 1)
     loss = F.cross_entropy(logits, target.flatten())
@@ -62,7 +62,7 @@ def apple_alone(dtype, wide, z_loss):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("reduce", "z_loss"), [(True, False), (True, True), (False, False)])
 def test_apples_vocab_parallel_options(ranks, dtype, reduce, z_loss):
-    """As close to float64 as PyTorch on one process in this dtype."""
+    """The error from float64 is as small as PyTorch's on one process in this dtype."""
     alone = [apple_alone(dtype, wide, z_loss) for wide in (dtype, torch.float64)]
     check_values(ranks(apple, dtype, reduce, z_loss), *alone)
 
@@ -86,7 +86,7 @@ def by_verl(mesh, dtype):
     log_probs, entropy = verl.linear_cross_entropy(hidden, shard, target, 1.5, "none", mesh.get_group())
     rows = torch.arange(1.0, log_probs.numel() + 1, device=hidden.device) / TOKENS
     ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
-    dist.all_reduce(hidden.grad)  # as verl's own test: outside the kernel
+    dist.all_reduce(hidden.grad)  # outside the kernel, like verl's own test
     return log_probs.detach(), entropy.detach(), hidden.grad, whole(shard.grad, [506 // mesh.size()] * mesh.size())
 
 

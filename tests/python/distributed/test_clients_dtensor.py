@@ -1,4 +1,4 @@
-"""DTensors given to logitless.linear_cross_entropy, each pair of placements, against PyTorch on one process."""
+"""DTensors passed to logitless.linear_cross_entropy, for each pair of placements, against PyTorch on one process."""
 
 import logitless
 import pytest
@@ -18,7 +18,7 @@ def problem(vocab, ignored=5):
     hidden = torch.randn(BATCH, LENGTH, D, generator=generator)
     weight, bias = torch.randn(vocab, D, generator=generator), torch.randn(vocab, generator=generator)
     target = torch.randint(0, vocab, (BATCH, LENGTH), generator=generator)
-    target.view(-1)[:ignored] = -100  # so ranks have other counts of valid rows
+    target.view(-1)[:ignored] = -100  # ranks have different counts of valid rows
     return hidden, weight, bias, target, torch.rand(vocab, generator=generator) + 0.5
 
 
@@ -27,7 +27,7 @@ def placement(text):
 
 
 def leaf(tensor, mesh, text):
-    """A DTensor that may be uneven, its gradient wanted."""
+    """Returns a DTensor, possibly uneven, that requires a gradient."""
     return distribute_tensor(tensor, mesh, [placement(part) for part in text]).detach().requires_grad_()
 
 
@@ -47,7 +47,7 @@ def ours(mesh, hidden_at, weight_at, vocab, reduction, with_target=True, **optio
 
 
 def alone(vocab, reduction, with_class_weight=False):
-    """Loss and gradients of hidden, weight and bias in both precisions."""
+    """Returns loss and gradients of hidden, weight and bias in both precisions."""
     hidden, weight, bias, target, class_weight = problem(vocab)
     options = {"reduction": reduction} | ({"class_weight": class_weight} if with_class_weight else {})
     dtypes = torch.float32, torch.float64
@@ -55,10 +55,10 @@ def alone(vocab, reduction, with_class_weight=False):
 
 
 def check(ranks, *arguments, vocab, reduction, **options):
-    found = ranks(ours_of, arguments, vocab, reduction, options)
-    check_values([values for values, _ in found], *alone(vocab, reduction, with_class_weight=True))
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    return found[0][1]
+    by_rank = ranks(ours_of, arguments, vocab, reduction, options)
+    check_values([values for values, _ in by_rank], *alone(vocab, reduction, with_class_weight=True))
+    assert all(torch.equal(a, b) for a, b in zip(by_rank[0][0], by_rank[1][0], strict=True))
+    return by_rank[0][1]
 
 
 def ours_of(mesh, arguments, vocab, reduction, options):
@@ -77,13 +77,13 @@ def test_each_pair_of_placements(ranks, hidden, weight, reduction):
 
 @pytest.mark.parametrize(("hidden", "weight"), [("R", "0"), ("0", "0"), ("0", "R")])
 def test_uneven_and_empty_shards(three, hidden, weight):
-    """Of 4 sequences and 4 entries three ranks have 2, 2 and 0."""
+    """Three ranks share 4 sequences and 4 entries as 2, 2 and 0."""
     check(three, hidden, weight, vocab=4, reduction="mean")
     check(three, hidden, weight, vocab=4, reduction="none")
 
 
 def test_placements_of_what_is_returned(two):
-    """Gradients have those of PyTorch's own products; a loss is a number on all ranks, or one for each token."""
+    """Gradients are placed like those of PyTorch's own products. A loss is a number on all ranks, or one per token."""
     R, P, S0 = "(Replicate(),)", "(Partial(sum),)", "(Shard(dim=0),)"
     assert check(two, "R", "0", vocab=13, reduction="mean") == [R, R, S0, S0]
     assert check(two, "0", "R", vocab=13, reduction="mean") == [R, S0, P, P]
@@ -126,7 +126,7 @@ def test_several_targets(two, hidden, weight, reduction, as_dtensors):
 
 
 def on_a_mesh_of_two_dimensions(mesh, reduction, hidden_at, vocab_at):
-    """Tokens and the vocabulary over dimensions of a mesh that are not the same."""
+    """Shards tokens and the vocabulary over different dimensions of a mesh."""
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, bias, target, _ = problem(13)
     leaves = [leaf(t, grid, at) for t, at in ((hidden, hidden_at), (weight, vocab_at), (bias, vocab_at))]
@@ -201,8 +201,8 @@ def refusals(mesh):
     whole, main_grad = leaf(weight, mesh, "R"), torch.zeros(14, D)
     refused(unsupported, "main_grad: expected None", parts, whole, target, main_grad=main_grad)
     partial = DTensor.from_local(hidden / 2, mesh, [Partial()])
-    found = logitless.linear_cross_entropy(partial, shard.detach(), target).full_tensor()
-    assert (found - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())).abs() < 1e-5
+    loss = logitless.linear_cross_entropy(partial, shard.detach(), target).full_tensor()
+    assert (loss - F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten())).abs() < 1e-5
 
 
 def test_what_is_not_known_is_refused(two):

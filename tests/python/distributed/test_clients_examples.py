@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 def run(mesh, how, *options):
     sys.argv = ["parallel_train.py", how, *options, "--steps", "12"]
+    sys.path.insert(0, str(EXAMPLES))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / "parallel_train.py"), run_name="__main__")
@@ -27,5 +28,7 @@ def run(mesh, how, *options):
 @pytest.mark.parametrize("how", ["fsdp2", "tensor"])
 def test_the_loss_falls(ranks, how):
     printed, nothing = ranks(run, how, *(["--tiny"] if ranks.device == "cpu" else []))
-    first, last = map(float, re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)", printed).groups())
+    line, names, seconds, memory = printed.splitlines()
+    first, last = map(float, re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)", line).groups())
     assert last < first - 0.5 and not nothing
+    assert names.split()[-3:] == ["logitless", "whole", "logits"] and "ms" in seconds and "MiB" in memory

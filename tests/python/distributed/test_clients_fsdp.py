@@ -1,6 +1,6 @@
-"""FSDP2: the head in the root unit, grouped with the norm, in a unit of its own; its weight read inside and outside.
+"""FSDP2: the head in the root unit, grouped with the norm, or in its own unit; its weight read inside and outside.
 
-DistributedDataParallel, for which nothing is done, is one more way to wrap the model.
+DistributedDataParallel needs no special support and is one more way to wrap the model.
 """
 
 import logitless
@@ -32,7 +32,7 @@ def shard(model, unit, mesh, **options):
 def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, bias=False):
     if grid is not None:
         mesh = dist.init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
-    found = {}
+    by_head = {}
     for made in ("stock", head):
         model = Model(made, reduction, tied, bias)
         wrapped = shard(model, unit, mesh)
@@ -40,12 +40,12 @@ def steps(mesh, head, unit, reduction, tied, micro=1, divisor=None, grid=None, b
             for module in (model, model.body, *(() if unit == "root" else (model.lm_head,))):
                 module.set_gradient_divide_factor(divisor)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum of products
-        found[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=synchronization(wrapped, unit))
-    return found["stock"], found[head]
+        by_head[made] = train(wrapped, model, dist.get_rank(), micro=micro, sync=synchronization(wrapped, unit))
+    return by_head["stock"], by_head[head]
 
 
 def synchronization(wrapped, unit):
-    """Returns a function of whether gradients are synchronized."""
+    """Returns a function that says whether gradients are synchronized."""
     if unit == "DDP":
         return lambda last: None if last else wrapped.no_sync()
     return wrapped.set_requires_gradient_sync
@@ -90,7 +90,7 @@ def test_accumulation_without_synchronization(two, head, unit):
     ("module", "mean", False), ("module", "none", False),
 ])  # fmt: skip
 def test_gradients_of_ddp_and_their_accumulation(two, head, reduction, tied, micro):
-    """With no_sync but for the last part; the second step finds what the first has left."""
+    """All parts but the last use no_sync; the second step follows on the first one's state."""
     check(two, head, "DDP", reduction, tied, micro, bias=True)
 
 
@@ -106,18 +106,18 @@ def test_replicated_shards(two, grid):
 
 def mixed(mesh, head):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found = []
+    results = []
     for made in ("stock", head):
         model = Model(made)
         wrapped = shard(model, "own", mesh, mp_policy=policy)
-        found.append(train(wrapped, model, mesh.get_rank(), steps=1))
+        results.append(train(wrapped, model, mesh.get_rank(), steps=1))
         assert model.lm_head.weight.grad.dtype == torch.float32
-    return found
+    return results
 
 
 @pytest.mark.parametrize("head", ["inside", "module"])
 def test_mixed_precision(two, head):
-    """In bfloat16 the body's own rounding is in all gradients: as close to float64 as the stock head."""
+    """In bfloat16 all gradients have the body's own rounding: ours must be as close to float64 as the stock head's."""
     true = alone(2, steps=1)
     for stock, fused in two(mixed, head):
         for name, gradient in true.items():
@@ -126,7 +126,8 @@ def test_mixed_precision(two, head):
 
 
 def collectives(mesh, head, reduction):
-    """What a call and its backward pass do to the head, of a model whose other parameters are not sharded."""
+    """Returns the collectives on the head in a call and its backward pass. The model's other parameters are not
+    sharded."""
     model = Model(head, reduction)
     fully_shard(model.lm_head, mesh=mesh)
     with CommDebugMode() as counted:
@@ -137,7 +138,7 @@ def collectives(mesh, head, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_weight_is_gathered_once(two, reduction):
-    """Also of a head that is the only FSDP unit."""
+    """This includes a head that is the only FSDP unit."""
     true = alone(2, steps=1, reduction=reduction)["lm_head.weight"]
     for counts, gradient in two(collectives, "inside", reduction):
         assert counts == {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}

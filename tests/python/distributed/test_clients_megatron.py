@@ -1,7 +1,7 @@
-"""A GPTModel of Megatron core, patched and as it is, with tensor and sequence parallelism; where it is installed.
+"""Megatron core's GPTModel, patched and unpatched, with tensor and sequence parallelism; needs Megatron core.
 
-Megatron core asks CUDA for its device and its random states, and Apex for norms of sequence-parallel states: on the
-CPU, without dropout, it is told another device, and given PyTorch's norm.
+Megatron core takes its device and random states from CUDA, and norms of sequence-parallel states from Apex. On the CPU,
+without dropout, the tests substitute the device and PyTorch's norm.
 """
 
 import contextlib

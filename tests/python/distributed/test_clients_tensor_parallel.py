@@ -55,14 +55,14 @@ def colwise(mesh, kind, output):
 @pytest.mark.parametrize(("kind", "output"), [("module", "local"), ("module", "DTensor"), ("function", "DTensor")])
 def test_a_colwise_head(ranks, kind, output):
     theirs, true = (loss_and_gradients(*problem(), dtype=dtype) for dtype in (torch.float32, torch.float64))
-    found, stock = ranks(colwise, kind, output), ranks(colwise, "stock", "DTensor")
-    for (_, type_), (_, stock_type) in zip(found, stock, strict=True):
+    fused, stock = ranks(colwise, kind, output), ranks(colwise, "stock", "DTensor")
+    for (_, type_), (_, stock_type) in zip(fused, stock, strict=True):
         assert type_ == ("Tensor" if output == "local" else stock_type)
-    check_values([values for values, _ in (*found, *stock)], theirs, true)
+    check_values([values for values, _ in (*fused, *stock)], theirs, true)
 
 
 def with_fsdp(mesh):
-    """Two ranks that share each sequence, two such pairs: FSDP2 over pairs, the vocabulary within one."""
+    """Makes two pairs of ranks: a pair shares each sequence and splits the vocabulary, and FSDP2 runs over pairs."""
     grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     hidden, weight, target = problem()
     mine = slice(0, 2) if grid["data"].get_local_rank() == 0 else slice(2, 3)
@@ -81,6 +81,6 @@ def test_with_fsdp(four):
     for dtype in (torch.float32, torch.float64):
         parts = [loss_and_gradients(hidden[s], weight, target[s], dtype=dtype) for s in (slice(0, 2), slice(2, 3))]
         expected.append([[loss, d_hidden, (parts[0][2] + parts[1][2]) / 2] for loss, d_hidden, _ in parts])
-    found = four(with_fsdp)
+    by_rank = four(with_fsdp)
     for pair, (theirs, true) in enumerate(zip(*expected)):
-        check_values(found[2 * pair : 2 * pair + 2], theirs, true)
+        check_values(by_rank[2 * pair : 2 * pair + 2], theirs, true)

@@ -1,4 +1,4 @@
-"""The loss of torchtitan by the fused head, beside torchtitan's own; where it is installed."""
+"""torchtitan's loss by the fused head, beside torchtitan's own; needs torchtitan."""
 
 import pytest
 import torch
@@ -30,10 +30,10 @@ def losses():
 
 
 def data_parallel(mesh, unit):
-    """As torchtitan shards: the norm and the head in one unit; the divisor is of all ranks' tokens."""
+    """Shards like torchtitan: the norm and the head form one unit, and the divisor counts all ranks' tokens."""
     from torch.distributed.fsdp import fully_shard
 
-    found = []
+    results = []
     for loss_fn in losses():
         model = Model("stock")
         fully_shard(model.body, mesh=mesh)
@@ -54,8 +54,8 @@ def data_parallel(mesh, unit):
             evaluated, _ = loss_fn(model(ids), labels, torch.tensor(29.0))
         torch.testing.assert_close(evaluated, loss.detach())
         assert metrics == {}
-        found.append((loss.detach(), gradients))
-    return found
+        results.append((loss.detach(), gradients))
+    return results
 
 
 @pytest.mark.parametrize("unit", ["grouped", "own", "root"])

@@ -37,13 +37,13 @@ def batch_of(rank, model):
 
 
 def mean(steps):
-    """What rank 0 sees: its own loss, and the mean of the gradients."""
+    """Returns rank 0's results: its own loss, and the mean of the gradients."""
     names = steps[0].gradients
     return Step(steps[0].loss, {name: sum(s.gradients[name] for s in steps) / len(steps) for name in names})
 
 
 def planned(model, mesh):
-    """By the plan of the model's class; from 5.23 on it is resolved before."""
+    """Shards by the plan of the model's class; from 5.23 on it is resolved before."""
     from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism as apply
 
     if "fsdp_plan" not in inspect.signature(apply).parameters:
@@ -79,7 +79,7 @@ def run(model, batch):
 
 
 def data_parallel(mesh, way, tied):
-    found = []
+    results = []
     for fused in (False, True):
         model = model_of(tied)
         if fused and way == "DDP":
@@ -87,9 +87,9 @@ def data_parallel(mesh, way, tied):
         made = wrapped(model, way, mesh)
         if fused and way != "DDP":
             logitless.transformers.patch(model)
-        steps = [run(made, batch_of(mesh.get_rank(), model)) for _ in range(2)]  # the second finds what was freed
-        found.append(steps[1])
-    return found
+        steps = [run(made, batch_of(mesh.get_rank(), model)) for _ in range(2)]  # the second step uses what was freed
+        results.append(steps[1])
+    return results
 
 
 def check(reference, fused):
@@ -113,7 +113,7 @@ VOCABULARIES = {"local": None, "transformers": 100}
 
 
 def shard_head(head, mesh):
-    """By transformers' own parallel layer."""
+    """Shards the head by transformers' own parallel layer."""
     from transformers.distributed.tensor_parallel import ColwiseParallel as Style
 
     style = Style(input_layouts=Replicate(), output_layouts=Replicate())
@@ -122,8 +122,8 @@ def shard_head(head, mesh):
 
 
 def tensor_parallel(mesh, way):
-    """The vocabulary of 99 is not divided evenly by two ranks; transformers' own parallel layer wants that it is."""
-    found = []
+    """Two ranks do not divide a vocabulary of 99. transformers' own parallel layer needs one that they divide."""
+    results = []
     for fused in (False, True):
         model = model_of(False, VOCABULARIES[way])
         if way == "transformers":
@@ -132,8 +132,8 @@ def tensor_parallel(mesh, way):
             parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
         if fused:
             logitless.transformers.patch(model, tp_mesh=mesh if way == "transformers" else None)
-        found.append(run(model, batch_of(0, model)))
-    return found
+        results.append(run(model, batch_of(0, model)))
+    return results
 
 
 @pytest.mark.parametrize("way", ["local", "transformers"])

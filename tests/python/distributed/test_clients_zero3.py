@@ -1,6 +1,6 @@
-"""ZeRO-3: the head's weight is gathered for its forward call, freed, and gathered again in the backward pass.
+"""ZeRO-3 gathers the head's weight for its forward call, frees it, and gathers it again in the backward pass.
 
-DeepSpeed is no part of the tests' environment: where it is not installed they are skipped.
+DeepSpeed is not in the tests' environment: without it these tests are skipped.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ def engine_of(mesh, model, micro=1):
 def steps(mesh, head, reduction, bias, tied, micro):
     from deepspeed.utils import safe_get_full_grad
 
-    found = {}
+    by_head = {}
     for made in ("stock", head):
         model = Model(made, reduction, tied, bias)
         engine = engine_of(mesh, model, micro)
@@ -55,15 +55,14 @@ def steps(mesh, head, reduction, bias, tied, micro):
                 engine.backward(loss)
                 gradients = {name: safe_get_full_grad(p) for name, p in model.named_parameters()}
                 engine.step()
-        found[made] = gradients, sizes, float(loss)
-    return found["stock"], found[head]
+        by_head[made] = gradients, sizes, float(loss)
+    return by_head["stock"], by_head[head]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize(("bias", "tied", "micro"), [(False, False, 1), (True, False, 2), (False, True, 1)])
 def test_a_head_whose_weight_is_gathered_twice(two, reduction, bias, tied, micro):
-    """With "mean" gradients come with the loss, with "none" in the backward pass, from the weight that is gathered
-    there."""
+    """With "mean" gradients come with the loss. With "none" the backward pass regathers the weight."""
     true = alone(2, micro=micro, reduction=reduction, tied=tied, bias=bias, divisor=2 * micro)
     for stock, fused in two(steps, "module", reduction, bias, tied, micro):
         assert set(fused[1]) == {0}, "the weight was not freed"

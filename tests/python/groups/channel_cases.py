@@ -1,4 +1,4 @@
-"""The hosts' channel of groups that have no backend for the host, as NCCL's: such groups are stood in for by gloo's."""
+"""The hosts' channel of groups without a host backend, such as NCCL's. Groups of gloo stand in for them."""
 
 import contextlib
 import warnings
@@ -13,7 +13,7 @@ from groups.ranks import sizes
 
 @contextlib.contextmanager
 def without_host_backend(ranks, has_gloo=True):
-    """Groups meanwhile have a backend of devices alone; rank 1 has no gloo beside it where has_gloo is False."""
+    """Gives groups a device backend only, within the block. With has_gloo False, rank 1 has no gloo beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_channel, "_has_host_backend", lambda group: False)
         patch.setattr(_channel, "_device_of", lambda group: ranks.device)
@@ -43,7 +43,7 @@ def case_a_gloo_connection_beside_the_group(ranks):
 
 @sizes(2, 3)
 def case_one_rank_without_gloo(ranks):
-    """All of them take the group itself."""
+    """All ranks use the group itself."""
     with without_host_backend(ranks, has_gloo=False) as alone:
         with pytest.warns(RuntimeWarning, match="each call waits for the device"):
             assert _channel.channel_of(alone.group)._link() is alone.group

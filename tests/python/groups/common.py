@@ -1,4 +1,4 @@
-"""Parts that cases share: data, a group's call and that of one process, and what the two may differ by."""
+"""Shared parts of cases: data, a group's call and one process's, and the allowed difference."""
 
 import logitless
 import logitless.distributed
@@ -12,14 +12,14 @@ WHOLE = slice(None)
 
 
 def shard_sizes(ranks):
-    """Sizes of uneven shards, one of them empty where there are three."""
+    """Returns sizes of uneven shards; one of three is empty."""
     return {1: [57], 2: [40, 17], 3: [40, 0, 17], 4: [5, 30, 0, 22]}[ranks.size]
 
 
 class Data:
-    """A head, tokens and what options need, equal on every rank. The shard is this rank's."""
+    """A head, tokens and the tensors of options, equal on every rank. The shard is this rank's."""
 
-    width, times = D, 1  # the vocabulary is so many times that of shard_sizes()
+    width, times = D, 1  # the vocabulary is this many times that of shard_sizes()
 
     def __init__(self, ranks, dtype=torch.float64, seed=0, shape=(ROWS,), rows=None):
         generator = torch.Generator().manual_seed(seed)
@@ -49,7 +49,7 @@ class Data:
         return self.rows[dist.get_rank()]
 
     def leaves(self, rows=WHOLE, columns=WHOLE):
-        """Input, weight and bias."""
+        """Returns input, weight and bias."""
         parts = self.input[rows], self.weight[columns], self.bias[columns]
         return [part.clone().requires_grad_() for part in parts]
 
@@ -64,7 +64,7 @@ class Data:
 
 
 class Targets(Data):
-    """Five of them a row, some of which are none or come twice."""
+    """Data with five targets per row, some missing and some repeated."""
 
     def __init__(self, ranks, dtype=torch.float64, seed=0, shape=(ROWS,), count=5):
         super().__init__(ranks, dtype, seed, shape)
@@ -80,24 +80,24 @@ class Targets(Data):
 
 
 def objective(out, data):
-    """A scalar of a loss, and of differentiable statistics; or of log-probabilities."""
-    found = [out]
+    """Returns a scalar from a loss and differentiable statistics, or from log-probabilities."""
+    outputs = [out]
     if not isinstance(out, torch.Tensor):
-        found = [out.loss, *(v for v in (out.entropy, out.lse, out.nll) if v is not None and v.requires_grad)]
-    upstream = [data.upstream if v.shape == data.upstream.shape else data.upstream_of_ids for v in found if v.dim()]
-    numbers = [value for value in found if not value.dim()]
-    rows = [value for value in found if value.dim()]
+        outputs = [out.loss, *(v for v in (out.entropy, out.lse, out.nll) if v is not None and v.requires_grad)]
+    upstream = [data.upstream if v.shape == data.upstream.shape else data.upstream_of_ids for v in outputs if v.dim()]
+    numbers = [value for value in outputs if not value.dim()]
+    rows = [value for value in outputs if value.dim()]
     return sum([(value * u.to(value.dtype)).sum() for value, u in zip(rows, upstream)], sum(numbers))
 
 
 def tensors_of(data, options, rows=WHOLE):
-    """Options by name, those that are tensors by the name of the data; of these the rows."""
+    """Returns options by name. Tensors are options that name an entry of the data; ``rows`` selects from them."""
     return {name: getattr(data, value[1:])[rows] if isinstance(value, str) and value[0] == "@" else value
             for name, value in options.items()}  # fmt: skip
 
 
 def of_whole(data, options, has_bias=False, function="linear_cross_entropy"):
-    """The result of one process, and the gradients of hidden, weight and bias."""
+    """Returns the result of one process, and the gradients of hidden, weight and bias."""
     leaves, options = data.leaves(), tensors_of(data, options)
     if has_bias:
         options["bias"] = leaves[2]
@@ -107,7 +107,7 @@ def of_whole(data, options, has_bias=False, function="linear_cross_entropy"):
 
 
 def call(ranks, data, function="linear_cross_entropy", **options):
-    """That of the group, of this rank's shard."""
+    """Calls the group's head on this rank's shard."""
     targets = {"linear_top_k": {"k": 9}, "linear_log_probs": {"ids": data.target}}.get(
         function, {"targets": data.target}
     )
@@ -116,8 +116,10 @@ def call(ranks, data, function="linear_cross_entropy", **options):
 
 
 def of_group(ranks, data, options, has_bias=False, own=None, function="linear_cross_entropy", **more):
-    """As of_whole(), of this rank's shard. own: each rank has the hidden states of its rows alone, and with True their
-    targets."""
+    """Returns of_whole()'s results for this rank's shard.
+
+    With ``own`` each rank has the hidden states of its own rows only; with True also their targets.
+    """
     rows = WHOLE if own is None else ranks.part(data)
     theirs = rows if own else WHOLE
     leaves, options = data.leaves(rows, data.shard), tensors_of(data, options, theirs) | more
@@ -132,12 +134,12 @@ def of_group(ranks, data, options, has_bias=False, own=None, function="linear_cr
 
 
 def outputs(out):
-    found = {"loss": out} if isinstance(out, torch.Tensor) else out._asdict()
-    return {name: value for name, value in found.items() if value is not None}
+    values = {"loss": out} if isinstance(out, torch.Tensor) else out._asdict()
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def agree(data, group, whole, rows=WHOLE, loss=1e-12, gradients=1e-14):
-    """In float64, of what of_group() and of_whole() give."""
+    """Compares of_group() with of_whole() in float64."""
     torch.testing.assert_close(outputs(group[0])["loss"], outputs(whole[0])["loss"], rtol=loss, atol=1e-14)
     for got, exact, part in zip(group[1], whole[1], (rows, data.shard, data.shard)):
         if exact is not None:
@@ -145,32 +147,34 @@ def agree(data, group, whole, rows=WHOLE, loss=1e-12, gradients=1e-14):
 
 
 def agree_sequence_parallel(ranks, data, options, **more):
-    """With all rows' targets on each rank, and with those of its own."""
+    """Compares with all rows' targets on each rank, and with its own rows' targets."""
     for own in (False, True):
         whole, group = of_whole(data, options, **more), of_group(ranks, data, options, own=own, **more)
         agree(data, group, whole, ranks.part(data))
 
 
 def agree_compiled(ranks, data, function="linear_cross_entropy", **options):
-    """A call among other operations."""
+    """Compares a compiled call among other operations."""
 
     def step(call, hidden, weight, target, **more):
         return call(torch.tanh(hidden), weight, target, **options, **more) * 2
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    found = []
+    results = []
     for run, kind, columns in ((compiled, logitless.distributed, data.shard), (step, logitless, WHOLE)):
         leaves = data.leaves(columns=columns)
         more = {} if run is step else {"group": ranks.group}
         loss = run(getattr(kind, function), *leaves[:2], data.target, **more)
         loss.sum().backward()
-        found.append((loss.detach(), [leaf.grad for leaf in leaves[:2]]))
-    agree(data, *found)
+        results.append((loss.detach(), [leaf.grad for leaf in leaves[:2]]))
+    agree(data, *results)
 
 
 def assert_close(name, got, naive, truth, term, ranks):
-    """For each rank, whose part is rounded, and once more: twice the error of the single-process head of the same
-    dtype, and a rounding of the largest term behind the result."""
+    """Asserts an error of at most twice that of the single-process head of the same dtype, plus roundings.
+
+    Each rank's part is rounded, and the sum once more. A rounding is that of the largest term behind the result.
+    """
     unit = torch.finfo(got.dtype).eps
     got, naive, truth = (t.detach().to(torch.float64) for t in (got, naive, truth))
     assert got.shape == truth.shape, (name, got.shape, truth.shape)
@@ -187,20 +191,21 @@ def largest_logit(data, has_bias=False):
 
 def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data, function="linear_cross_entropy",
           own=None, **more):  # fmt: skip
-    """more: options of the group's head alone, which change nothing but its rounding."""
+    """Checks a group's head against one process. ``more`` has options of the group's head that change only its
+    rounding."""
     data, given = kind(ranks, dtype, seed), {"has_bias": has_bias, "function": function}
     out, gradients = of_group(ranks, data, options, own=own, **given, **more)
     truth, exact = of_whole(data.to(torch.float64), options, **given)
     naive, rounded = of_whole(data, options, **given)
-    told, told_naive = outputs(out), outputs(naive)
+    values, naive_values = outputs(out), outputs(naive)
     stats = torch.float64 if dtype == torch.float64 else torch.float32
     logit = largest_logit(data, has_bias)
     for name, value in outputs(truth).items():
         if value.is_floating_point():
-            assert told[name].dtype == stats
-            assert_close(name, told[name], told_naive[name], value, max(logit, value.abs().max()), ranks)
+            assert values[name].dtype == stats
+            assert_close(name, values[name], naive_values[name], value, max(logit, value.abs().max()), ranks)
         elif dtype == torch.float64:
-            assert torch.equal(told[name], value), name
+            assert torch.equal(values[name], value), name
     rows = WHOLE if own is None else ranks.part(data)
     for part, got, near, whole in zip((rows, data.shard, data.shard), gradients, rounded, exact):
         if whole is None:
@@ -211,7 +216,7 @@ def check(ranks, options, has_bias=False, dtype=torch.float64, seed=0, kind=Data
         assert_close("gradient", got, near[part], whole[part], max(1, logit) * whole.abs().max(), ranks)
     again, gradients_again = of_group(ranks, data, options, own=own, **given, **more)
     for name, value in outputs(again).items():
-        assert torch.equal(value, told[name]), (name, "between runs")
+        assert torch.equal(value, values[name]), (name, "between runs")
         assert all(torch.equal(other.to(value.device), value) for other in ranks.gather(value)), (name, "between ranks")
     for one, other in zip(gradients, gradients_again):
         assert one is None or torch.equal(one, other)
@@ -237,7 +242,7 @@ WITH_BIAS = ("plain", "statistics", "temperature")
 
 
 def add_cases(module, options, dtypes, prefix="", with_bias=WITH_BIAS, **more):
-    """A case of check() for each of the options and dtypes, among the variables of a module."""
+    """Adds a case of check() for each option and dtype to a module's variables."""
     for name, chosen in options.items():
         for dtype in dtypes:
 
@@ -249,11 +254,13 @@ def add_cases(module, options, dtypes, prefix="", with_bias=WITH_BIAS, **more):
 
 
 def refused(ranks, match, error=ValueError, on=1, normal=None, data=None, function="linear_cross_entropy", **options):
-    """options: of rank `on` alone, or of "all". Every rank raises an error of that kind whose message has the match. A
-    call that is right works afterwards."""
+    """Checks that every rank raises that error with a matching message, and that a right call works afterwards.
+
+    ``options`` belong to rank `on`, or to "all".
+    """
     data = data or Data(ranks)
     mine = options if on in (ranks.rank, "all") else {}
     with pytest.raises(error, match=match):
         call(ranks, data, function, **(normal or {}) | mine)
-    found = call(ranks, data, function)
-    assert torch.isfinite(found if isinstance(found, torch.Tensor) else found.log_probs).all()
+    out = call(ranks, data, function)
+    assert torch.isfinite(out if isinstance(out, torch.Tensor) else out.log_probs).all()

@@ -1,4 +1,4 @@
-"""What every rank finds on CUDA, against the single-process head there and its float64."""
+"""Compares every rank on CUDA with the single-process head there and its float64."""
 
 import logitless
 import logitless.distributed
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class OnDevice:
-    """Larger than what the CPU's cases have, and on the rank's device. Scaled, so that logits are of size 1."""
+    """Data larger than those of the CPU's cases, on the rank's device, scaled for logits of size 1."""
 
     width, times = 64, 41
 
@@ -67,7 +67,7 @@ def case_largest_logits(ranks):
         got = call(ranks, data, "linear_top_k")
         logit = 2 * largest_logit(data)
         assert_close("log_probs", got.log_probs, naive, exact, logit, ranks)
-        # Rounded logits may be in another order: what the ids are worth in float64 is what the largest are.
+        # Rounded logits may change the order. So the ids' logits in float64 are compared with the largest ones.
         worth = logitless.linear_log_probs(wide.input, wide.weight, got.ids).to(got.log_probs.dtype)
         assert_close("ids", worth, naive, exact, logit, ranks)
 
@@ -91,7 +91,7 @@ def case_compiled(ranks):
 
 @sizes(2)
 def case_configurations_that_differ(ranks):
-    """Every rank raises, and a call that is right works afterwards."""
+    """Every rank raises, and a right call works afterwards."""
     data, of_rank_1 = CudaData(ranks), ranks.rank == 1
     refusal = "targets: expected" if of_rank_1 else "rank 1 of the group refused its arguments"
     for wrong, match in (
@@ -114,7 +114,7 @@ def case_a_target_out_of_range(ranks):
 
 @sizes(2)
 def case_hosts_do_not_wait_for_devices(ranks):
-    """Where hosts compare beside NCCL, one comes back from a call that is known while its device has not begun."""
+    """If hosts compare beside NCCL, a known call returns before its device has begun."""
     if dist.get_backend(ranks.group) != "nccl":
         return
     data = CudaData(ranks)

@@ -1,6 +1,8 @@
-"""Sparsified gradients of groups on CUDA. Which elements a seed keeps depends on the cut there, so what is tested is
-what
-does not: gradients that keep everything, repeatable bits, and means over seeds."""
+"""Sparsified gradients of groups on CUDA.
+
+A seed keeps different elements for each cut there. So the tests cover gradients that keep everything, repeatable bits,
+and means over seeds.
+"""
 
 import logitless
 import logitless.distributed
@@ -21,8 +23,8 @@ add_cases(globals(), KEPT, (torch.float32, torch.bfloat16), "sparsified_", ("pla
 def case_sparsified_seeds(ranks):
     data = CudaData(ranks)
     for options in (SPARSIFIED, SPARSIFIED | {"reduction": "none"}):  # gradients with the loss, and in a later pass
-        found = [of_group(ranks, data, options | {"seed": seed})[1] for seed in (3, 3, 4)]
-        for one, same, other in zip(*found):
+        by_seed = [of_group(ranks, data, options | {"seed": seed})[1] for seed in (3, 3, 4)]
+        for one, same, other in zip(*by_seed):
             assert one is None or (torch.equal(one, same) and not torch.equal(one, other))
         torch.manual_seed(5)  # without a seed each rank draws its own
         drawn = [of_group(ranks, data, options)[1][0] for _ in range(2)]
@@ -34,7 +36,7 @@ def case_sparsified_is_unbiased(ranks):
     data = CudaData(ranks, shape=(64,))
     exact = of_whole(data.to(torch.float64), {})[1]
     every = [of_group(ranks, data, SPARSIFIED | {"seed": seed})[1] for seed in range(100)]
-    # Of the weight the sum over the shard's rows: most rows alone are drawn in few of the runs.
+    # The weight's gradient is summed over the shard's rows, because few runs draw any single row.
     for truth, draws in (
         (exact[0], torch.stack([gradients[0] for gradients in every])),
         (exact[1][data.shard].sum(0), torch.stack([gradients[1].sum(0) for gradients in every])),

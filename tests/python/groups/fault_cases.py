@@ -1,4 +1,4 @@
-"""Ranks that are called otherwise than the others: every rank raises, and a call that is right works afterwards."""
+"""Ranks with different arguments: every rank raises, and a right call works afterwards."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def case_options_that_differ(ranks):
 
 @sizes(2)
 def case_options_that_change_on_one_rank(ranks):
-    """Of configurations that each rank has had before."""
+    """Each rank has had these configurations before."""
     data = Data(ranks)
     for scale in (0.5, 0.25):
         call(ranks, data, scale=scale)

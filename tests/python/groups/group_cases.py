@@ -1,4 +1,4 @@
-"""What every rank does and finds; single-process heads of the same data are the measure."""
+"""Each rank's actions and results, compared with single-process heads of the same data."""
 
 import gc
 import weakref
@@ -45,13 +45,13 @@ def case_losses_without_gradients(ranks):
 
 
 def case_learned_scale_and_temperature(ranks):
-    data, found = Data(ranks), []
+    data, results = Data(ranks), []
     for run in (of_whole, lambda *given: of_group(ranks, *given)):
         learned = {name: torch.tensor(value, requires_grad=True) for name, value in
                    (("scale", 0.8), ("temperature", 1.3))}  # fmt: skip
-        found.append((*run(data, learned, True), [number.grad for number in learned.values()]))
-    agree(data, found[1], found[0])
-    torch.testing.assert_close(found[1][2], found[0][2], rtol=1e-6, atol=1e-14)
+        results.append((*run(data, learned, True), [number.grad for number in learned.values()]))
+    agree(data, results[1], results[0])
+    torch.testing.assert_close(results[1][2], results[0][2], rtol=1e-6, atol=1e-14)
 
 
 def case_main_grad(ranks):
@@ -80,7 +80,7 @@ def case_compiled(ranks):
 
 
 def case_two_heads_at_once(ranks):
-    """Backward passes that come when another vocabulary has been worked on, whose shard has as many rows here."""
+    """Backward passes follow work on another vocabulary whose shard has as many rows here."""
     data = Data(ranks)
     options = {"reduction": "none", "label_smoothing": 0.3}
     leaf, shard, _ = data.leaves(columns=data.shard)
@@ -93,7 +93,7 @@ def case_two_heads_at_once(ranks):
 
 
 def case_nothing_outlives_its_use(ranks):
-    """Neither a run's workspace, until Python looks for cycles, nor a group that is destroyed."""
+    """This holds for a run's workspace, without waiting for Python's search for cycles, and for a destroyed group."""
     from logitless.distributed._passes import _Exchange
 
     data = Data(ranks)

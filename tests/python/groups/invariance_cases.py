@@ -1,4 +1,4 @@
-"""batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with gradients and without."""
+"""batch_invariant: for one cut of the vocabulary a row has the same bits in any batch, with or without gradients."""
 
 import torch
 
@@ -22,9 +22,9 @@ def case_batch_invariant(ranks):
             rows = order[:count]
             for needs_grad in (False, True):
                 for budget in (None, 1 << 20):
-                    found = statistics(ranks, data, rows, needs_grad, return_stats=STATS, max_workspace_bytes=budget)
+                    result = statistics(ranks, data, rows, needs_grad, return_stats=STATS, max_workspace_bytes=budget)
                     for name in ("loss", *STATS):
-                        assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), (name, count)
+                        assert torch.equal(getattr(result, name), getattr(expected, name)[rows]), (name, count)
             alone = statistics(ranks, data, rows, False)
             assert torch.equal(alone, expected.loss[rows]), count
         together = statistics(  # gradients in the same run

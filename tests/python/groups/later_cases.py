@@ -1,4 +1,4 @@
-"""Backward passes that come after their forward pass: what one rank cannot do there all of them learn before."""
+"""Backward passes after their forward pass: all ranks learn first if one of them cannot run it."""
 
 import contextlib
 
@@ -14,12 +14,12 @@ from logitless.distributed._channel import Channel
 from groups.common import D, Data, call, objective, tensors_of
 from groups.ranks import sizes
 
-HIDDEN, TOKENS, VOCAB = 64, 24, 3000  # of a head that more threads plan otherwise
+HIDDEN, TOKENS, VOCAB = 64, 24, 3000  # a head that more threads plan differently
 LATER = {"reduction": "none"}
 
 
 def least_budget(pass_, ranks, threads=1):
-    """Of a float32 head whose shards have VOCAB rows each."""
+    """Returns the least budget of a float32 head whose shards have VOCAB rows each."""
     gradients = () if pass_ == _options.FORWARD else ("d_hidden", "d_weight")
     tensors = dict.fromkeys(("hidden", "weight", *gradients), _options.F32) | {"targets": _options.I64}
     spec = native.spec(
@@ -52,7 +52,7 @@ def case_budget_that_no_backward_pass_fits(ranks):
 
 @sizes(2)
 def case_budget_that_one_ranks_backward_pass_does_not_fit(ranks):
-    """More threads need more memory. The second call is of a configuration that was compared before."""
+    """More threads need more memory. The second call has a configuration that was compared before."""
     budget = least_budget(_options.BACKWARD, ranks)
     assert least_budget(_options.FORWARD, ranks, 2) <= budget
     if least_budget(_options.BACKWARD, ranks, 2) <= budget:
@@ -86,7 +86,7 @@ def case_gradients_that_one_rank_alone_wants(ranks):
 
 
 def refused_later(ranks, match, error=ValueError, normal=None, **options):
-    """As refused, where a head without gradients is of other options."""
+    """Checks for errors as refused() does, for a call whose head without gradients has other options."""
     data = Data(ranks)
     with pytest.raises(error, match=match):
         call(ranks, data, **(normal or {}) | (options if ranks.rank == 1 else {})).sum().backward()
@@ -117,11 +117,11 @@ def case_main_grad_that_one_rank_alone_has_or_cannot_use(ranks):
 
 @contextlib.contextmanager
 def counted(owner, name):
-    """Calls of owner.name meanwhile."""
-    found, original = [], getattr(owner, name)
+    """Counts calls of owner.name within the block."""
+    calls, original = [], getattr(owner, name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, lambda *args, **keywords: found.append(args) or original(*args, **keywords))
-        yield found
+        patch.setattr(owner, name, lambda *args, **keywords: calls.append(args) or original(*args, **keywords))
+        yield calls
 
 
 PLANNED = {
@@ -135,9 +135,9 @@ PLANNED = {
 
 
 def case_the_backward_pass_is_the_one_that_was_planned(ranks):
-    """Of a configuration that is new; what is known is not compared again."""
+    """The configuration is new; a known one is not compared again."""
     for index, (name, options) in enumerate(PLANNED.items()):
-        options = options | {"z_loss": 0.125 * (index + 1)}  # so that no pass is that of an other case
+        options = options | {"z_loss": 0.125 * (index + 1)}  # each case gets its own pass
         data = Data(ranks, torch.float32, seed=3)
         if options.get("sequence_parallel"):
             data.input = data.input[ranks.part(data)]

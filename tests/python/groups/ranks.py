@@ -1,4 +1,4 @@
-"""The cases of groups, and what a case knows of the group that runs it."""
+"""The cases of groups, and what a case knows about the group that runs it."""
 
 import importlib
 
@@ -12,19 +12,19 @@ MODULES = {
 
 
 def cases_of(size, kind="cpu"):
-    """The functions ``case_*(ranks)`` for groups of that size, by name."""
-    found = {}
+    """Returns the functions ``case_*(ranks)`` for groups of that size, by name."""
+    names = {}
     for module in MODULES[kind]:
-        found |= vars(importlib.import_module(f"groups.{module}_cases"))
+        names |= vars(importlib.import_module(f"groups.{module}_cases"))
     return {
         name: case
-        for name, case in found.items()
+        for name, case in names.items()
         if name.startswith("case_") and size in getattr(case, "sizes", (2, 3))
     }
 
 
 def sizes(*numbers):
-    """Of the groups that run a case; by default 2 and 3."""
+    """Sets the sizes of groups that run a case; the default is 2 and 3."""
 
     def mark(case):
         case.sizes = numbers
@@ -42,22 +42,22 @@ class Ranks:
         return self._group or dist.group.WORLD
 
     def part(self, data):
-        """This rank's of the rows of data."""
+        """Returns this rank's part of the data's rows."""
         count = data.input.shape[0] // self.size
         return slice(self.rank * count, (self.rank + 1) * count)
 
     def gather(self, value):
-        """That of every rank."""
+        """Gathers every rank's tensor."""
         every = [None] * self.size
         dist.all_gather_object(every, value)
         return every
 
     def within(self, group):
-        """Ranks of another group of the same processes."""
+        """Makes ranks of another group of the same processes."""
         return Ranks(self.rank, self.size, self.device, group)
 
 
 def run(mesh, name, kind):
-    """A case, on one rank."""
+    """Runs a case on one rank."""
     index = f":{torch.cuda.current_device()}" if mesh.device_type == "cuda" else ""
     cases_of(mesh.size(), kind)[name](Ranks(mesh.get_rank(), mesh.size(), torch.device(mesh.device_type + index)))

@@ -1,5 +1,7 @@
-"""Heads and cuts used in turn, where a rank may have as many rows of one as of another: each call is what the
-single-process head says, and ranks that mean other heads all raise the same error."""
+"""Heads and cuts used in turn, whose shards may have equal sizes on a rank.
+
+Each call must equal the single-process head, and ranks with different heads must all raise the same error.
+"""
 
 import random
 
@@ -15,7 +17,7 @@ from groups.ranks import sizes
 
 
 class Head(Data):
-    """On the rank's device; order: of the ranks, as their shards lie in the vocabulary."""
+    """A head on the rank's device; ``order`` is the ranks' order of shards in the vocabulary."""
 
     def __init__(self, ranks, rows, order=None, dtype=None, seed=0):
         dtype = dtype or dtype_on(ranks)
@@ -37,7 +39,7 @@ def dtype_on(ranks):
 
 
 def ceil_cut(vocab, ranks):
-    """As most frameworks cut: all but the last shards have as many rows."""
+    """Cuts like most frameworks: all shards but the last ones have equal sizes."""
     most = -(-vocab // ranks)
     return [max(0, min(most, vocab - rank * most)) for rank in range(ranks)]
 
@@ -87,8 +89,8 @@ def case_heads_and_cuts_in_random_turns(ranks):
     for seed in range(4):
         chance = random.Random(seed)
         first, other = (random_cut(chance, 20, ranks.size) for _ in range(2))
-        longer = [*first[:-1], first[-1] + 1]  # as many rows on all ranks but one
-        mixed = [*first[:1], *other[1:]]  # as many as another on each rank
+        longer = [*first[:-1], first[-1] + 1]  # equal sizes on all ranks but one
+        mixed = [*first[:1], *other[1:]]  # each rank has the size of another cut
         shuffled = chance.sample(range(ranks.size), ranks.size)
         heads = [(first, None), (other, None), (longer, None), (mixed, None), (first, shuffled), (longer, shuffled)]
         options = chance.sample(OPTIONS, 2)
@@ -109,7 +111,7 @@ def case_two_groups_of_the_same_ranks(ranks):
     heads = [Head(ranks, ceil_cut(40 - index, ranks.size)) for index in range(2)]
     options = {"label_smoothing": 0.1, "reduction": "none"}
     alone = [of_group(group, head, options) for group, head in zip(others, heads)]
-    # Backward passes behind both forward passes.
+    # Backward passes follow both forward passes.
     leaves = [head.leaves(columns=head.shard)[:2] for head in heads]
     losses = [
         call(group, head, hidden=input, weight=shard, **options)
@@ -122,7 +124,8 @@ def case_two_groups_of_the_same_ranks(ranks):
 
 
 def refused_alike(ranks, match, head, right=None, **wrong):
-    """On every rank by the same error; wrong: arguments of rank 1 alone. Calls that are right work before and after."""
+    """Checks that every rank raises the same error; right calls work before and after. ``wrong`` are rank 1's
+    arguments."""
     right = right or {}
     expected = call(ranks, head, **right)
     for _ in range(2):
@@ -145,7 +148,7 @@ def case_ranks_that_mean_other_heads(ranks):
                   {"vocab_total": 100}, weight=other, vocab_total=97)  # fmt: skip
     refused_alike(ranks, "vocab_total: expected 9. .the rows of all ranks' shards", large, {"vocab_total": 100},
                   weight=other)  # fmt: skip
-    if ranks.size == 3:  # of the last rank fewer rows are another vocabulary, which is right
+    if ranks.size == 3:  # fewer rows on the last rank are another vocabulary, which is right
         refused_alike(ranks, "vocab_start: expected shards that follow one another", large,
                       {"vocab_start": large.start}, weight=other)  # fmt: skip
     refused_alike(ranks, "vocab_start: expected shards that follow one another", large, {"vocab_start": large.start},
@@ -159,14 +162,14 @@ def case_ranks_that_mean_other_heads(ranks):
 def case_targets_that_differ(ranks):
     head = Head(ranks, ceil_cut(50, ranks.size))
     head.target[:4] = torch.tensor([3, 40, 7, 40])
-    if ranks.device.type != "cpu":  # where no host reads them
+    if ranks.device.type != "cpu":  # no host reads them
         expected = of_group(ranks, head, {})
         if ranks.rank == 1:
             head.target[:2] += torch.tensor([2, -1], device=ranks.device)
         loss, (d_hidden, d_shard, _) = of_group(ranks, head, {})
         counts = head.target != -100
         assert loss.isnan() and d_shard.isnan().all()
-        assert d_hidden[counts].isnan().all() and not d_hidden[~counts].any()  # as of all ignored rows
+        assert d_hidden[counts].isnan().all() and not d_hidden[~counts].any()  # as if all rows were ignored
         if ranks.rank == 1:
             head.target[:2] -= torch.tensor([2, -1], device=ranks.device)
         assert torch.equal(of_group(ranks, head, {})[0], expected[0])
@@ -183,7 +186,7 @@ def case_targets_that_differ(ranks):
 
 @sizes(2, 3)
 def case_a_rank_that_has_forgotten(ranks):
-    """As one that was interrupted after the others had gone on."""
+    """Such a rank was interrupted after the others had gone on."""
     for vocab in (60, 59, 60):
         check_head(ranks, ceil_cut(vocab, ranks.size), {"label_smoothing": 0.1})
         if ranks.rank == 1:

@@ -1,4 +1,4 @@
-"""Sparsified gradients: the same seed keeps the same elements for any cut, those of the float64 head of one process."""
+"""Sparsified gradients: a seed keeps the same elements for any cut, those of the float64 head of one process."""
 
 import logitless
 import pytest
@@ -21,14 +21,14 @@ SPARSIFIED = {"gradient": "always-sparsified", "threshold": 1 / 8}
 
 
 def gradients(ranks, data, **options):
-    """The loss and the gradients of input and shard."""
-    loss, found = of_group(ranks, data, SPARSIFIED | options)
-    return loss.detach(), *found[:2]
+    """Returns the loss and the gradients of input and shard."""
+    loss, grads = of_group(ranks, data, SPARSIFIED | options)
+    return loss.detach(), *grads[:2]
 
 
 def gradients_of_whole(data, **options):
-    loss, found = of_whole(data, SPARSIFIED | options)
-    return loss.detach(), *found[:2]
+    loss, grads = of_whole(data, SPARSIFIED | options)
+    return loss.detach(), *grads[:2]
 
 
 def case_sparsified_gradients(ranks):
@@ -51,7 +51,7 @@ def case_sparsified_gradients(ranks):
 
 
 def case_sparsified_gradients_of_rank_0s_seed(ranks):
-    """Ranks draw seeds of their own, and rank 0's is taken, in a later backward pass, too."""
+    """Ranks draw their own seeds; rank 0's is used, even in a later backward pass."""
     data = Data(ranks)
     for reduction in ("mean", "none"):
         torch.manual_seed(11 + ranks.rank)
@@ -94,7 +94,7 @@ def case_sparsified_gradients_are_unbiased(ranks):
 def case_sparsified_gradients_that_one_rank_asks_for_otherwise(ranks):
     data = Data(ranks)
     normal = SPARSIFIED | {"hidden": data.leaves()[0], "seed": 4}
-    for _ in range(2):  # of a configuration that is new, and then known
+    for _ in range(2):  # a new configuration, then a known one
         refused(ranks, "seed: expected the same .* got 4 on rank 0 and 9 on rank 1", normal=normal, seed=9)
         call(ranks, data, **normal)
     refused(ranks, "threshold: expected the same", normal=normal, threshold=0.5)

@@ -1,4 +1,4 @@
-"""Several targets a row and log-probabilities of given ids: what every rank finds, against one process."""
+"""Several targets per row and log-probabilities of given ids, on every rank and in one process."""
 
 from types import SimpleNamespace
 
@@ -123,7 +123,7 @@ def case_log_probs_that_one_rank_asks_for_otherwise(ranks):
 
 @sizes(2)
 def case_labels_of_megatron(ranks):
-    """Those that its indexing of logits [s, b, V / tp] takes; the others are an IndexError on every rank."""
+    """It takes labels that fit its indexing of logits [s, b, V / tp]. Others are an IndexError on every rank."""
     data = Data(ranks, torch.float32, shape=(4, 3))
     fields = {"sequence_parallel": False, "skip_bias_add": True, "gradient_accumulation_fusion": False}
     layer = SimpleNamespace(tp_group=ranks.group, **fields)
@@ -144,7 +144,7 @@ def case_labels_of_megatron(ranks):
 
 @sizes(2)
 def case_targets_that_verl_and_cce_assert(ranks):
-    """Told to all ranks, also where one of them alone has others."""
+    """All ranks raise, even if only one of them has other targets."""
     data = Data(ranks, torch.float32, shape=(4, 3))
     start = data.start
     part = cut_cross_entropy.VocabParallelOptions(start, start + data.rows[ranks.rank], ranks.group)

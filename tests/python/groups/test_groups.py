@@ -1,4 +1,4 @@
-"""logitless.distributed: 2, 3 and 4 processes against the single-process head, and what they refuse."""
+"""logitless.distributed: 2, 3 and 4 processes against the single-process head, and their errors."""
 
 import pytest
 

@@ -1,5 +1,7 @@
-"""The communicator that the library makes of NCCL's, on one GPU: its functions are called as a run of a group calls
-them. Of one rank a sum is what was sent, so that the dtypes' numbers and the counts show in what comes back."""
+"""The communicator that the library makes from NCCL's, on one GPU, called as a group's run calls it.
+
+With one rank a sum returns its input, so errors in the numbers of dtypes or in counts show.
+"""
 
 import ctypes
 
@@ -14,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def nccl():
     torch.cuda.init()
-    return ctypes.CDLL("libnccl.so.2")  # PyTorch's, which it has opened
+    return ctypes.CDLL("libnccl.so.2")  # PyTorch has opened it
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_collectives_of_every_dtype(communicator, number, dtype):
 
 
 def test_they_are_queued_on_the_stream(communicator):
-    """In its order, without waiting for it."""
+    """They run in the stream's order, and no call waits for it."""
     stream = torch.cuda.Stream()
     sent = values(torch.float32, 1 << 20)
     stream.wait_stream(torch.cuda.current_stream())

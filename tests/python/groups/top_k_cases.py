@@ -23,13 +23,13 @@ def case_top_k(ranks):
             options = options | ({"temperature": data.temperature} if "temperature" in options else {})
             got = top_k(ranks, data, k=k, bias=data.bias[data.shard], **options)
             assert_close("log_probs", got.log_probs, *(each.log_probs for each in expected), logit, ranks)
-            assert torch.equal(got.ids, expected[0].ids)  # logits of a column are the same in any shard here
+            assert torch.equal(got.ids, expected[0].ids)  # a column has the same logits in any shard here
             every = ranks.gather(tuple(got))
             assert all(torch.equal(one, other) for pair in every for one, other in zip(pair, got)), "between ranks"
 
 
 def case_top_k_of_equal_logits(ranks):
-    """The smallest ids come first, wherever they are."""
+    """The smallest ids come first on whichever rank they are."""
     data = Data(ranks)
     data.weight[10:] = data.weight[torch.arange(10, data.vocab) % 10]
     got = top_k(ranks, data, k=5)

@@ -1,4 +1,4 @@
-"""Loss and gradients of a model as it is, and patched, beside those of float64."""
+"""Compares loss and gradients of a model, unpatched and patched, with those in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logitless.transformers._logits import Logits
 from tiny import VOCAB, inputs
 from torch import Tensor, nn
 
-TERMS = VOCAB  # of the head's longest sum, which is no shorter in any model here
+TERMS = VOCAB  # terms of the head's longest sum, at least as long as any other here
 
 
 class Step(NamedTuple):
@@ -22,12 +22,15 @@ class Step(NamedTuple):
     outputs: object = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is compared."""
+        """Returns everything to compare."""
         return {"loss": self.loss, **{name: g for name, g in self.gradients.items() if g.numel() > 0}}
 
 
 def step(model: nn.Module, batch: dict[str, object]) -> Step:
-    """Loss, gradients by name and outputs of one training step without the update; the same draws each time."""
+    """Takes one training step without the update, with the same random numbers each time.
+
+    Returns loss, gradients by name, and outputs.
+    """
     model.zero_grad(set_to_none=True)
     torch.manual_seed(2)
     numpy.random.seed(2)
@@ -40,7 +43,7 @@ def step(model: nn.Module, batch: dict[str, object]) -> Step:
 
 
 def check_patched(model: nn.Module, batch: dict[str, object] | None = None) -> Reference:
-    """The patched model has the loss and the gradients that it has without the patch."""
+    """Checks that the patched model has the unpatched model's loss and gradients."""
     batch = batch or inputs(model)
     reference = Reference.of(model, batch)
     assert reference.share_of(logitless.transformers.patch(model), batch) <= 1
@@ -48,32 +51,32 @@ def check_patched(model: nn.Module, batch: dict[str, object] | None = None) -> R
 
 
 def check_16_bits(fused: Step, stock: Step, exact: Step) -> None:
-    """A step in 16 bits is as close to float64 as the stock model's: the trunk's own rounding is in both."""
+    """Checks that a step in 16 bits is as close to float64 as the stock model's; both have the trunk's own rounding."""
     assert bool(torch.isfinite(fused.loss)) and distance(fused.loss, exact.loss) <= (
         2 * distance(stock.loss, exact.loss) + 2**-8
     )
     for name, gradient in exact.gradients.items():
-        error, bound = (distance(found.gradients[name], gradient) for found in (fused, stock))
+        error, bound = (distance(step.gradients[name], gradient) for step in (fused, stock))
         assert error <= 2 * bound + 2**-7 * float(gradient.abs().max()), name
 
 
 def make_wrong(monkeypatch, by: float = 1.01, name: str = "scaled") -> None:  # type: ignore[no-untyped-def]
-    """A factor of the logits that a patch sees, or a bias ("with_bias"), is off by a factor from now on."""
+    """Makes a factor of the logits, or a bias ("with_bias"), wrong by a factor from now on."""
     right = getattr(Logits, name)
     monkeypatch.setattr(Logits, name, lambda self, value: right(self, by * value))
 
 
 def distance(first: Tensor, second: Tensor) -> float:
-    """The largest difference of two elements; infinite where one is NaN."""
-    found = float((first.double() - second.double()).abs().max())
-    return found if found == found else float("inf")
+    """Returns the largest difference of two elements; infinite if one is NaN."""
+    largest = float((first.double() - second.double()).abs().max())
+    return largest if largest == largest else float("inf")
 
 
 def difference(first: Step, second: Step) -> float:
-    """The largest difference of loss and gradients, each in units of its largest element.
+    """Returns the largest difference of loss and gradients, each in units of its largest element.
 
-    A gradient that is next to nothing beside the largest one, such as that of a bias which the softmax takes away, is
-    measured in units of a thousandth of that. This describes; it is :class:`Reference` that decides.
+    A gradient may be negligible beside the largest one, such as that of a bias which the softmax cancels. Its unit is
+    then a thousandth of the largest. This describes; :class:`Reference` decides.
     """
     ours, theirs = first.tensors(), second.tensors()
     if ours.keys() != theirs.keys():
@@ -85,16 +88,16 @@ def difference(first: Step, second: Step) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the loss and the gradients of a model are, and how far rounding alone takes them from that.
+    """A model's loss and gradients, and the error that rounding alone causes.
 
-    An error of a tensor is its largest distance from float64. In float32 a tensor of the patched model may have twice
-    the error of the model's own plus a unit of rounding. One rounding is the largest error of some steps in float64
-    whose operations round their results to float32 once, and no less than that of the tensor's largest element. The
-    unit is sqrt(n) of them: sums of n terms, which the head and its gradients are made of, round n times, and n
-    independent roundings come to sqrt(n) of one (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
+    A tensor's error is its largest distance from float64. In float32 a tensor of the patched model may have twice the
+    error of the model's own plus a unit of rounding. One rounding is the largest error of some steps in float64 whose
+    operations round their results to float32 once. It is at least that of the tensor's largest element. The unit is
+    sqrt(n) of them: sums of n terms, which form the head and its gradients, round n times, and n independent roundings
+    add up to sqrt(n) of one (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
 
-    The patched model is run in float64, too, where all of this is smaller by 2^-29, the ratio of the two precisions.
-    There the reference has an error itself, so that three times that of the model's own are allowed.
+    The patched model also runs in float64, where all of this is smaller by 2^-29, the ratio of the two precisions.
+    There the reference has an error itself, so three times the error of the model's own is allowed.
     """
 
     stock: Step
@@ -103,7 +106,7 @@ class Reference:
 
     @classmethod
     def of(cls, model: nn.Module, batch: dict[str, object]) -> Reference:
-        """Of a model in float32 that is not patched."""
+        """Makes the reference of a float32 model that is not patched."""
         from precision import exact_step, rounded_step
 
         rounded = tuple(rounded_step(model, batch, seed) for seed in range(2))
@@ -114,37 +117,37 @@ class Reference:
         return made
 
     def allowed(self, dtype: torch.dtype) -> dict[str, float]:
-        """The error that a tensor may have in this dtype."""
+        """Returns the allowed error of a tensor in this dtype."""
         errors, sizes = self._errors(self.stock), self._sizes()
         samples = [self._errors(step) for step in self.rounded]
-        found = {}
+        bounds = {}
         for name, error in errors.items():
             rounding = max(sizes[name] * 2**-24, *(sample[name] for sample in samples))
             unit = TERMS**0.5 * rounding
-            found[name] = (3 * error + unit) * 2**-29 if dtype == torch.float64 else 2 * error + unit
-        return found
+            bounds[name] = (3 * error + unit) * 2**-29 if dtype == torch.float64 else 2 * error + unit
+        return bounds
 
-    def share(self, found: Step) -> float:
-        """The largest error of a tensor of this step, in units of that which is allowed: above 1 it is wrong."""
-        if found.gradients.keys() != self.exact.gradients.keys():
+    def share(self, step: Step) -> float:
+        """Returns the largest error of this step's tensors over the allowed one; above 1 it is wrong."""
+        if step.gradients.keys() != self.exact.gradients.keys():
             return float("inf")
-        dtypes = {gradient.dtype for gradient in found.gradients.values()}
+        dtypes = {gradient.dtype for gradient in step.gradients.values()}
         assert len(dtypes) == 1, dtypes
-        allowed, errors = self.allowed(dtypes.pop()), self._errors(found)
+        allowed, errors = self.allowed(dtypes.pop()), self._errors(step)
         return max(
             (e / allowed[name] if allowed[name] else float("inf") for name, e in errors.items() if e), default=0.0
         )
 
     def share_of(self, model: nn.Module, batch: dict[str, object]) -> float:
-        """The larger share of the patched model's steps in float64 and in float32, each with its handshake."""
+        """Returns the larger share of the patched model's steps in float64 and float32, each with its handshake."""
         from precision import exact_step
 
         return max(self.share(exact_step(model, batch)), self.share(step(model, batch)))
 
     def unseen(self, dtype: torch.dtype, part: float = 1e-3) -> list[str]:
-        """The tensors in which an error of this part of the largest element would be allowed.
+        """Returns the tensors in which an error of this part of the largest element would be allowed.
 
-        Without those that are 0 but for rounding: their largest element is less than the error that is allowed.
+        Tensors that are 0 but for rounding are left out: their largest element is less than the allowed error.
         """
         sizes = self._sizes()
         return [name for name, error in self.allowed(dtype).items() if part * sizes[name] <= error < sizes[name]]
@@ -152,6 +155,6 @@ class Reference:
     def _sizes(self) -> dict[str, float]:
         return {name: float(tensor.abs().max()) for name, tensor in self.exact.tensors().items()}
 
-    def _errors(self, found: Step) -> dict[str, float]:
-        tensors = found.tensors()
+    def _errors(self, step: Step) -> dict[str, float]:
+        tensors = step.tensors()
         return {name: distance(tensors[name], exact) for name, exact in self.exact.tensors().items()}

@@ -1,4 +1,4 @@
-"""Tests over transformers, left out where it is not installed; those of PEFT and accelerate where these are not."""
+"""Tests over transformers, skipped without it; those of PEFT and accelerate are skipped without these."""
 
 import sys
 from pathlib import Path

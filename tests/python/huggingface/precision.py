@@ -1,4 +1,4 @@
-"""Steps of a model in float64, and with every operation's results rounded to float32 by chance."""
+"""Steps of a model in float64, and with each operation's results rounded to float32 at random."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch.utils._pytree import tree_map
 
 
 def exact_step(model: nn.Module, batch: dict[str, object]) -> Step:
-    """The step of a float64 copy of the model, where also what the model's own code casts to float32 is float64."""
+    """Takes the step of a float64 copy of the model, in which the model's own casts to float32 give float64."""
     with _float64():
         return step(_copied(model).double(), tree_map(_widened, batch))
 
 
 def rounded_step(model: nn.Module, batch: dict[str, object], seed: int) -> Step:
-    """The exact step with each result of an operation, forward and backward, rounded to float32: up or down by chance.
+    """Takes the exact step with each operation's result, forward and backward, rounded to float32, randomly up or down.
 
-    That is the least rounding that float32 can do: its sums of many terms round more than once.
+    This is the least rounding possible in float32: its sums of many terms round more than once.
     """
     with _float64(), _Rounded(seed):
         return step(_copied(model).double(), tree_map(_widened, batch))
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy; of states that a model keeps of its last step, which belong to a graph, without that."""
+    """Returns a copy. A model's states of its last step belong to a graph, and their copies do not."""
     kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
@@ -63,7 +63,7 @@ class _Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _backward(self, loss: Tensor) -> None:
-        """With the mode on, for code of the model that runs here; any other way to do this comes back to the mode."""
+        """Runs the backward pass with the mode on, for the model's own code; any other way re-enters the mode."""
         engine = torch.autograd.Variable._execution_engine
         with self:
             ones = torch.ones_like(loss)
@@ -75,7 +75,7 @@ def _wider(value: object) -> object:
 
 
 def _grouped_mm(input: Tensor, weight: Tensor, *, offs: Tensor, **rest: None) -> Tensor:
-    """The products of the groups of rows that end at ``offs`` with a matrix each, which PyTorch has in float32 only."""
+    """Multiplies groups of rows that end at ``offs`` with a matrix each; PyTorch has this in float32 only."""
     assert not any(rest.values()) and int(offs[-1]) == len(input)
     sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
     return torch.cat([rows @ matrix for rows, matrix in zip(input.split(sizes), weight, strict=True)])
@@ -83,7 +83,7 @@ def _grouped_mm(input: Tensor, weight: Tensor, *, offs: Tensor, **rest: None) ->
 
 @functools.cache
 def _makes_nothing(func: torch._ops.OpOverload) -> bool:
-    """Whether it returns a view, or what it writes in place."""
+    """Returns whether the operation returns a view or writes in place."""
     return any(result.alias_info is not None for result in func._schema.returns)
 
 
@@ -96,7 +96,7 @@ class _Rounded(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if _makes_nothing(func):
             return made
-        with torch._C.DisableTorchFunction():  # which would make float64 of float32
+        with torch._C.DisableTorchFunction():  # it would turn float32 into float64
             return tree_map(self.rounded, made)
 
     def rounded(self, value: object) -> object:

@@ -1,4 +1,4 @@
-"""What single classes need beside the sizes of tiny.py: values of their configurations, and other inputs."""
+"""Additions of single classes to the sizes of tiny.py: values of their configurations, and other inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# By the class of the configuration; a dictionary is added to the one that is there.
+# Keys are configuration classes; a dictionary is merged into the existing one.
 CONFIGS: dict[str, dict[str, object]] = {
     "BailingHybridConfig": {"num_expert_group": 1, "qk_head_dim": 16, "linear_head_dim": 8, "linear_num_heads": 4},
     "Blip2Config": {"image_token_id": 98, "image_token_index": 98, "num_query_tokens": 4},
@@ -128,7 +128,7 @@ def _codebooks(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
 
 
 def _audio_tokens(ids: int, *labels: int) -> Maker:
-    """Numbers of codebooks: ids [2, 8, ids] and labels [2, 8, *labels]."""
+    """Returns codebook numbers: ids [2, 8, ids] and labels [2, 8, *labels]."""
     return lambda model, batch: {"input_ids": _ids(2, 8, ids), "labels": _ids(2, 8, *labels)}
 
 
@@ -154,8 +154,8 @@ def _image_tokens(*size: int) -> Maker:
     def made(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
         ids = _ids(2, 12 if len(size) == 4 else 8)
         ids[:, : ids.shape[1] - 4] = 98
-        found = {"pixel_values": torch.randn(2, *size)} | _text(ids)
-        return found | ({"qformer_input_ids": batch["qformer_input_ids"]} if "qformer_input_ids" in batch else {})
+        given = {"pixel_values": torch.randn(2, *size)} | _text(ids)
+        return given | ({"qformer_input_ids": batch["qformer_input_ids"]} if "qformer_input_ids" in batch else {})
 
     return made
 
@@ -170,7 +170,7 @@ def _patches(model: nn.Module, batch: dict[str, Tensor]) -> Inputs:
     return {"flattened_patches": patches, "attention_mask": torch.ones(2, 6)}
 
 
-# By the class of the model: what is added to the inputs, and what is left out of them (None).
+# Keys are model classes. Values are additional inputs, or None for an input to leave out.
 INPUTS: dict[str, Maker] = {
     "Blip2ForConditionalGeneration": _image_tokens(3, 16, 16),
     "BridgeTowerForMaskedLM": _image(3, 16, 16),
@@ -207,7 +207,7 @@ INPUTS: dict[str, Maker] = {
 
 
 def adapt(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs as the model's class needs them."""
+    """Returns the inputs that the model's class needs."""
     made = INPUTS.get(type(model).__name__)
     changed = batch | (made(model, batch) if made else {})
     return {name: value for name, value in changed.items() if value is not None}

@@ -1,13 +1,13 @@
-"""Every language model class of the installed transformers that takes labels, tiny, as it is and patched.
+"""Every language model class of the installed transformers that takes labels, tiny, unpatched and patched.
 
     python tests/python/huggingface/table.py [--only REGEX] [--write docs/hugging_face.md]
     python tests/python/huggingface/table.py --record classes.jsonl --minutes 5    # again and again, until it is whole
 
-The table replaces what the file has from "## Classes" on. A record keeps what was found, so that the next call goes on
-where the last one stopped: with the classes that it has not, and those that a larger --seconds may finish.
+The table replaces everything from "## Classes" on in the file. A record keeps the results, so that the next call
+resumes where the last one stopped. It examines the missing classes, and those that a larger --seconds may finish.
 
-Each class runs in a process of its own. The exit status is 1 where a loss or a gradient differs by more
-than rounding explains (see Reference in compare.py), or that could not be decided.
+Each class runs in its own process. The exit status is 1 if a loss or a gradient differs by more than rounding explains
+(see Reference in compare.py), or if that is undecided.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def one_line(error: BaseException) -> str:
 
 
 def examine(name: str) -> tuple[str, str] | None:
-    """(verdict, detail) of a class, or None where it takes no labels."""
+    """Returns (verdict, detail) of a class, or None if it takes no labels."""
     try:
         kind = getattr(transformers, name)
         if "labels" not in inspect.signature(kind.forward).parameters:
@@ -100,29 +100,29 @@ def run(name: str, seconds: float) -> tuple[str, tuple[str, str] | None]:
     process.start()
     there.close()
     try:
-        found = here.recv() if here.poll(seconds) else ("unbuildable", f"took more than {seconds:.0f} s at this size")
+        result = here.recv() if here.poll(seconds) else ("unbuildable", f"took more than {seconds:.0f} s at this size")
     except EOFError:
-        found = ("unbuildable", "its process died, as for want of memory")
+        result = ("unbuildable", "its process died, as for want of memory")
     process.kill()
     process.join()
-    return name, found
+    return name, result
 
 
 class Record:
-    """What was found of the classes of the installed transformers, in a file with a line of JSON for each."""
+    """Results for the classes of the installed transformers, in a file with a line of JSON for each."""
 
     def __init__(self, file: pathlib.Path | None, seconds: float) -> None:
-        self.file, self.found = file, {}
+        self.file, self.results = file, {}
         for line in file.read_text().splitlines() if file and file.exists() else ():
             row = json.loads(line)
             if row["transformers"] == transformers.__version__ and (row["within"] is None or row["within"] >= seconds):
-                self.found[row["class"]] = tuple(row["found"]) if row["found"] else None
+                self.results[row["class"]] = tuple(row["found"]) if row["found"] else None
 
-    def add(self, name: str, found: tuple[str, str] | None, seconds: float) -> None:
-        self.found[name] = found
+    def add(self, name: str, result: tuple[str, str] | None, seconds: float) -> None:
+        self.results[name] = result
         if self.file:
-            late = seconds if found and found[1].startswith("took more than") else None
-            row = {"transformers": transformers.__version__, "class": name, "found": found, "within": late}
+            late = seconds if result and result[1].startswith("took more than") else None
+            row = {"transformers": transformers.__version__, "class": name, "found": result, "within": late}
             with self.file.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
 
@@ -138,19 +138,19 @@ PER_ROW = 2  # classes in a row of the table
 
 
 def reason(name: str, detail: str) -> str:
-    """The first sentence of a detail, without the class's name, as a cell of a table."""
+    """Returns the first sentence of a detail, without the class's name, as a cell of a table."""
     text = detail.removeprefix("UnsupportedError: ").removeprefix("logitless.transformers: ")
     text = re.split(r";|\. ", text.replace(f"{name}.", "").replace(name, "the model"))[0]
     return re.sub(r"[\w.]+\(\)", r"`\g<0>`", text.replace("|", "/").strip())
 
 
 def folded(title: str, rows: list[str]) -> list[str]:
-    """A table that a reader opens."""
+    """Returns a table that a reader opens."""
     return ["", f'??? note "{title}"', "", *(f"    {row}" for row in rows)]
 
 
-def table(found: dict[str, tuple[str, str]]) -> str:
-    sizes = {verdict: sum(v == verdict for v, _ in found.values()) for verdict in KINDS_OF_VERDICT}
+def table(results: dict[str, tuple[str, str]]) -> str:
+    sizes = {verdict: sum(v == verdict for v, _ in results.values()) for verdict in KINDS_OF_VERDICT}
     shown = [v for v in KINDS_OF_VERDICT if sizes[v] or v in ("equal", "refused", "unbuildable")]
     counts = ", ".join(f"{sizes[v]} {KINDS_OF_VERDICT[v]}" for v in shown)
 
@@ -164,14 +164,14 @@ def table(found: dict[str, tuple[str, str]]) -> str:
         "largest element, or a thousandth of the model's largest gradient where that is more. A star marks classes in",
         "which float32 cannot show a difference of a thousandth, and float64 does.",
     ]
-    cells = [f"{name} | {detail}" for name, (verdict, detail) in found.items() if verdict == "equal"]
+    cells = [f"{name} | {detail}" for name, (verdict, detail) in results.items() if verdict == "equal"]
     rows = [cells[start : start + PER_ROW] for start in range(0, len(cells), PER_ROW)]
     rows = [row + [" | "] * (PER_ROW - len(row)) for row in rows]
     head = ["| " + " | ".join(["Class | Error"] * PER_ROW) + " |", "|" + "---|" * (2 * PER_ROW)]
     lines += folded(title("equal"), head + [f"| {' | '.join(row)} |" for row in rows])
     for verdict in shown[1:]:
         reasons: dict[str, list[str]] = {}
-        for name, (_, detail) in ((n, f) for n, f in found.items() if f[0] == verdict):
+        for name, (_, detail) in ((n, f) for n, f in results.items() if f[0] == verdict):
             reasons.setdefault(reason(name, detail), []).append(name)
         if reasons:
             rows_of = [f"| {', '.join(names)} | {why} |" for why, names in reasons.items()]
@@ -183,10 +183,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="regular expression of class names")
     parser.add_argument("--write", help="file for the table")
-    parser.add_argument("--seconds", type=float, default=120, help="limit of a class")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit per class")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--record", type=pathlib.Path, help="file of what was found, which is not looked for again")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after so long")
+    parser.add_argument("--record", type=pathlib.Path, help="file of results; classes in it are not examined again")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after this time")
     options = parser.parse_args()
     record = Record(options.record, options.seconds)
     chosen = [name for name in names() if re.search(options.only, name)]
@@ -196,20 +196,20 @@ def main() -> int:
         return run(name, options.seconds) if time.monotonic() - start < 60 * options.minutes else None
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(turn, [name for name in chosen if name not in record.found]):
+        for result in pool.map(turn, [name for name in chosen if name not in record.results]):
             if result is not None:
                 record.add(*result, options.seconds)
                 if result[1]:
                     print(f"{result[1][0]:12} {result[0]}: {result[1][1]}", flush=True)
-    missing = [name for name in chosen if name not in record.found]
-    found = {name: record.found[name] for name in chosen if record.found.get(name)}
-    text = table(found)
+    missing = [name for name in chosen if name not in record.results]
+    results = {name: record.results[name] for name in chosen if record.results.get(name)}
+    text = table(results)
     print(text.split("\n", 1)[0], f"({time.monotonic() - start:.0f} s; {len(missing)} still to do)")
     if options.write and not missing:
         file = pathlib.Path(options.write)
         kept = file.read_text().split("## Classes\n")[0]
         file.write_text(f"{kept}## Classes\n\n{text}")
-    return int(bool(missing) or any(verdict in ("different", "undecided") for verdict, _ in found.values()))
+    return int(bool(missing) or any(verdict in ("different", "undecided") for verdict, _ in results.values()))
 
 
 if __name__ == "__main__":

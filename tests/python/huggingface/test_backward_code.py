@@ -1,4 +1,4 @@
-"""What would see or change the gradient of the logits is refused by name, as it is never made."""
+"""Code that would see or change the gradient of the logits is an error, because that gradient never exists."""
 
 import contextlib
 import types
@@ -106,7 +106,7 @@ def without_gradients(logits, labels):
     ids=["a function of the logits", "the same logits", "a loss", "no_grad"],
 )
 def test_an_autograd_function_and_no_grad_are_refused(llama, change, name):
-    """The loss has another part with a gradient, so that nothing else would be noticed."""
+    """The loss has another part with a gradient, so that no other error would occur."""
 
     def loss_function(logits, labels, vocab_size, **kwargs):
         loss = change(logits.view(-1, vocab_size), labels.clamp(min=0).view(-1))
@@ -136,7 +136,7 @@ def test_without_gradients_the_same_operations_are_known(llama):
     ids=["a function of the hidden states", "a frozen weight", "a method"],
 )
 def test_a_forward_of_the_heads_own_is_refused(llama, change):
-    """It makes the same logits, and other gradients."""
+    """Such a forward makes the same logits with other gradients."""
     llama.lm_head.forward = change(llama.lm_head, llama.lm_head.forward)
     logitless.transformers.patch(llama)
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM has a forward of its own"):
@@ -146,7 +146,7 @@ def test_a_forward_of_the_heads_own_is_refused(llama, change):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_head_in_a_checkpoint_has_its_gradients(llama, reentrant):
-    """Under reentrant checkpoints the head runs without gradients first, and makes logits then."""
+    """Under reentrant checkpoints the head first runs without gradients, and then makes logits."""
 
     class Checkpointed(torch.nn.Sequential):
         def forward(self, hidden):

@@ -18,7 +18,7 @@ peft = pytest.importorskip("peft")
 
 def lora(model, **options):
     made = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 6} | options))
-    with torch.no_grad():  # B begins as 0, and so would the gradient of A
+    with torch.no_grad():  # B begins as 0, which would make A's gradient 0
         for name, parameter in made.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.2)
@@ -61,7 +61,7 @@ def test_adapters(llama, options, first):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_adapters_of_another_dtype_than_the_head(llama, dtype):
-    """PEFT keeps adapters in float32 beside a 16-bit model unless it is told otherwise."""
+    """PEFT keeps adapters in float32 beside a 16-bit model by default."""
     batch = inputs(llama)
     model = lora(llama.bfloat16(), target_modules=["lm_head"])
     for name, parameter in model.named_parameters():
@@ -119,7 +119,7 @@ def test_the_trainer_sees_the_same_losses(llama, tmp_path, accumulation):
 
 @pytest.mark.parametrize("between", [logitless.transformers.patch, logitless.transformers.unpatch])
 def test_the_trainer_stays_in_16_bits(llama, tmp_path, between):
-    """Its autocast is around the model's forward, and the model is not prepared a second time."""
+    """Its autocast surrounds the model's forward, and the model is not prepared a second time."""
     seen = set()
     llama.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
     data = [{"input_ids": row, "labels": row} for row in torch.randint(3, VOCAB, (4, 12))]

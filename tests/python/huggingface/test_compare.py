@@ -1,4 +1,4 @@
-"""The measure finds what is wrong by a thousandth, in any tensor and in either precision."""
+"""The measure detects an error of a thousandth in any tensor and in either precision."""
 
 import logitless.transformers
 import pytest
@@ -22,14 +22,14 @@ def test_a_thousandth_in_one_tensor_is_found(name):
         assert reference.share(fused) <= 1
         dtype = fused.gradients["shared.weight" if name.startswith("T5") else next(iter(fused.gradients))].dtype
         assert not reference.unseen(dtype)
-        allowed, found = reference.allowed(dtype), 0
+        allowed, checked = reference.allowed(dtype), 0
         for key, gradient in fused.gradients.items():
             wrong = fused._replace(gradients=fused.gradients | {key: 1.001 * gradient})
-            # But for rounding: a bias that the softmax takes away.
+            # A bias that the softmax cancels is 0 but for rounding.
             zero = float(gradient.abs().max()) <= 2 * allowed[key]
             assert zero or reference.share(wrong) > 1, key
-            found += not zero
-        assert found >= len(fused.gradients) - 2 * model.config.num_hidden_layers
+            checked += not zero
+        assert checked >= len(fused.gradients) - 2 * model.config.num_hidden_layers
         assert reference.share(fused._replace(loss=1.001 * fused.loss)) > 1
 
 

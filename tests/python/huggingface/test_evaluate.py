@@ -105,7 +105,7 @@ COPIED = ["LlamaForCausalLM", "T5ForConditionalGeneration", "BertForPreTraining"
     ("name", "how"), [(name, "itself") for name in NAMES] + [(name, how) for name in COPIED for how in MADE_ANEW]
 )
 def test_everything_else_is_where_it_was(name, how, gradients):
-    """Also in outputs that are made anew, as accelerate makes those of mixed precision, and DistributedDataParallel."""
+    """This holds for outputs that are rebuilt, as by accelerate's mixed precision and DistributedDataParallel."""
     if how in ("deepcopy", "pickle") and not gradients:
         pytest.skip("a copy of the values is a use of them")
     model, anew = tiny(name), MADE_ANEW.get(how, lambda outputs: outputs)
@@ -116,7 +116,7 @@ def test_everything_else_is_where_it_was(name, how, gradients):
         made, fused = model(**batch), model(**batch, return_dict=False)
     (place,) = {key for key in made if getattr(made, key) is None}
     assert place.endswith("logits") and len(fused) == len(stock_tuple)
-    if how in ("deepcopy", "pickle"):  # leaves alone
+    if how in ("deepcopy", "pickle"):  # these leave it alone
         for outputs in (stock, made):
             for key, value in outputs.items():
                 if isinstance(value, torch.Tensor):
@@ -132,7 +132,7 @@ def test_everything_else_is_where_it_was(name, how, gradients):
             torch.testing.assert_close(made[key], value, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(fused[index], stock_tuple[index], atol=1e-5, rtol=1e-5)
     made[place] = made.loss
-    assert getattr(anew(made), place) is not None  # a tensor that somebody has put there
+    assert getattr(anew(made), place) is not None  # a tensor that other code has put there
 
 
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}], ids=str)
@@ -189,7 +189,7 @@ def test_a_compiled_model_is_evaluated(llama):
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
 def test_a_patched_model_is_exported_with_labels(name, strict):
-    """As it is without the patch: the program needs no operator of ours where it runs."""
+    """It is exported as without the patch: the program needs none of our operators."""
     model = tiny(name)
     batch = inputs(model)
     stock = model(**batch)

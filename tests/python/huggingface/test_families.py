@@ -1,4 +1,4 @@
-"""Loss and gradients of tiny models are those of the unpatched model: one class of each way to make logits."""
+"""Loss and gradients of tiny models equal those of the unpatched model, one class for each way to make logits."""
 
 import inspect
 
@@ -17,7 +17,7 @@ FAMILIES = {
     "CohereForCausalLM": {"logit_scale": 0.25},
     "GraniteForCausalLM": {"logits_scaling": 8.0},
     "PhiForCausalLM": {},  # a bias
-    "GPT2LMHeadModel": {},  # tied
+    "GPT2LMHeadModel": {},  # tied weights
     "MixtralForCausalLM": {"output_router_logits": True, "router_aux_loss_coef": 0.1},
     "RecurrentGemmaForCausalLM": {"logits_soft_cap": 2.0},
     "T5ForConditionalGeneration": {},
@@ -42,7 +42,7 @@ def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
     assert reference.share(first) <= 1 and reference.share(second) <= 1
     assert reference.share(exact_step(model, batch)) <= 1
     assert first.outputs.logits is None and first.outputs["logits"] is None
-    assert list(first.outputs) == list(stock.outputs)  # by position, too, nothing stands where logits stood
+    assert list(first.outputs) == list(stock.outputs)  # nothing replaces the logits by position either
 
     logitless.transformers.unpatch(model)
     assert "forward" not in model.__dict__

@@ -1,4 +1,4 @@
-"""logitless.nn.FusedHead in the place of a transformers model's head."""
+"""logitless.nn.FusedHead in place of a transformers model's head."""
 
 import copy
 
@@ -43,7 +43,7 @@ def test_saved_and_loaded(llama, tmp_path):
 
 
 def test_the_models_own_softcap_is_applied_once():
-    """Also in a patched model, whose loss is by its own code."""
+    """This includes a patched model, whose loss is computed by its own code."""
     model = build("Gemma2ForCausalLM").eval()
     ids = torch.randint(0, VOCAB, (2, 5))
     cap = model.config.final_logit_softcapping
@@ -53,6 +53,6 @@ def test_the_models_own_softcap_is_applied_once():
     hidden = model.model(ids).last_hidden_state
     torch.testing.assert_close(model.lm_head.logits(hidden), expected.logits)
     torch.testing.assert_close(model.lm_head(hidden, ids), expected.loss)
-    found = logitless.transformers.patch(model)(ids, labels=ids)
-    assert found.logits is None
-    torch.testing.assert_close(found.loss, expected.loss)
+    out = logitless.transformers.patch(model)(ids, labels=ids)
+    assert out.logits is None
+    torch.testing.assert_close(out.loss, expected.loss)

@@ -1,4 +1,4 @@
-"""Heads that are more than one linear layer, and those whose weight is made at each use."""
+"""Heads of more than one linear layer, and heads whose weight is made at each use."""
 
 import copy
 
@@ -42,7 +42,7 @@ def test_a_head_of_two_linear_layers(llama, make, lora):
 
 @pytest.mark.parametrize("check", [True, False])
 def test_logits_that_another_layer_of_their_width_takes_are_refused(llama, check):
-    """As of a vocabulary that is as wide as the model: which of the layers makes logits is not seen then."""
+    """The vocabulary is as wide as the model: then nothing shows which layer makes logits."""
     llama.lm_head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Linear(VOCAB, VOCAB))
     logitless.transformers.patch(llama, check=check)
     with pytest.raises(UnsupportedError, match=r"linear\(\) with its logits"):
@@ -63,7 +63,7 @@ def test_logits_of_zero(llama, scale):
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
-    """In training each use of a spectral norm moves its power iteration on: the handshake must be no use."""
+    """In training each use of a spectral norm advances its power iteration: the handshake must not count as a use."""
     normalise(llama.lm_head)
     model, batch = llama.to(getattr(torch, precision)), inputs(llama)
     stock, fused = copy.deepcopy(model), logitless.transformers.patch(copy.deepcopy(model))
@@ -75,6 +75,6 @@ def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
         else:
             step(stock, batch)
             step(fused, batch)
-        expected, found = stock.state_dict(), fused.state_dict()
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        expected, state = stock.state_dict(), fused.state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], value) for key, value in expected.items())

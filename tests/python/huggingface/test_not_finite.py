@@ -1,4 +1,4 @@
-"""The handshake leaves out numbers that are not finite, and compares the rest, in a later batch if need be."""
+"""The handshake leaves out numbers that are not finite, and compares the rest, in a later batch if needed."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ UNUSED = 5  # entries at the vocabulary's end
 
 
 def padded(model, rows=slice(0, 2)):
-    """Hidden states that are NaN where labels are ignored, as attention makes of rows that are masked as a whole."""
+    """Puts NaN into hidden states of ignored labels, as attention does in rows that are masked as a whole."""
 
     def spoil(module, args, out):
         out = out.clone()
@@ -38,7 +38,7 @@ def biased(model):
 
 
 def spoiled(model):
-    """Entries that are never used."""
+    """Spoils entries that are never used."""
     with torch.no_grad():
         model.lm_head.weight[-UNUSED:] = math.nan
     model.lm_head.register_forward_hook(lambda module, args, out: out[..., :-UNUSED])
@@ -56,7 +56,7 @@ def damaged(damage, precision):
 
 
 def looks_again(model, batch):
-    """Whether the handshake compares rows of another batch."""
+    """Returns whether the handshake compares rows of another batch."""
     with mock.patch.object(_loss, "compare", wraps=_loss.compare) as compare:
         model(**batch)
     return compare.called
@@ -65,7 +65,7 @@ def looks_again(model, batch):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_right_passes(damage, precision):
-    """Both losses are of logits that were rounded twice, in float32 after sums of no more terms than the vocabulary."""
+    """Both losses are float32 sums of logits that were rounded twice, with as many terms as the vocabulary at most."""
     model = damaged(damage, precision)
     batch = inputs(model)
     stock = model(**batch)
@@ -107,7 +107,7 @@ def test_gradients_under_a_bias_of_minus_infinity():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_rows_may_be_missing(seed, monkeypatch):
-    """A wrong formula is refused if and only if a row that is looked at is finite; then, or in the next batch."""
+    """A wrong formula is refused if and only if a compared row is finite, in this batch or the next."""
     generator = torch.Generator().manual_seed(seed)
     missing = torch.rand(TEXT, generator=generator) < [0.3, 0.7, 0.95, 1.0][seed % 4]
     model = build("LlamaForCausalLM")
@@ -150,7 +150,7 @@ def test_weights_that_are_not_finite_and_used_make_the_loss_nan_as_the_models_ow
 
 
 def test_an_overflow_is_left_to_the_scaler(llama):
-    """The first steps of float16 training overflow until the scale of the loss is found."""
+    """The first steps of float16 training overflow until the scaler has found the loss scale."""
     batch, scaler = inputs(llama), torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizer = torch.optim.SGD(llama.parameters(), lr=1e-3)
     logitless.transformers.patch(llama)

@@ -1,4 +1,4 @@
-"""When the fused head is used, what stays as it was, and what is refused by name."""
+"""When the fused head is used, what stays unchanged, and what is an error."""
 
 import contextlib
 import threading
@@ -128,7 +128,7 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, parametrize.cached])
 def test_a_parametrized_head(llama, context):
-    """The handshake makes logits without gradients, and must not be the first to use a weight that is cached."""
+    """The handshake makes logits without gradients, and must not be the first to use a cached weight."""
     torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
@@ -268,7 +268,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
     ids = batch["input_ids"]
     stock = llama(input_ids=ids).logits
     logitless.transformers.patch(llama)
-    entered, done, found = threading.Event(), threading.Event(), {}
+    entered, done, results = threading.Event(), threading.Event(), {}
 
     def hold(module, arguments):
         if threading.current_thread() is not threading.main_thread():
@@ -276,7 +276,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
             done.wait(60)
 
     handle = llama.lm_head.register_forward_pre_hook(hold)
-    thread = threading.Thread(target=lambda: found.update(loss=llama(**batch).loss.detach()))
+    thread = threading.Thread(target=lambda: results.update(loss=llama(**batch).loss.detach()))
     thread.start()
     try:
         assert entered.wait(60)
@@ -287,7 +287,7 @@ def test_a_second_thread_gets_logits_and_is_refused_a_loss(llama):
         done.set()
         thread.join()
     handle.remove()
-    assert torch.equal(found["loss"], llama(**batch).loss.detach())
+    assert torch.equal(results["loss"], llama(**batch).loss.detach())
     logitless.transformers.unpatch(llama)
     assert "forward" not in llama.lm_head.__dict__
     assert torch.equal(llama(**batch).logits, stock)

@@ -1,4 +1,4 @@
-"""The layer of a patched model beside what else clients do to a model."""
+"""The layer of a patched model beside clients' other changes to a model."""
 
 import copy
 import functools
@@ -33,7 +33,7 @@ def test_the_class_is_one_of_its_own_while_the_model_is_patched(llama):
 
 
 def test_tensors_of_the_model_itself_are_parametrized_and_no_more(llama):
-    """In every order of these with the patch the class is the model's own in the end, and only then."""
+    """In any order with the patch, the class becomes the model's own in the end, and only then."""
     llama.extra = torch.nn.Parameter(torch.ones(3))
     llama.other = torch.nn.Parameter(torch.ones(3))
     batch, kind = inputs(llama), type(llama)
@@ -78,7 +78,7 @@ def test_copies_of_all_kinds_keep_the_patch(llama, how):
 
 
 def test_a_forward_that_is_no_method(llama):
-    """A partial function of the model's own forward, stored before or after, as accelerate's hooks do."""
+    """It is a partial function of the model's own forward, stored before or after, as by accelerate's hooks."""
     batch = inputs(llama)
     reference = Reference.of(llama, batch)
     own = functools.partial(llama.forward, use_cache=False)
@@ -88,15 +88,15 @@ def test_a_forward_that_is_no_method(llama):
         logitless.transformers.patch(llama)
         if not first:
             llama.forward = functools.partial(llama.forward, use_cache=False)
-        found = step(llama, batch)
-        assert reference.share(found) <= 1 and found.outputs.logits is None
+        result = step(llama, batch)
+        assert reference.share(result) <= 1 and result.outputs.logits is None
         logitless.transformers.unpatch(llama)
         assert not first or llama.forward is own
         del llama.forward
 
 
 def test_a_wrapper_that_takes_anything(llama):
-    """Its signature names no labels, and those of the class tell where they are."""
+    """Its signature names no labels; the class's signature gives their place."""
     batch, forward = inputs(llama), llama.forward
     llama.forward = lambda *args, **kwargs: forward(*args, **kwargs)
     logitless.transformers.patch(llama)
@@ -105,7 +105,8 @@ def test_a_wrapper_that_takes_anything(llama):
 
 
 def test_a_wrapper_that_takes_the_gradients_away_or_the_labels(llama):
-    """Around the patch the model decides; where it came before, what cannot be known is refused."""
+    """The model decides about a wrapper around the patch. A wrapper that came before it is refused if its effect is
+    unknown."""
     batch = inputs(llama)
 
     def without(model, drop):
@@ -133,7 +134,7 @@ def test_a_wrapper_that_takes_the_gradients_away_or_the_labels(llama):
 
 
 def test_a_wrapper_that_calls_twice(llama):
-    """As R-Drop does: two passes, each with its own loss."""
+    """R-Drop does this: two passes, each with its own loss."""
     batch = inputs(llama)
     logitless.transformers.patch(llama)
     forward = llama.forward
@@ -150,7 +151,7 @@ def test_a_wrapper_that_calls_twice(llama):
 
 
 def test_a_class_that_is_patched_later_is_followed(llama, monkeypatch):
-    """As Liger's functions do, which replace the forward of the class."""
+    """Liger's functions do this: they replace the forward of the class."""
     calls, own = [], transformers.LlamaForCausalLM.forward
 
     def forward(self, *args, **kwargs):
@@ -168,8 +169,8 @@ def test_a_whole_model_under_checkpointing(llama):
     logitless.transformers.patch(llama).zero_grad()
     loss = torch.utils.checkpoint.checkpoint(lambda: llama(**batch).loss, use_reentrant=False)
     loss.backward()
-    found = {name: p.grad for name, p in llama.named_parameters()}
-    assert reference.share(type(reference.stock)(loss.detach(), found)) <= 1
+    gradients = {name: p.grad for name, p in llama.named_parameters()}
+    assert reference.share(type(reference.stock)(loss.detach(), gradients)) <= 1
 
 
 @pytest.mark.parametrize("where", ["outside", "in place", "a module around it", "its forward there"])
@@ -191,9 +192,9 @@ def test_inference_is_one_graph(llama, where):
         called = torch.compile(llama if where == "outside" else Around(llama), backend="eager", fullgraph=True)
     torch._dynamo.reset()
     with torch.no_grad():
-        found = called(input_ids=ids, use_cache=False).logits
+        logits = called(input_ids=ids, use_cache=False).logits
         logitless.transformers.unpatch(llama)
-        torch.testing.assert_close(found, llama(input_ids=ids).logits)
+        torch.testing.assert_close(logits, llama(input_ids=ids).logits)
 
 
 def test_accelerates_device_hooks_stay(llama):
@@ -207,8 +208,8 @@ def test_accelerates_device_hooks_stay(llama):
         assert hasattr(llama, "_hf_hook")
         assert reference.share(step(llama, batch)) <= 1
     accelerate.hooks.remove_hook_from_module(llama, recurse=True)
-    found = step(llama, batch)
-    assert reference.share(found) <= 1 and found.outputs.logits is None
+    result = step(llama, batch)
+    assert reference.share(result) <= 1 and result.outputs.logits is None
 
 
 def test_adapters_around_a_model_whose_forward_was_replaced(llama):
@@ -217,7 +218,7 @@ def test_adapters_around_a_model_whose_forward_was_replaced(llama):
     batch, forward = inputs(llama), llama.forward
     model = peft.get_peft_model(llama, peft.LoraConfig(r=4, target_modules=["q_proj"]))
     logitless.transformers.patch(model)
-    llama.forward = forward  # of before the patch
+    llama.forward = forward  # from before the patch
     assert model(**batch).logits is None
     logitless.transformers.unpatch(model)
     assert model(**batch).logits is not None

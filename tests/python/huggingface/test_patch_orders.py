@@ -1,4 +1,4 @@
-"""A model that is patched in any order of what clients do around it behaves as in the same order without the patch."""
+"""A patched model behaves like the unpatched one in any order of clients' operations around it."""
 
 import copy
 import inspect
@@ -35,12 +35,12 @@ class Counted(hooks.ModelHook):
 
 
 class World:
-    """A tiny model, and what was done to it. The model is the copy, after it was copied."""
+    """A tiny model and its history. After a copy, the model is the copy."""
 
     def __init__(self, template):
         self.models = [copy.deepcopy(template)]
         self.patched = [False]
-        self.saved = []  # forwards that were there before somebody wrapped them
+        self.saved = []  # forwards that existed before they were wrapped
         self.wrapped = 0  # calls of these wrappers
         self.called = None
 
@@ -77,7 +77,7 @@ class World:
         extract_model_from_parallel(self.model, keep_fp32_wrapper=False)
 
     def _wrap(self):
-        """As a user does, with a method of the model's own around what was there."""
+        """Wraps what exists with a method of the model's own, as a user does."""
         original = self.model.forward
         self.saved.append((self.model, original))
 
@@ -88,18 +88,18 @@ class World:
         self.model.forward = types.MethodType(forward, self.model)
 
     def _restore(self):
-        """The user puts back what was kept, though others may have come around it since."""
+        """Puts back the kept forward, though others may have wrapped it since."""
         owner, original = self.saved.pop()
         owner.forward = original
 
     def _copy(self):
         self.models.append(copy.deepcopy(self.model))
         self.patched.append(self.patched[-1])
-        with torch.no_grad():  # to tell which of the two has run
+        with torch.no_grad():  # shows which of the two has run
             self.model.lm_head.weight.mul_(-1.0)
 
     def _parametrize(self):
-        """A tensor of the model itself: its class gets a property."""
+        """Parametrizes a tensor of the model itself: its class gets a property."""
         parametrize.register_parametrization(self.model, "extra", torch.nn.Softplus())
 
     def _unparametrize(self):
@@ -109,11 +109,11 @@ class World:
         self.model.compile(backend="eager")
 
     def _compile_outside(self):
-        """This one is called from now on; other operations go on with the model within."""
+        """Compiles the model. Calls use the compiled model, other operations the one inside it."""
         self.called = torch.compile(self.model, backend="eager")
 
     def look(self):
-        """All that is to be seen of each model, and which of them made the loss: that of a copy may be the original."""
+        """Returns each model's visible state, and which model made the loss: for a copy it may be the original."""
         return [self._look(model) for model in self.models]
 
     def _look(self, model):
@@ -180,9 +180,10 @@ def template():
 
 
 def useful(order):
-    """Without an operation that has nothing to undo yet, as shorter orders have the rest, and with a patch.
+    """Returns whether an order is worth a run: it has a patch, and every undoing operation has something to undo.
 
-    A parametrization is taken away where there is one, and not after a copy: PyTorch takes it from both.
+    Shorter orders have the rest. A parametrization is removed if there is one, and not after a copy: PyTorch removes it
+    from both.
     """
     after = {
         "unpatch": {"patch", "patch again"},
@@ -212,8 +213,8 @@ def compare(template, orders):
         bare = tuple(name for name in order if name not in PATCHES)
         if bare not in stock:
             stock[bare] = observed(template, bare)[0]
-        found, patched = observed(template, order)
-        for own, (facts, loss, logits, fused) in enumerate(found):
+        seen, patched = observed(template, order)
+        for own, (facts, loss, logits, fused) in enumerate(seen):
             expected, stock_loss, stock_logits, _ = stock[bare][own]
             if stock_loss is None:  # accelerate binds the forward of such a model twice
                 assert expected is TypeError
@@ -229,7 +230,7 @@ def compare(template, orders):
 
 
 def rounding(logits, dtype):
-    """Each logit is rounded, once more than the fused head does, and so is the sum of a row in float32."""
+    """Returns the rounding of each logit, once more than the fused head's, and of a row's sum in float32."""
     size = float(logits.abs().max())
     return 2 * (torch.finfo(dtype).eps * size + (VOCAB + 8) * torch.finfo(torch.float32).eps * (1 + size))
 

@@ -1,4 +1,4 @@
-"""The handshake of the first batch: what is wrong by a hundredth is refused in each precision, what is right passes."""
+"""The handshake of the first batch refuses errors of a hundredth in each precision, and passes what is right."""
 
 import logitless.transformers
 import pytest
@@ -16,7 +16,7 @@ MODELS = {
     "GraniteForCausalLM": {"logits_scaling": 8.0},
     "Gemma2ForCausalLM": {"final_logit_softcapping": 2.0},
     "PhiForCausalLM": {},  # a bias
-    "BartForConditionalGeneration": {},  # a bias that is added
+    "BartForConditionalGeneration": {},  # an added bias
 }
 PRECISIONS = ["bfloat16", "float16", "float32", "autocast"]
 
@@ -51,7 +51,7 @@ def test_a_factor_that_is_wrong_by_a_hundredth_is_refused(name, precision, wrong
     with pytest.raises(UnsupportedError, match=f"{name} differs from the fused head's by"):
         run(model, precision)
     if precision == "float32":
-        with pytest.raises(UnsupportedError):  # and again, for nothing was found right
+        with pytest.raises(UnsupportedError):  # it raises again, because nothing was found right
             model(**inputs(model))
 
 
@@ -63,7 +63,7 @@ def test_a_bias_that_is_wrong_by_a_tenth_is_refused(precision, monkeypatch):
 
 
 class Changing(TorchFunctionMode):
-    """Makes another product of the head, as a mode that computes in 8 bits does."""
+    """Changes the head's product by a factor, like a mode that computes in 8 bits."""
 
     def __init__(self, factor):
         super().__init__()
@@ -87,7 +87,7 @@ def test_a_layer_that_is_not_its_product_is_refused(llama, precision, wrong):
 
 
 class Counting(torch.nn.Module):
-    """Another weight at each use."""
+    """Has another weight at each use."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ def test_the_weight_is_read_once(llama, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("factor", [1.0, 0.3, 30.0])
 def test_two_heads_of_one_width_pass(llama, precision, factor):
-    """Their products become one, by the factor between them, which 16 bits round."""
+    """Their products merge into one, with the factor between them rounded to 16 bits."""
     other = torch.nn.Linear(llama.lm_head.in_features, VOCAB, bias=False)
     both = torch.nn.Module()
     both.first, both.second = llama.lm_head, other

@@ -11,7 +11,7 @@ from torch import nn
 
 VOCAB, TEXT = 99, (2, 8)
 
-# Sizes by their names in configurations; what a configuration does not have is not set.
+# Sizes by their names in configurations. A size missing from a configuration is not set.
 SIZES = {
     "vocab_size decoder_vocab_size vocab_size_per_layer_input": VOCAB,
     "mamba_d_ssm": 64,
@@ -39,7 +39,7 @@ SIZES = {
     "out_hidden_size projection_dim project_dim encoder_hidden_size cross_attention_hidden_size": 32,
     "initializer_range init_std initializer_factor": 0.2,
 }
-# What is None by default and has no size then; and what a class cannot do without.
+# Values that are None by default and then have no size, and values that a class needs.
 MISSING = {
     "vocab_size": VOCAB,
     "head_dim": 8,
@@ -58,7 +58,7 @@ DROPOUT = ("dropout", "drop_rate", "pdrop", "layerdrop", "drop_path_rate")
 
 
 def shrink(config: object) -> object:
-    """The configuration, and those within it, at tiny sizes and without dropout."""
+    """Gives the configuration, and those within it, tiny sizes and no dropout."""
     for names, value in SIZES.items():
         for name in names.split():
             old = config.__dict__.get(name)
@@ -113,8 +113,10 @@ def _set(config: object, name: str, value: object) -> None:
 
 
 def build(kind: type | str, **options: object) -> nn.Module:
-    """A model of the class with every parameter and buffer of floating point that is 0 filled with noise. options: of
-    its configuration, and of the model where it has a copy."""
+    """Builds a model of the class; noise fills floating-point parameters and buffers that are 0.
+
+    ``options`` belong to its configuration, and to the model's copy of them.
+    """
     if isinstance(kind, str):
         kind = getattr(importlib.import_module("transformers"), kind)
     torch.manual_seed(0)
@@ -133,7 +135,7 @@ def build(kind: type | str, **options: object) -> nn.Module:
 
 
 def composite(kind: type) -> object | None:
-    """Configurations that have no defaults."""
+    """Builds configurations that have no defaults."""
     import transformers as T
 
     if kind.__name__ in ("EncoderDecoderModel",):
@@ -152,7 +154,7 @@ def composite(kind: type) -> object | None:
 
 
 def inputs(model: nn.Module, time_first: bool = False) -> dict[str, torch.Tensor]:
-    """A batch with labels, some of which are ignored; features of sound as [..., channels, time] or the other way."""
+    """Returns a batch with labels, some of them ignored; sound features are [..., channels, time] or the reverse."""
     torch.manual_seed(1)
     parameters = inspect.signature(model.forward).parameters
     ids = torch.randint(10, 80, TEXT)

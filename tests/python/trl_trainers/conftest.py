@@ -1,4 +1,4 @@
-"""Tests over TRL, left out where it is not installed."""
+"""Tests over TRL, skipped without it."""
 
 import logging
 import sys
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def trainers():
-    """The module, which needs TRL."""
+    """Returns the module, which needs TRL."""
     import trainers
 
     return trainers
@@ -36,7 +36,7 @@ def trainers():
 
 @pytest.fixture(autouse=True)
 def _unpatched():
-    """One thread, no warnings of loggers, and no patch afterwards."""
+    """Sets one thread, silences loggers, and undoes the patch afterwards."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     yield

@@ -1,4 +1,4 @@
-"""The function that logitless.trl.patch puts in the place of TRL's divergences, beside TRL's and float64."""
+"""The function by which logitless.trl.patch replaces TRL's divergences, beside TRL's and float64."""
 
 import sys
 
@@ -48,7 +48,7 @@ def test_returns_and_gradients_are_those_of_trl(dtype, beta, temperature, scales
     logitless.trl.patch()
     stock = run(current().original.apply, case.tensors, options, upstream)
     fused = run(current().apply, case.tensors, options, upstream)
-    for head, scale in zip(("student", "teacher"), scales):  # TRL's bias is inside of the factor
+    for head, scale in zip(("student", "teacher"), scales):  # TRL's factor also scales its bias
         if bias:
             case.tensors[f"{head}_bias"] = case.tensors[f"{head}_bias"].double() * scale
     case.tensors = {n: None if t is None else t.double() for n, t in case.tensors.items()}
@@ -109,7 +109,7 @@ def test_another_function_is_refused_by_name_and_nothing_is_replaced(monkeypatch
 def test_a_trl_without_it_is_patched(monkeypatch):
     import trl.trainer.utils
 
-    monkeypatch.setitem(sys.modules, "trl.kernels.chunked_divergence", None)  # as if there were no such module
+    monkeypatch.setitem(sys.modules, "trl.kernels.chunked_divergence", None)  # as if the module did not exist
     logitless.trl.patch()
     assert trl.trainer.utils._ChunkedLogProbFunction.original is not None
 

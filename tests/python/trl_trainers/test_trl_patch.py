@@ -1,4 +1,4 @@
-"""logitless.trl.patch, and the function that it puts in TRL's place, beside TRL's and float64."""
+"""logitless.trl.patch, and the function that replaces TRL's, beside TRL's and float64."""
 
 import sys
 import types
@@ -30,16 +30,16 @@ def operands(dtype=torch.float32, bias=True):
 
 
 def run(apply, tensors, options, outputs=OUTPUTS, dtype=None):
-    """Outputs and gradients of weighted log-probabilities and entropies."""
+    """Returns outputs and gradients of weighted log-probabilities and entropies."""
     hidden, weight, bias, targets = tensors
     leaves = [t if t is None else t.detach().to(dtype or t.dtype).requires_grad_() for t in (hidden, weight, bias)]
-    found = apply(*leaves, targets, *options, outputs)
+    results = apply(*leaves, targets, *options, outputs)
     torch.manual_seed(7)
-    loss = (found[0] * torch.randn(TOKENS)).sum()
-    if found[1] is not None:
-        loss = loss + (found[1] * torch.randn(TOKENS)).sum()
+    loss = (results[0] * torch.randn(TOKENS)).sum()
+    if results[1] is not None:
+        loss = loss + (results[1] * torch.randn(TOKENS)).sum()
     loss.backward()
-    return list(found), [None if leaf is None else leaf.grad for leaf in leaves]
+    return list(results), [None if leaf is None else leaf.grad for leaf in leaves]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -93,11 +93,11 @@ def test_no_tokens():
     logitless.trl.patch()
     hidden = torch.zeros(0, HIDDEN, requires_grad=True)
     weight = torch.randn(VOCAB, HIDDEN, requires_grad=True)
-    found = current().apply(
+    results = current().apply(
         hidden, weight, None, torch.zeros(0, dtype=torch.int64), 1.0, 64, outputs=("entropy", "is_top1")
     )
-    found[0].sum().backward()
-    assert not weight.grad.any() and found[4].shape == (0,)
+    results[0].sum().backward()
+    assert not weight.grad.any() and results[4].shape == (0,)
 
 
 def test_options_reach_the_operator():
@@ -169,7 +169,7 @@ def test_partitioned_weights_are_refused_where_gradients_are_wanted():
 
 
 def test_a_head_in_float32():
-    """cast_lm_head_to_fp32 hands over float32 hidden states and a 16-bit weight."""
+    """cast_lm_head_to_fp32 passes float32 hidden states and a 16-bit weight."""
     logitless.trl.patch()
     hidden, weight, _, targets = operands(bias=False)
     tensors, options = (hidden, weight.bfloat16(), None, targets), (1.0, 64, None, 1.0)
@@ -193,14 +193,14 @@ def test_autocast():
 
 @pytest.mark.parametrize("valid", [0, 7])
 def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, trainers, valid):
-    """There TRL hands over the rows that have a label, which may be none."""
+    """There TRL passes the rows that have a label, possibly none."""
     import trl.trainer.utils
 
     model = trainers.make_model("gemma2")
     trl.trainer.utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
     ids = torch.randint(3, 90, (2, 12))
     labels = torch.where(torch.arange(12) < 12 - valid, -100, ids)
-    found = []
+    results = []
     for patched in (False, True):
         if patched:
             logitless.trl.patch()
@@ -208,8 +208,8 @@ def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, trainers, valid):
         model.zero_grad()
         out = model(input_ids=ids, labels=labels, fused_lm_head=True)
         out.loss.backward()
-        found.append((out, {name: p.grad for name, p in model.named_parameters()}))
-    (stock, expected), (fused, got) = found
+        results.append((out, {name: p.grad for name, p in model.named_parameters()}))
+    (stock, expected), (fused, got) = results
     for key in stock:
         assert torch.allclose(stock[key].float(), fused[key].float(), atol=1e-5), key
     for name, gradient in expected.items():

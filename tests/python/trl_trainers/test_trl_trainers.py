@@ -1,4 +1,4 @@
-"""TRL's trainers, as they are and patched: losses and metrics of 20 steps, and gradients beside float64."""
+"""TRL's trainers, unpatched and patched: losses and metrics of 20 steps, and gradients beside float64."""
 
 import logitless.trl
 import pytest
@@ -7,7 +7,7 @@ from whole import WholeLogits, close
 
 pytestmark = pytest.mark.slow
 
-NUMBERS = 1e-5  # of losses, and of metrics in units of their size
+NUMBERS = 1e-5  # tolerance of losses, and of metrics in units of their size
 TIMES = ("runtime", "per_second", "time")
 
 TRAINERS = [
@@ -29,7 +29,7 @@ def name_of(value):
 
 
 def recorded(made):
-    """Losses of all steps, and what was logged."""
+    """Returns the losses of all steps, and the log."""
     losses, compute_loss = [], made.compute_loss
 
     def compute(*args, **kwargs):
@@ -51,7 +51,7 @@ DISTILLATIONS = [
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS + DISTILLATIONS, ids=name_of)
 def test_losses_and_metrics(trainers, tmp_path, name, kind, options):
-    """A distillation is of a teacher with another head."""
+    """A distillation's teacher has another head."""
     folder = trainers.save(tmp_path / "model", kind)
     arguments = {"teacher_model": trainers.save(tmp_path / "qwen3", "qwen3")} if name == "Distillation" else {}
     stock, log = recorded(trainers.trainer(name, folder, tmp_path, arguments, **options))
@@ -74,30 +74,30 @@ def test_adapters(trainers, tmp_path, name):
     """The head is frozen, and the reference model is the one without adapters."""
     peft = pytest.importorskip("peft")
     folder = trainers.save(tmp_path / "model", "llama")
-    config, found = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"]), []
+    config, losses = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"]), []
     for patched in (False, True):
         if patched:
             logitless.trl.patch()
-        found.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
-    assert found[1] == pytest.approx(found[0], rel=0, abs=NUMBERS)
+        losses.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
+    assert losses[1] == pytest.approx(losses[0], rel=0, abs=NUMBERS)
 
 
 def gradients(loss_of, model):
     model.zero_grad(set_to_none=True)
     loss_of().backward()
-    found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return found
+    return grads
 
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS, ids=name_of)
 def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind, options):
-    """Errors of at most twice TRL's in the same precision, and a rounding unit; models in float64 decide."""
+    """Errors are at most twice TRL's in the same precision, plus a rounding unit; models in float64 decide."""
     import trl.trainer.utils
 
     folder = trainers.save(tmp_path / "model", kind)
     made = trainers.trainer(name, folder, tmp_path, **options | {"max_steps": 1})
-    compute_loss, found = made.compute_loss, []
+    compute_loss, results = made.compute_loss, []
 
     def compute(model, *args, **kwargs):
         def loss_of():
@@ -112,18 +112,18 @@ def test_gradients_of_the_first_loss(trainers, tmp_path, monkeypatch, name, kind
             patched.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", WholeLogits)
             for each in models:
                 each.double()
-            found.append((stock, fused, gradients(loss_of, model)))
+            results.append((stock, fused, gradients(loss_of, model)))
             for each in models:
                 each.float()
         return loss_of()
 
     made.compute_loss = compute
     made.train()
-    check_gradients(*found[0])
+    check_gradients(*results[0])
 
 
 def check_gradients(stock, fused, exact):
     assert fused.keys() == stock.keys() == exact.keys()
-    assert any(not torch.equal(fused[name], stock[name]) for name in exact)  # the fused head was there
+    assert any(not torch.equal(fused[name], stock[name]) for name in exact)  # the fused head was used
     for name, truth in exact.items():
         assert close(fused[name], stock[name], truth, 2.0**-24), name

@@ -44,7 +44,7 @@ def make_model(kind: str):
 
 
 def save(folder: Path, kind: str) -> str:
-    """The folder's name, of which trainers load model, reference model and tokenizer."""
+    """Saves model, reference model and tokenizer for trainers, and returns the folder's name."""
     make_model(kind).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return str(folder)
@@ -55,14 +55,14 @@ def text(rng: random.Random, least: int, most: int) -> str:
 
 
 def data(columns: dict[str, str], rows: int = 24) -> Dataset:
-    """Of columns with "text", "more" of it after a prompt, or "label"."""
+    """Returns data with columns of "text", "more" of it after a prompt, or "label"."""
     rng = random.Random(3)
     made = {"text": lambda n: text(rng, 3, 9), "more": lambda n: " " + text(rng, 3, 9), "label": lambda n: n % 2 == 0}
     return Dataset.from_list([{name: made[kind](n) for name, kind in columns.items()} for n in range(rows)])
 
 
 def reward(completions, **_):
-    """Words of even numbers are good ones."""
+    """Rewards words of even numbers."""
     return [sum(int(w[1:]) % 2 == 0 for w in c.split() if w[1:].isdigit()) / (1 + len(c.split())) for c in completions]
 
 
@@ -77,7 +77,7 @@ COLUMNS = {
 
 
 def trainer(name: str, model: str, output: Path, arguments=None, **options):
-    """TRL's trainer of that name over the saved model, with options beside those that make it tiny."""
+    """Returns TRL's trainer of that name over the saved model, tiny but for the given options."""
     import trl
 
     shared = dict(output_dir=str(output), per_device_train_batch_size=4, max_steps=STEPS, learning_rate=1e-3, seed=5)
