@@ -139,7 +139,7 @@ class Reference:
         )
 
     def share_of(self, model: nn.Module, batch: dict[str, object]) -> float:
-        """Returns the larger share of the patched model's steps in float64 and float32, each with its handshake."""
+        """Returns the larger share of the patched model's steps in float64 and float32, each with its self-check."""
         from precision import exact_step
 
         return max(self.share(exact_step(model, batch)), self.share(step(model, batch)))

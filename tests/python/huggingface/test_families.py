@@ -37,7 +37,7 @@ def test_loss_and_gradients_are_those_of_the_unpatched_model(name):
     stock = reference.stock
 
     assert logitless.transformers.patch(model, max_workspace_bytes=1 << 20) is model
-    first, second = step(model, batch), step(model, batch)  # with the handshake and after it
+    first, second = step(model, batch), step(model, batch)  # with the self-check and after it
     assert inspect.signature(model.forward) == signature
     assert reference.share(first) <= 1 and reference.share(second) <= 1
     assert reference.share(exact_step(model, batch)) <= 1

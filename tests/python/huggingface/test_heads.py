@@ -63,7 +63,7 @@ def test_logits_of_zero(llama, scale):
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_weight_that_is_made_at_each_use(llama, normalise, precision):
-    """In training each use of a spectral norm advances its power iteration: the handshake must not count as a use."""
+    """In training each use of a spectral norm advances its power iteration: the self-check must not count as a use."""
     normalise(llama.lm_head)
     model, batch = llama.to(getattr(torch, precision)), inputs(llama)
     stock, fused = copy.deepcopy(model), logitless.transformers.patch(copy.deepcopy(model))

@@ -1,4 +1,4 @@
-"""The handshake leaves out numbers that are not finite, and compares the rest, in a later batch if needed."""
+"""The self-check leaves out numbers that are not finite, and compares the rest, in a later batch if needed."""
 
 import copy
 import math
@@ -56,7 +56,7 @@ def damaged(damage, precision):
 
 
 def looks_again(model, batch):
-    """Returns whether the handshake compares rows of another batch."""
+    """Returns whether the self-check compares rows of another batch."""
     with mock.patch.object(_loss, "compare", wraps=_loss.compare) as compare:
         model(**batch)
     return compare.called

@@ -73,7 +73,7 @@ def test_gradient_checkpointing_and_autocast(llama):
     stock = check_patched(llama, batch).stock
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
-        logitless.transformers.patch(llama)  # with a handshake under autocast
+        logitless.transformers.patch(llama)  # with a self-check under autocast
         assert abs(float(step(llama, batch)[0] - stock[0])) < 0.1
 
 
@@ -128,7 +128,7 @@ def test_hooks_of_the_head_and_the_model_stay(llama):
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, parametrize.cached])
 def test_a_parametrized_head(llama, context):
-    """The handshake makes logits without gradients, and must not be the first to use a cached weight."""
+    """The self-check makes logits without gradients, and must not be the first to use a cached weight."""
     torch.nn.utils.parametrizations.weight_norm(llama.lm_head)
     batch = inputs(llama)
     reference = Reference.of(llama, batch)

@@ -1,4 +1,4 @@
-"""The handshake of the first batch refuses errors of a hundredth in each precision, and passes what is right."""
+"""The self-check of the first batch refuses errors of a hundredth in each precision, and passes what is right."""
 
 import logitless.transformers
 import pytest
