@@ -107,8 +107,7 @@ def budgets(record: Record) -> list[str]:
 
 
 def ratios(record: Record) -> list[str]:
-    """A row per head: its matmul, the loss in units of one, each way to gradients in units of three, and the loss's
-    memory."""
+    """A row per head: its matmul, the loss over one matmul, each way to gradients over three, and the loss's memory."""
     methods = [method for method in dict.fromkeys(row.method for row in record.rows) if method != "logitless loss"]
     head = ["head", "N x V x D", "one matmul, ms", "three, ms", "loss"]
     head += [budget_words(method.removeprefix("logitless ")) for method in methods] + ["loss, MiB"]
