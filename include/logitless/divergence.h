@@ -1,16 +1,16 @@
 /* Divergences of two heads over one vocabulary, a student's and a teacher's, from their dot products.
  *
- * The caller multiplies hidden states and weights and holds a part of the products at a time; these
- * functions make the rows' divergences of it, and the gradients of the student's products. For row i and
+ * The caller multiplies hidden states and weights and holds a part of the products at a time. These functions
+ * make the rows' divergences from the products, and the gradients of the student's products. For row i and
  * column j, with x the products, b the biases, s the scales, c the softcaps and T the temperature:
  *
- *   z_ij  = t(s x_ij + b_j) / T      t = identity for c = 0, else c tanh(. / c); of each head its own
+ *   z_ij  = t(s x_ij + b_j) / T      t = identity for c = 0, else c tanh(. / c); s, b, c of each head
  *   p, q  = softmax of the student's, the teacher's z_i;   m = (1 - beta) p + beta q
  *   D_i   = KL(q || p) for beta = 0, KL(p || q) for beta = 1,
  *           else beta KL(q || m) + (1 - beta) KL(p || m)
- *   G_ij  = g_i dD_i / d(s x_ij + b_j)   of the student's z alone
+ *   G_ij  = g_i dD_i / d(s x_ij + b_j)   for the student's z alone
  *
- * so the gradient of the student's products is s G, and that of its bias is the sum of G over rows. */
+ * So the gradient of the student's products is s G, and that of its bias is the sum of G over rows. */
 #ifndef LOGITLESS_DIVERGENCE_H_
 #define LOGITLESS_DIVERGENCE_H_
 
@@ -22,19 +22,19 @@ extern "C" {
 #endif
 
 typedef enum logitless_divergence_stage {
-  LOGITLESS_DIVERGENCE_VALUES = 0,  /* all columns: lse, divergence and what the gradient needs of a row */
-  LOGITLESS_DIVERGENCE_GRADIENT = 1 /* any columns: G, from what the first stage has found */
+  LOGITLESS_DIVERGENCE_VALUES = 0,  /* all columns: lse, divergence and a row's numbers for the gradient */
+  LOGITLESS_DIVERGENCE_GRADIENT = 1 /* any columns: G, from the results of the first stage */
 } logitless_divergence_stage;
 
-/* All pointers are to memory of the context's device. "stats" is dtype. */
+/* One stage's inputs and outputs. All pointers are to memory of the context's device. "stats" is dtype. */
 typedef struct logitless_divergence {
   int32_t stage;          /* logitless_divergence_stage */
-  int32_t dtype;          /* of products, biases and numbers of rows: LOGITLESS_F32 or LOGITLESS_F64 */
-  int32_t gradient_dtype; /* of G: dtype, or with LOGITLESS_F32 LOGITLESS_BF16 or LOGITLESS_F16 */
+  int32_t dtype;          /* LOGITLESS_F32 or LOGITLESS_F64: products, biases and numbers of rows */
+  int32_t gradient_dtype; /* dtype of G: LOGITLESS_F64 with F64; F32, BF16 or F16 with F32 */
   int64_t rows;
-  int64_t columns; /* of the products: V in the first stage; at least 1 */
-  double beta;     /* 0, or in [2^-100, 1] */
-  double temperature;
+  int64_t columns;    /* columns of the products, at least 1; V in the first stage */
+  double beta;        /* 0, or in [2^-100, 1] */
+  double temperature; /* T > 0 */
   double student_scale;
   double student_softcap; /* 0: none */
   double teacher_scale;
@@ -50,20 +50,20 @@ typedef struct logitless_divergence {
   void* teacher_lse;
   void* student_kl; /* KL(p || m) */
   void* divergence; /* D */
-  void* entropy;    /* of p; null: not wanted */
-  /* The second stage alone. */
-  const void* grad; /* [rows] stats, g; a row of 0 has zeros in G, whatever else it holds */
+  void* entropy;    /* entropy of p; null: not wanted */
+  /* Only for the second stage. */
+  const void* grad; /* [rows] stats, g; a row with g = 0 has zeros in G, whatever else it holds */
   void* d_logits;   /* [rows, columns] gradient_dtype, G; may be `student` with its stride and dtype */
   int64_t d_logits_stride;
 } logitless_divergence;
 
-/* The defaults: temperature and scales are 1, all else is 0. */
+/* Sets the defaults: temperature and scales are 1, all else is 0. */
 static inline void logitless_divergence_init(logitless_divergence* divergence) {
   memset(divergence, 0, sizeof *divergence);
   divergence->temperature = divergence->student_scale = divergence->teacher_scale = 1;
 }
 
-/* Runs one stage. Allocates nothing; on CUDA the work is queued on `stream` and not waited for. */
+/* Runs one stage. Allocates nothing. On CUDA the work is queued on `stream` and not waited for. */
 LOGITLESS_API logitless_status logitless_divergence_run(const logitless_context* context,
                                                         const logitless_divergence* divergence, void* stream);
 

@@ -1,7 +1,7 @@
-// Logitless for C++20: RAII, spans and exceptions over the C ABI of logitless.h, which has the formulas,
-// shapes and defaults. Header-only.
+// Logitless for C++20: RAII, spans and exceptions over the C ABI. logitless.h has the formulas and shapes.
+// Header-only.
 //
-//   logitless::Context context;                                   // backend, instruction set, threads
+//   logitless::Context context;                                   // backend, engine, threads
 //   auto problem = logitless::make_problem(logitless::Pass::forward_backward, hidden, weight);
 //   problem.has.d_hidden = problem.has.d_weight = 1;
 //   auto buffers = logitless::make_buffers(hidden, weight, targets);
@@ -10,8 +10,8 @@
 //   logitless::Workspace workspace(plan.info().workspace_bytes);
 //   plan.run(buffers, workspace.bytes());
 //
-// Errors: logitless::Error, whose what() names the argument, what was expected and what was got; its fields
-// are the same as data.
+// Functions throw logitless::Error. Its what() names the argument, what was expected and what was got; its
+// fields hold the same as data.
 #pragma once
 
 #if __cplusplus <= 201703L
@@ -34,10 +34,11 @@
 
 namespace logitless {
 
-// Of this version alone: a program may be linked with the library's own types of these names, and with code
-// that was compiled against another version.
+// This version's own namespace, as a program may also be linked with the library's own types of these names,
+// and with code that was compiled against another version.
 inline namespace v0_1 {
 
+// A failure of the library.
 class Error : public std::runtime_error {
  public:
   Error(logitless_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -51,14 +52,15 @@ class Error : public std::runtime_error {
         status_(static_cast<logitless_status>(info.status)) {}
   logitless_status status() const noexcept { return status_; }
 
-  std::string argument, expected, got;  // empty where the message is all that is known
-  uint64_t required_bytes = 0;          // of a budget or workspace that is too small
-  int64_t row = -1;                     // of a target that is out of range
+  std::string argument, expected, got;  // empty if only the message is known
+  uint64_t required_bytes = 0;          // the smallest budget or workspace that works, if one was too small
+  int64_t row = -1;                     // the place of a target that is out of range
 
  private:
   logitless_status status_;
 };
 
+// Throws Error with the last failure unless the status is LOGITLESS_OK.
 inline void check(logitless_status status) {
   if (status == LOGITLESS_OK) return;
   logitless_error_info info;
@@ -66,7 +68,7 @@ inline void check(logitless_status status) {
   throw Error(info, logitless_last_error());
 }
 
-// The two 16-bit formats as distinct types; only their bits matter here.
+// The two 16-bit formats as distinct types. Only their bits matter here.
 struct bf16 {
   uint16_t bits;
 };
@@ -111,7 +113,7 @@ enum class Gradient : int32_t {
   always_sparsified = LOGITLESS_ALWAYS_SPARSIFIED
 };
 
-// A matrix whose rows are contiguous; stride 0 means tightly packed.
+// A matrix whose rows are contiguous. Stride 0 means tightly packed.
 template <class T>
 struct Matrix {
   T* data = nullptr;
@@ -128,7 +130,7 @@ struct PlanInfo : logitless_plan_info {
   PlanInfo() noexcept : logitless_plan_info{} {}
 };
 
-// The options, by their names, with their defaults; and which tensors a plan is made for. Choices are the
+// The options by their names, with their defaults, and the tensors that a plan is made for. Choices are the
 // numbers of their enumerations.
 struct Problem {
 #define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, ...) type name = default_value;
@@ -150,7 +152,7 @@ struct Problem {
 
   std::array<logitless_option, LOGITLESS_OPTION_COUNT> options() const {
     const auto integer = [](logitless_option_id id, auto value) {
-      const auto limit = static_cast<uint64_t>(INT64_MAX);  // of unsigned ones
+      const auto limit = static_cast<uint64_t>(INT64_MAX);  // for unsigned options
       const bool is_more = value > 0 && static_cast<uint64_t>(value) > limit;
       return logitless_option{id, is_more ? INT64_MAX : static_cast<int64_t>(value), 0};
     };
@@ -174,7 +176,7 @@ struct Problem {
                            : id == LOGITLESS_TENSOR_D_BIAS   ? dtype.d_bias
                                                              : 0;
       const bool is_first = id == LOGITLESS_TENSOR_HIDDEN || id == LOGITLESS_TENSOR_WEIGHT ||
-                            id == LOGITLESS_TENSOR_TARGETS;  // above
+                            id == LOGITLESS_TENSOR_TARGETS;  // they are listed above
       if (!is_first && (is_there || adds)) out.push_back({id, type, adds ? 1 : 0});
     };
 #define LOGITLESS_TENSOR(name, NAME, ...) add(LOGITLESS_TENSOR_##NAME, has.name);
@@ -183,7 +185,7 @@ struct Problem {
   }
 };
 
-// The tensors of a run; null where there is none.
+// The tensors of a run; null: none.
 struct Buffers {
 #define LOGITLESS_TENSOR(name, NAME, element, ...) element* name = nullptr;
 #define LOGITLESS_MATRIX(name, NAME, element, ...) \
@@ -203,7 +205,7 @@ struct Buffers {
   }
 };
 
-// Sizes and dtypes from the operands; gradients get the dtype of what they are the gradient of.
+// Makes a problem of the operands' sizes and dtypes. A gradient gets the dtype of its operand.
 template <class H, class C>
 Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> weight) {
   if (hidden.columns != weight.columns) {
@@ -222,7 +224,7 @@ Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> weight) {
   return problem;
 }
 
-// How the problem's gradients are made; threshold and seed are those of sparsified ones.
+// Sets how gradients are made. threshold and seed matter only to sparsified ones.
 inline void set_gradient(Problem& problem, Gradient gradient, double threshold = LOGITLESS_DEFAULT_THRESHOLD,
                          int64_t seed = 0) {
   problem.gradient = static_cast<int32_t>(gradient);
@@ -230,6 +232,7 @@ inline void set_gradient(Problem& problem, Gradient gradient, double threshold =
   problem.seed = seed;
 }
 
+// Makes buffers that hold the inputs; outputs are null. targets has an entry for each row of hidden.
 template <class H, class C, class Y>
 Buffers make_buffers(Matrix<H> hidden, Matrix<C> weight, std::span<const Y> targets) {
   static_assert(std::is_same_v<Y, int32_t> || std::is_same_v<Y, int64_t>, "targets are int32 or int64");
@@ -247,7 +250,7 @@ Buffers make_buffers(Matrix<H> hidden, Matrix<C> weight, std::span<const Y> targ
   return buffers;
 }
 
-// The problem for the tensors that are there, beside those that it has.
+// Adds the tensors that the buffers hold to those that the problem has.
 inline Problem with_tensors(Problem problem, const Buffers& buffers) {
 #define LOGITLESS_TENSOR(name, NAME, element, type, role, shape, planned, ...) \
   problem.has.planned = problem.has.planned || buffers.name != nullptr;
@@ -255,6 +258,7 @@ inline Problem with_tensors(Problem problem, const Buffers& buffers) {
   return problem;
 }
 
+// The backend, device and threads that plans are made for.
 class Context {
  public:
   Context() : Context(ContextOptions{}) {}
@@ -265,7 +269,7 @@ class Context {
   }
   const logitless_context* handle() const noexcept { return handle_.get(); }
 
-  // All plans considered for the problem and its budget.
+  // Lists all plans considered for the problem and its budget.
   std::vector<PlanInfo> plans(const Problem& problem) const {
     const auto options = problem.options();
     const auto tensors = problem.tensors();
@@ -288,7 +292,7 @@ class Context {
   std::unique_ptr<logitless_context, Destroy> handle_;
 };
 
-// Memory for a run: 64-byte aligned, uninitialised, to be used again for any plan that needs no more.
+// Host memory for a run: 64-byte aligned and uninitialised. It serves every plan that needs no more.
 class Workspace {
  public:
   explicit Workspace(size_t size)
@@ -304,6 +308,8 @@ class Workspace {
   std::unique_ptr<std::byte, Free> data_;
 };
 
+// How one problem is run: kernels, chunks and the size of the workspace. It outlives its context. Several
+// threads may run one plan at the same time, each with buffers and a workspace of its own.
 class Plan {
  public:
   Plan(const Context& context, const Problem& problem) {
@@ -314,7 +320,7 @@ class Plan {
                                 tensors.size(), &made));
     handle_.reset(made);
   }
-  // For the tensors that the buffers hold.
+  // Plans for the tensors that the buffers hold, beside those of the problem.
   Plan(const Context& context, const Problem& problem, const Buffers& buffers)
       : Plan(context, with_tensors(problem, buffers)) {}
   const logitless_plan* handle() const noexcept { return handle_.get(); }
@@ -323,7 +329,7 @@ class Plan {
     check(logitless_plan_get_info(handle_.get(), &out));
     return out;
   }
-  // The workspace holds at least info().workspace_bytes; nothing is allocated.
+  // Runs the plan. The workspace holds at least info().workspace_bytes. Allocates nothing.
   void run(const Buffers& buffers, std::span<std::byte> workspace, void* stream = nullptr) const {
     const auto tensors = buffers.tensors();
     check(logitless_run(handle_.get(), tensors.data(), tensors.size(), workspace.data(), workspace.size(),
@@ -337,7 +343,7 @@ class Plan {
   std::unique_ptr<logitless_plan, Destroy> handle_;
 };
 
-// Plans, allocates the workspace and runs once. A plan does not need its context any more.
+// Plans, allocates the workspace and runs once, on host memory.
 inline PlanInfo run_once(const Context& context, const Problem& problem, const Buffers& buffers) {
   const Plan plan(context, problem, buffers);
   const PlanInfo info = plan.info();
@@ -346,7 +352,7 @@ inline PlanInfo run_once(const Context& context, const Problem& problem, const B
   return info;
 }
 
-// A vocabulary cut into shards, with a plan of any of these: see logitless.h.
+// The pieces for a vocabulary cut into shards, with a plan of any shard: see logitless.h.
 inline void merge_row_stats(const Plan& plan, const Buffers& from, const Buffers& into) {
   const auto a = from.tensors(), b = into.tensors();
   check(logitless_row_stats_merge(plan.handle(), a.data(), a.size(), b.data(), b.size()));
@@ -360,12 +366,13 @@ inline void loss_from_row_stats(const Plan& plan, const Buffers& buffers) {
   check(logitless_loss_from_row_stats(plan.handle(), tensors.data(), tensors.size()));
 }
 
-// The backends of this build, in order of preference.
+// A backend of this build.
 struct BackendInfo {
   std::string name;
   std::string description;
   std::string why_unavailable;  // empty: usable
 };
+// Lists the backends of this build, in order of preference.
 inline std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> out;
   for (int32_t i = 0; i < logitless_backend_count(); ++i) {
@@ -377,11 +384,11 @@ inline std::vector<BackendInfo> backends() {
   return out;
 }
 
-// The CUDA devices, by ordinal.
+// A CUDA device.
 struct DeviceInfo : logitless_device_info {
   DeviceInfo() noexcept : logitless_device_info{} {}
 };
-// Where there are none, why_none (not null) becomes one line that says why.
+// Lists the CUDA devices by ordinal. Without any, *why_none (if not null) becomes one line with the reason.
 inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {
   int32_t count = 0;
   char why[512];
