@@ -130,8 +130,8 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   buffers.d_hidden = buffers.d_weight = some.data();
   buffers.kept_count = reinterpret_cast<int32_t*>(some.data());
   expect_refused(
-      "kept_count: expected null without a pass that makes sparsified gradients, and in a group of ranks, of "
-      "which each knows its own elements alone, got a pointer");
+      "kept_count: expected null without a pass that makes sparsified gradients, and in a group (a rank knows "
+      "only its own elements), got a pointer");
   buffers = {};
   logitless::Problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
