@@ -62,8 +62,8 @@ void refuse_without_device(const BackendOptions& options) {
   if (options.device_model.empty()) return;
   throw Error(Status::kUnsupported,
               ErrorInfo{.argument = "device_model",
-                        .expected = "none to run anything",
-                        .got = options.device_model + "; make a context with a device"});
+                        .expected = "none to run anything (make a context with a device)",
+                        .got = options.device_model});
 }
 
 namespace {
@@ -73,21 +73,24 @@ void check_group(const Problem& problem, const Buffers& buffers, const Communica
     throw_invalid("plan", "one with group_size for a run of a group", "one without");
   }
   if (!problem.in_group()) return;
-  if (group == nullptr) throw_invalid("plan", "one without group_size, or a run of its group", "a group's");
+  if (group == nullptr) {
+    throw_invalid("plan", "one without group_size (logitless_run_group runs one of a group)",
+                  "one with group_size");
+  }
   if (group->size != problem.group_size) {
     throw_invalid("communicator.size", std::to_string(problem.group_size) + ", the plan's group_size",
                   std::to_string(group->size));
   }
   if (group->size == 1) return;
   if (buffers.target_log_probs != nullptr && group->all_reduce == nullptr) {
-    throw_invalid("communicator.all_reduce", "a function, as each rank has some of target_log_probs", "null");
+    throw_invalid("communicator.all_reduce", "a function (each rank has some of target_log_probs)", "null");
   }
   const GroupDHidden sum = problem.group_d_hidden;
   if (sum == GroupDHidden::kSum && group->all_reduce == nullptr) {
-    throw_invalid("communicator.all_reduce", "a function, as d_hidden is added up", "null");
+    throw_invalid("communicator.all_reduce", "a function (d_hidden is added up)", "null");
   }
   if (sum == GroupDHidden::kSumOfOwn && group->reduce_scatter == nullptr) {
-    throw_invalid("communicator.reduce_scatter", "a function, as d_hidden is added up", "null");
+    throw_invalid("communicator.reduce_scatter", "a function (d_hidden is added up)", "null");
   }
 }
 

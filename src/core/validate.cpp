@@ -57,7 +57,7 @@ void check_ranges(const Problem& p) {
 void check_float_factors(const Problem& p) {
   constexpr double kLeast = 0x1p-126;
   constexpr double kMost = 0x1p126;
-  const std::string why = "] without float64 operands, as it is used as float32";
+  const std::string why = "] without float64 operands (it is used as float32)";
   require(std::fabs(p.scale) <= kMost, "scale", "a magnitude in [0, " + text(kMost) + why, text(p.scale));
   require(p.softcap == 0 || (p.softcap >= kLeast && p.softcap <= kMost), "softcap",
           "0 or a number in [" + text(kLeast) + ", " + text(kMost) + why, text(p.softcap));
@@ -66,7 +66,7 @@ void check_float_factors(const Problem& p) {
 void check_temperature(const Problem& p) {
   const double t = p.temperature;
   require(t == 1 || !p.has.temperature, "temperature",
-          "1 where the plan has the tensor, whose values take its place", text(t));
+          "1 if the plan has the tensor (its values take the option's place)", text(t));
   const bool fp64 = p.dtype.hidden == DType::kF64;
   const double least = fp64 ? std::numeric_limits<double>::min() : 0x1p-126;
   const double most = fp64 ? std::numeric_limits<double>::max() : 0x1p126;
@@ -74,8 +74,8 @@ void check_temperature(const Problem& p) {
   require(in_range(t) && in_range(1 / t) && std::fabs(p.scale / t) <= most &&
               (p.softcap == 0 || in_range(p.softcap / t)),
           "temperature",
-          "a number that it, and softcap over it, are in [" + text(least) + ", " + text(most) +
-              "], and scale over it no more",
+          "a number T in [" + text(least) + ", " + text(most) +
+              "] with softcap / T in that range and |scale| / T no larger",
           text(t));
 }
 
@@ -97,10 +97,10 @@ void check_product(const char* argument, int64_t a, int64_t b) {
 
 void check_float(const char* argument, DType dtype, bool fp64_problem) {
   require(is_float(dtype), argument, "a floating point dtype", dtype_name(dtype));
-  require((dtype == DType::kF64) == fp64_problem, argument,
-          fp64_problem ? "float64, as that of hidden is float64"
-                       : "float32, bfloat16 or float16, as that of hidden is not float64",
-          dtype_name(dtype));
+  require(
+      (dtype == DType::kF64) == fp64_problem, argument,
+      fp64_problem ? "float64 (hidden is float64)" : "float32, bfloat16 or float16 (hidden is not float64)",
+      dtype_name(dtype));
 }
 
 void check_accumulate(const char* argument, bool accumulate, bool wanted, DType dtype) {
@@ -133,8 +133,8 @@ void check_group(const Problem& p) {
   }
   check_range("group_vocab", p.group_vocab, std::max<int64_t>(p.vocab, 1), p.vocab_total);
   require(p.group_vocab >= (p.vocab_total + p.group_size - 1) / p.group_size, "group_vocab",
-          "at least vocab_total / group_size, " + text(p.vocab_total) + " / " + text(int64_t{p.group_size}) +
-              ", as it is that of the largest shard",
+          "at least vocab_total / group_size = " + text(p.vocab_total) + " / " + text(int64_t{p.group_size}) +
+              " (it is that of the largest shard)",
           text(p.group_vocab));
   check_product("tokens x group_vocab", p.tokens, p.group_vocab);
   check_product("group_vocab x hidden", p.group_vocab, p.hidden);
@@ -142,10 +142,10 @@ void check_group(const Problem& p) {
   require(p.has.d_hidden, "group_d_hidden", "0 (LOGITLESS_D_HIDDEN_PART) without d_hidden",
           text(static_cast<int64_t>(p.group_d_hidden)));
   require(!p.accumulate.d_hidden, "d_hidden.accumulate", "0 where d_hidden is added up over a group", "1");
-  require(p.group_d_hidden == GroupDHidden::kSum || p.tokens % p.group_size == 0, "tokens",
-          "a multiple of group_size = " + text(int64_t{p.group_size}) +
-              ", as every rank gets its part of d_hidden",
-          text(p.tokens));
+  require(
+      p.group_d_hidden == GroupDHidden::kSum || p.tokens % p.group_size == 0, "tokens",
+      "a multiple of group_size = " + text(int64_t{p.group_size}) + " (every rank gets its part of d_hidden)",
+      text(p.tokens));
 }
 
 void check_dtypes(const Problem& p) {
@@ -184,10 +184,10 @@ void check_sparsification(const Problem& p) {
   if (!sparsified) return;
   require(
       !p.batch_invariant, "batch_invariant",
-      "0 with sparsified gradients, whose sums are relative to a lse_estimate that other rows have a part in",
+      "0 with sparsified gradients (their sums are relative to an lse estimate, which depends on other rows)",
       "1");
   require(p.label_smoothing == 0 || p.softcap == 0, "label_smoothing",
-          "0 with sparsified gradients and a softcap: every element of a row then has a part of its own",
+          "0 with sparsified gradients and a softcap (every element of a row then has a part of its own)",
           text(p.label_smoothing));
 }
 
@@ -211,23 +211,23 @@ void check_pass(const Problem& p) {
 void check_top_k(const Problem& p) {
   const int64_t most = std::min(kMostTopK, p.in_group() ? p.vocab_total : p.vocab);
   require(p.top_k <= most, "top_k",
-          "0 (none) or a number in [1, " + text(most) + "], the smaller one of " + text(kMostTopK) +
-              (p.in_group() ? " and vocab_total" : " and vocab"),
+          "0 (none) or a number in [1, " + text(most) + "] (the smaller one of " + text(kMostTopK) +
+              (p.in_group() ? " and vocab_total)" : " and vocab)"),
           text(p.top_k));
   if (p.top_k == 0) return;
-  require(p.pass == Pass::kForward, "top_k",
-          "0 in a pass with gradients, as it is an option of forward passes", text(p.top_k));
+  require(p.pass == Pass::kForward, "top_k", "0 in a pass with gradients (it is an option of forward passes)",
+          text(p.top_k));
   require(!p.is_unmerged_shard(), "top_k", "0 for a shard of the vocabulary without group_size",
           text(p.top_k));
   require(!p.has.draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
-  require(!p.batch_invariant, "top_k", "0 with batch_invariant, whose passes all make the same sums",
+  require(!p.batch_invariant, "top_k", "0 with batch_invariant (whose passes all make the same sums)",
           text(p.top_k));
 }
 
 void check_targets_per_row(const Problem& p) {
   if (p.targets_per_row == 0) return;
   require(!p.has.class_weight, "class_weight",
-          "none with targets_per_row: multiply the weights of the targets by those of their classes", "one");
+          "none with targets_per_row (multiply the targets' weights by their class weights)", "one");
   require(!p.is_unmerged_shard(), "targets_per_row", "0 for a shard of the vocabulary without group_size",
           text(p.targets_per_row));
   require(p.gradient == GradientMethod::kExact, "targets_per_row", "0 with sparsified gradients",
@@ -253,7 +253,7 @@ void check_open_shard(const Problem& p, const Buffers& b) {
 #define LOGITLESS_TENSOR(name, NAME, element, dtype, role, ...)                                    \
   require(role != OUTPUT || b.name == nullptr, #name,                                              \
           "null for a shard of the vocabulary without group_size (merge the row statistics, then " \
-          "losses_from_row_stats)",                                                                \
+          "loss_from_row_stats)",                                                                  \
           "a pointer");
 #include "logitless/tensors.def"
   const bool rows = p.tokens > 0;
@@ -299,7 +299,7 @@ Buffers validated(const Problem& p, Buffers b) {
   if (p.needs_forward() && p.is_unmerged_shard()) check_open_shard(p, b);
   check_allowed(p, b);
   require(p.group_d_hidden == GroupDHidden::kPart || p.tokens == 0 || b.d_hidden_stride == p.hidden,
-          "d_hidden.stride", "rows without gaps, which ranks add up", "a longer one");
+          "d_hidden.stride", "rows without gaps (ranks add them up)", "a longer one");
   return b;
 }
 

@@ -236,7 +236,7 @@ TEST_P(Groups, LogProbabilitiesNeedAnAllReduce) {
   EXPECT_EQ(error.status(), LOGITLESS_INVALID_ARGUMENT);
   EXPECT_STREQ(
       error.what(),
-      "communicator.all_reduce: expected a function, as each rank has some of target_log_probs, got null");
+      "communicator.all_reduce: expected a function (each rank has some of target_log_probs), got null");
 }
 
 TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {

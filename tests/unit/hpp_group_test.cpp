@@ -67,9 +67,9 @@ TEST_F(Group, RefusesWhatRanksCannotDo) {
        [](P& p) { p.accumulate.d_hidden = 1; }},
       {"group_d_hidden: expected 0 (LOGITLESS_D_HIDDEN_PART) without d_hidden, got 1",
        [](P& p) { p.has.d_hidden = 0; }},
-      {"tokens: expected a multiple of group_size = 3, as every rank gets its part of d_hidden, got 8",
+      {"tokens: expected a multiple of group_size = 3 (every rank gets its part of d_hidden), got 8",
        [](P& p) { p.group_d_hidden = LOGITLESS_D_HIDDEN_SUM_OF_OWN; }},
-      {"top_k: expected 0 (none) or a number in [1, 40], the smaller one of 64 and vocab_total, got 41",
+      {"top_k: expected 0 (none) or a number in [1, 40] (the smaller one of 64 and vocab_total), got 41",
        [&](P& p) { forward(p), p.top_k = 41; }},
       {"top_k: expected 0 for a shard of the vocabulary without group_size, got 2",
        [&](P& p) { forward(p), p.top_k = 2, p.group_size = p.group_vocab = 0; }}};
@@ -110,13 +110,15 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
     EXPECT_STREQ(logitless_last_error(), message);
   };
   EXPECT_EQ(logitless_run(plan_, &buffers, nullptr, 0, nullptr), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_STREQ(logitless_last_error(),
-               "plan: expected one without group_size, or a run of its group, got a group's");
+  EXPECT_STREQ(
+      logitless_last_error(),
+      "plan: expected one without group_size (logitless_run_group runs one of a group), got one with "
+      "group_size");
   expect_refused("communicator.size: expected 3, the plan's group_size, got 1");
   communicator.size = 3;
   expect_refused("communicator.all_gather: expected a function, got null");
   communicator.all_gather = [](const void*, void*, int64_t, int32_t, void*, void*) -> int32_t { return 0; };
-  expect_refused("communicator.all_reduce: expected a function, as d_hidden is added up, got null");
+  expect_refused("communicator.all_reduce: expected a function (d_hidden is added up), got null");
   communicator.rank = 3;
   expect_refused("communicator.rank: expected 0 to 2, got 3");
   communicator.rank = 0;
@@ -130,8 +132,8 @@ TEST_F(Group, RunsWantTheCommunicatorOfTheirPlan) {
   buffers.d_hidden = buffers.d_weight = some.data();
   buffers.kept_count = reinterpret_cast<int32_t*>(some.data());
   expect_refused(
-      "kept_count: expected null without a pass that makes sparsified gradients, and in a group (a rank knows "
-      "only its own elements), got a pointer");
+      "kept_count: expected null without a pass that makes sparsified gradients, and in a group (a rank "
+      "knows only its own elements), got a pointer");
   buffers = {};
   logitless::Problem alone = group_problem();
   alone.group_size = alone.group_d_hidden = 0;
