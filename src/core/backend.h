@@ -14,18 +14,19 @@ struct Divergence;
 
 inline constexpr int kHostMemory = -1;
 
-// What a context asks of its backends.
+// A context's choices for its backends.
 struct BackendOptions {
-  int device = kHostMemory;  // ordinal of the CUDA device whose memory the buffers are in
-  std::string engine;        // by name; empty: the best of this machine
+  int device = kHostMemory;  // ordinal of the CUDA device that has the buffers in its memory
+  std::string engine;        // set of kernels by its name; empty: the best of this machine
   ParallelFor parallel_for;
-  // Plans are for a CUDA device of this model, which need not be here, and cannot run; empty: for `device`.
+  // Model of CUDA device to plan for; it may be elsewhere, so its plans cannot run. Empty: plans are for
+  // `device`.
   std::string device_model;
 
   bool on_host() const { return device == kHostMemory && device_model.empty(); }
 };
 
-// A device whose memory buffers can be in. Versions as CUDA counts them: 13000 is 13.0.
+// A device whose memory can hold the buffers. Versions as CUDA counts them: 13000 is 13.0.
 struct DeviceInfo {
   std::string name;
   int compute_capability = 0;  // 90 for 9.0
@@ -33,35 +34,37 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   int driver_version = 0;
   int runtime_version = 0;
-  int64_t cublaslt_version = 0;  // 0: not found
+  int64_t cublaslt_version = 0;  // 0: there is none
   std::string why_unavailable;   // empty when usable
 };
 
 // A backend is one row of this table; src/api/backends.cpp lists them in order of preference.
 struct Backend {
   const char* name;
-  bool device_memory;  // buffers and workspace are of BackendOptions::device, and a run is queued on a stream
-  // Empty when usable on this machine, else why not.
+  bool device_memory;  // buffers and workspace are in BackendOptions::device's memory; a run is queued on a
+                       // stream
+  // Empty if usable on this machine, else the reason.
   std::string (*why_unavailable)(const BackendOptions& options);
-  // One line of facts about the device: processor, instruction sets, the one chosen.
+  // Describes the device in one line: processor, instruction sets, chosen engine.
   std::string (*describe)(const BackendOptions& options);
-  // Empty when it can run the (already validated) problem, else why not.
+  // Empty if it can run the (already validated) problem, else the reason.
   std::string (*why_unsupported)(const Problem& problem, const BackendOptions& options);
-  // All plans worth choosing from that fit the budget (0: none), and always the one that needs least memory.
-  // Allocates no workspace and touches no data.
+  // Returns all plans within the budget (0: none) that are worth choosing from, and always the one that needs
+  // the least memory. Allocates no workspace and touches no data.
   std::vector<Plan> (*plans)(const Problem& problem, const BackendOptions& options,
                              uint64_t max_workspace_bytes);
-  // Every element *= *factor, but what is 0 stays 0; nothing is touched when that is 1. There is an array,
-  // none is empty, and all are float64, as is then the factor (else float32), or none is.
+  // Multiplies every element by *factor; a 0 stays 0. Touches nothing if *factor is 1. There is at least one
+  // array, and none is empty. Either all arrays are float64, and so is the factor, or none is, and the factor
+  // is float32.
   void (*scale)(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                 void* stream);
-  // Rows of two heads; a float64 one on the host is the reference's.
+  // Runs a stage for the rows of two heads. On the host, float64 rows run in the reference backend.
   void (*divergence)(const Divergence& divergence, const BackendOptions& options, void* stream);
-  // All devices, usable or not; tells why there is none. Null: the backend works on host memory.
+  // Lists all devices, usable or not, or writes why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
 };
 
-// Backend::scale of backends on host memory.
+// Backend::scale for backends on host memory.
 void scale_on_host(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                    void* stream);
 

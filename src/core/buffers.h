@@ -5,14 +5,14 @@
 
 namespace logitless {
 
-// A gradient as an array, in memory of the run's device.
+// A gradient as an array in the memory of the run's device.
 struct GradientArray {
   void* data;
   DType dtype;
   int64_t size;  // elements
 };
 
-// Pointers of one run, as logitless/tensors.def lists them; null where there is none. Strides are in elements
+// Pointers of one run, as logitless/tensors.def lists them; null: no such tensor. Strides are in elements
 // from row to row; the innermost dimension is contiguous.
 struct Buffers {
 #define LOGITLESS_TENSOR(name, NAME, element, ...) element* name = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-// Divergences of two heads' rows: what a backend is given, and the arithmetic of one column.
+// Divergences of two heads' rows: a backend's inputs, and the arithmetic of one column.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -12,8 +12,8 @@ namespace logitless {
 // Numbered as logitless_divergence_stage in the C header.
 enum class DivergenceStage : int { kValues = 0, kGradient = 1 };
 
-// One head's products and what makes logits of them: z = t(scale x + bias_scale bias), t = identity or
-// softcap tanh(. / softcap), with the temperature in all three factors.
+// One head's products and the factors that make logits of them: z = t(scale x + bias_scale bias), with t =
+// identity or softcap tanh(. / softcap). The temperature is in all three factors.
 struct HeadProducts {
   const void* data = nullptr;  // [rows, columns]
   int64_t stride = 0;
@@ -43,14 +43,14 @@ struct Divergence {
   int64_t d_logits_stride = 0;
 };
 
-// As the C header has them.
+// Options of logitless_divergence that validated() turns into factors.
 struct DivergenceOptions {
   double temperature = 1;
   double student_scale = 1, student_softcap = 0;
   double teacher_scale = 1, teacher_softcap = 0;
 };
 
-// Throws Error on any nonsense; fills in strides, and puts the temperature into the factors.
+// Checks everything, fills in strides, and puts the temperature into the factors. Throws Error.
 Divergence validated(Divergence divergence, const DivergenceOptions& options);
 
 // The mixture m = (1 - beta) p + beta q.
@@ -68,13 +68,13 @@ inline Mixture<T> mixture_of(double beta) {
   return {static_cast<T>(beta), static_cast<T>(1 - beta)};
 }
 
-// One column of a row, also as vectors of the CPU backend have it.
+// One column of a row. T may also be a vector, in the CPU backend.
 template <class T>
 struct DivergenceColumn {
   T p = 0;          // the student's probability
   T log_ratio = 0;  // log(p / m)
-  // Terms of KL(p || m) and KL(q || m), each with m - p (m - q) added, which sums up to nothing over a row:
-  // so a term is never negative, and an error of lse, the same in all columns, cancels to first order.
+  // Terms of KL(p || m) and KL(q || m). To each is added m - p (m - q), whose sum over a row is 0. So a term
+  // is never negative, and an error of lse, which is the same in all columns, cancels to first order.
   T student_term = 0;
   T teacher_term = 0;
 };
@@ -85,7 +85,7 @@ LOGITLESS_HD inline T times_log(T x, T log_y) {
   return x == 0 ? T(0) : x * log_y;
 }
 
-// From log p and log q. Everything goes through their difference and the larger one, so that nothing
+// Makes a column from log p and log q. It uses only their difference and the larger of the two. So nothing
 // overflows, and log(p / m) is no difference of two large numbers.
 template <class T>
 LOGITLESS_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixture, T log_p, T log_q) {
@@ -106,12 +106,12 @@ LOGITLESS_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixt
   }
   const bool q_is_larger = u >= 0;
   const T distance = std::fabs(u);
-  const T ratio = std::exp(-distance);  // of the smaller one to the larger
+  const T ratio = std::exp(-distance);  // smaller one over larger one
   const T large = std::exp(q_is_larger ? log_q : log_p), small = large * ratio;
-  const T large_part = q_is_larger ? mixture.beta : mixture.rest;  // in m
+  const T large_part = q_is_larger ? mixture.beta : mixture.rest;  // its share of m
   const T small_part = q_is_larger ? mixture.rest : mixture.beta;
-  // m over the larger one is 1 + small_part (ratio - 1): the parts as rounded do not add up to 1, which would
-  // be an error of the same sign in all columns.
+  // m over the larger one is 1 + small_part (ratio - 1). large_part + small_part ratio would differ: the
+  // rounded parts do not add up to 1, an error of the same sign in all columns.
   const T log_large =
       ratio > T(0.5) ? -std::log1p(small_part * (ratio - 1)) : -std::log(large_part + small_part * ratio);
   const T log_small = log_large - distance;
@@ -124,7 +124,7 @@ LOGITLESS_HD inline DivergenceColumn<T> divergence_column(const Mixture<T>& mixt
   return out;
 }
 
-// D of a row from the sums of its terms.
+// Returns D of a row from the sums of its terms.
 template <class T>
 LOGITLESS_HD inline T divergence_of(const Mixture<T>& mixture, T student_kl, T teacher_kl) {
   if (mixture.is_student()) return teacher_kl;
@@ -132,7 +132,7 @@ LOGITLESS_HD inline T divergence_of(const Mixture<T>& mixture, T student_kl, T t
   return mixture.beta * teacher_kl + mixture.rest * student_kl;
 }
 
-// dD / dz of the student; q: the teacher's probability, which beta = 0 alone needs.
+// Returns dD / dz of the student. q: the teacher's probability, which only beta = 0 needs.
 template <class T>
 LOGITLESS_HD inline T divergence_slope(const Mixture<T>& mixture, const DivergenceColumn<T>& column, T q,
                                        T student_kl) {

@@ -33,7 +33,7 @@ constexpr float bf16_to_float(uint16_t bits) {
   return std::bit_cast<float>(uint32_t{bits} << 16);
 }
 
-// Round to nearest even; a NaN stays a (quiet) NaN.
+// Rounds to nearest even. A NaN stays a (quiet) NaN.
 constexpr uint16_t float_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
@@ -50,7 +50,7 @@ constexpr float f16_to_float(uint16_t half) {
   return sign != 0 ? -magnitude : magnitude;
 }
 
-// Round to nearest even; overflow becomes infinity, as the hardware conversion does.
+// Rounds to nearest even. Overflow becomes infinity, as in the hardware's conversion.
 constexpr uint16_t float_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);

@@ -5,11 +5,12 @@
 
 namespace logitless {
 
-// A rank's message on CUDA, behind the numbers of its rows: a digest of where its columns lie, and one of
-// what all ranks have in common. On the host check_agreement() (group_stats.h) has them before the first row.
+// Numbers of a rank's message on CUDA behind those of its rows: a digest of its columns' place, and one of
+// all that ranks must have in common. On the host check_agreement() (group_stats.h) exchanges them before the
+// first row.
 inline constexpr int64_t kCutNumbers = 4;
 
-// Sums of these tell other values, or another order of them, apart.
+// Mixes the bits of a number. Sums of mixed numbers differ if the numbers or their order differ.
 LOGITLESS_HD inline uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -20,7 +21,8 @@ LOGITLESS_HD inline uint64_t mixed_target(int64_t target, int64_t place) {
   return mixed(static_cast<uint64_t>(target) + static_cast<uint64_t>(place + 1) * 0x9E3779B97F4A7C15u);
 }
 
-// For the columns [0, vocab_total): the sum over shards that follow one another from 0, in any order.
+// Digest of columns [first, end). The digests of shards that follow one another from 0, in any order, add up
+// to that of [0, vocab_total).
 LOGITLESS_HD inline uint64_t mixed_columns(int64_t first, int64_t end) {
   return mixed(static_cast<uint64_t>(end)) - mixed(static_cast<uint64_t>(first));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Functions on one row's numbers are shared by the host and by device kernels.
+// Marks functions on one row's numbers, which the host and device kernels share.
 #ifdef __CUDACC__
 #define LOGITLESS_HD __host__ __device__
 #else

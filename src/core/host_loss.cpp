@@ -128,7 +128,7 @@ void HostLossWriter::add_losses(int64_t row, const RowStats<double>& stats) {
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
   const double stored = dtype == DType::kF64 ? out.lse : static_cast<double>(static_cast<float>(out.lse));
-  store_if(b.lse_residual, dtype, row, tail_columns(log_sum_exp_parts(stats), stored));
+  store_if(b.lse_residual, dtype, row, lse_residual_of(log_sum_exp_parts(stats), stored));
   if (p.reduction == Reduction::kNone) store_if(b.loss, dtype, row, out.loss);
   sum_ += out.loss;
   if (out.is_top1 > 0) ++correct_;
@@ -195,8 +195,8 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   HostLossWriter writer(context);
   const double class_weights = context.params.class_weight_sum;
   for (int64_t i = 0; i < row_count; ++i) {
-    const RowStats<double> told = read_row_stats(whole, buffers, rows[i]);
-    writer.add_losses(rows[i], with_weighted_offset(told, class_weights));
+    const RowStats<double> merged = read_row_stats(whole, buffers, rows[i]);
+    writer.add_losses(rows[i], with_weighted_offset(merged, class_weights));
   }
   writer.finish();
 }

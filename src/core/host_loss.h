@@ -10,13 +10,14 @@
 
 namespace logitless {
 
-// The N-vector work around the kernels for backends whose buffers are host memory: from merged row statistics
-// to losses and outputs, and from upstream gradients to row coefficients. All in double, rows in order.
+// The work on N-vectors around the kernels, for backends whose buffers are host memory: from merged row
+// statistics to losses and outputs, and from upstream gradients to row coefficients. All of it is in double,
+// and rows are in order.
 struct HostLoss {
   const Problem& problem;
   const Buffers& buffers;
   LossParams<double> params;
-  double divisor = 1;  // of the reduction
+  double divisor = 1;  // divisor of the reduction
 };
 
 // rows: the row_count rows that are not ignored.
@@ -25,22 +26,24 @@ HostLoss make_host_loss(const Problem& problem, const Buffers& buffers, const in
 
 RowWeights<double> row_weights(const HostLoss& context, int64_t row);
 
-// 1 / T of a row.
+// Returns 1 / T of a row.
 double inverse_temperature_of_row(const Problem& problem, const Buffers& buffers, int64_t row);
 
-// Coefficients of one valid row, over its temperature; entropy is read only with a gradient of it.
+// Returns the coefficients of one valid row, divided by its temperature. entropy is read only if it has a
+// gradient.
 RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row, double lse, double entropy);
 
-// Of a backward pass: lse of an earlier forward pass, and what rounding took off it if the buffers have that.
+// Returns the lse of an earlier forward pass, with the buffers' lse_residual if there is one. For backward
+// passes.
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row);
 
-// The seed of sparsified gradients: the buffers' before the problem's.
+// Returns the seed of sparsified gradients: the buffers' if there is one, else the problem's.
 int64_t seed_of(const Problem& problem, const Buffers& buffers);
 
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
 
-// The largest logits of a row that is not ignored, in order.
+// Writes the largest logits of a row that is not ignored, which are in order.
 template <class T>
 void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std::span<const TopLogit<T>> top,
                const LogSumExp<double>& lse) {
@@ -53,8 +56,8 @@ void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std:
   }
 }
 
-// The log-probabilities of the targets of a row that is not ignored, from their logits, one for each; 0 of
-// those that other ranks have.
+// Writes the log-probabilities of the targets of a row that is not ignored. `z` holds a logit for each;
+// targets of other ranks get 0.
 template <class T>
 void write_target_log_probs(const Problem& problem, const Buffers& buffers, int64_t row,
                             std::span<const T> logits, const LogSumExp<double>& lse) {
@@ -67,7 +70,8 @@ void write_target_log_probs(const Problem& problem, const Buffers& buffers, int6
   }
 }
 
-// sum_k q_k z_k from the logits of the targets of a row that is not ignored; a weight of 0 takes no part.
+// Returns sum_k q_k z_k from the logits of the targets of a row that is not ignored. A target of weight 0
+// takes no part.
 template <class T>
 double target_logit_of(const Problem& problem, const Buffers& buffers, int64_t row,
                        std::span<const T> logits) {
@@ -79,16 +83,18 @@ double target_logit_of(const Problem& problem, const Buffers& buffers, int64_t r
   return sum;
 }
 
-// The diagnostics of a sparsified gradient in rows that are ignored: all begin as those.
+// Fills the diagnostics of sparsified gradients with the values of ignored rows, which drawn rows then
+// replace.
 void write_undrawn_defaults(const Problem& problem, const Buffers& buffers);
 
-// Takes the statistics of the valid rows in ascending order and writes the outputs that the buffers ask for.
+// Takes the statistics of the valid rows in ascending order and writes the outputs that the buffers have.
 class HostLossWriter {
  public:
   explicit HostLossWriter(const HostLoss& context) : context_(context) {}
   void add(int64_t row, const RowStats<double>& stats);
-  void add_losses(int64_t row, const RowStats<double>& stats);  // the same without the statistics themselves
-  void finish();                                                // the reduced loss and the counts
+  void add_losses(int64_t row,
+                  const RowStats<double>& stats);  // writes losses, but not the statistics themselves
+  void finish();                                   // writes the reduced loss and the counts
   const HostLoss& context() const { return context_; }
 
  private:
@@ -98,13 +104,13 @@ class HostLossWriter {
   int64_t correct_ = 0;
 };
 
-// Statistics of one row from and to the buffers, as far as these have them.
+// Reads and writes the statistics of one row, as far as the buffers have them.
 RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row);
 void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row,
                      const RowStats<double>& stats);
 
-// From row statistics in the buffers to losses, for a caller that merged the shards of a vocabulary.
-// rows: workspace of N.
+// Makes losses from row statistics in the buffers, for a caller that merged the shards of a vocabulary. rows:
+// workspace of N.
 void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64_t* rows);
 
 }  // namespace logitless

@@ -15,7 +15,7 @@ struct LogitTransform {
   const T* bias = nullptr;                 // [columns], null: none
   const T* inverse_temperature = nullptr;  // [rows] 1 / T, null: ones
 
-  // For the rows and columns from these on.
+  // Returns the transform of the rows and columns from these on.
   LogitTransform from(int64_t row, int64_t column) const {
     LogitTransform rest = *this;
     if (bias != nullptr) rest.bias += column;
@@ -28,13 +28,13 @@ struct LogitTransform {
     return inverse_temperature != nullptr ? inverse_temperature[row] : T(1);
   }
 
-  // The definition for scalar code. of_column, of_row: bias_of(), inverse_temperature_of().
+  // The definition, for scalar code. of_column: bias_of(); of_row: inverse_temperature_of().
   LOGITLESS_HD T logit(T dot, T of_column, T of_row) const {
     T z = scale * dot + of_column;
     if (softcap != 0) z = softcap * std::tanh(z / softcap);
     return z * of_row;
   }
-  // t'(z) of such a logit: by a division, so that it is 0 where z has reached the softcap.
+  // Returns t'(z) of such a logit. It uses a division, so that it is 0 where z has reached the softcap.
   template <class Z>
   LOGITLESS_HD Z slope(Z z, T of_row) const {
     if (softcap == 0) return 1;
@@ -44,8 +44,7 @@ struct LogitTransform {
   }
 };
 
-// bias, which bias_scale is a factor of already, and inverse_temperature: not looked at where the problem has
-// none.
+// bias: already multiplied by bias_scale. bias and inverse_temperature are not used if the problem has none.
 template <class T>
 LogitTransform<T> logit_transform(const Problem& problem, const T* bias = nullptr,
                                   const T* inverse_temperature = nullptr) {

@@ -6,8 +6,8 @@
 
 namespace logitless {
 
-// The body of a loop: a reference to a callable that outlives the loop. Unlike a std::function it never
-// allocates.
+// The body of a loop: a reference to a callable that outlives the loop. It never allocates, unlike a
+// std::function.
 class LoopBody {
  public:
   template <class F>
@@ -22,9 +22,9 @@ class LoopBody {
   void (*call_)(const void* body, int64_t task, int worker);
 };
 
-// Calls body(task, worker) once for every task in [0, tasks), possibly at once from several threads;
-// worker in [0, threads) names per-thread scratch and is never shared by two calls that run at once.
-// Returns when all are done. Bodies must not throw.
+// Calls body(task, worker) once for every task in [0, tasks), possibly from several threads at once. worker
+// in [0, threads) names per-thread scratch; two calls that run at once never share one. Returns when all are
+// done. Bodies must not throw.
 struct ParallelFor {
   int threads = 1;
   std::function<void(int64_t tasks, LoopBody body)> run;

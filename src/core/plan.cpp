@@ -93,10 +93,10 @@ Plan default_plan(const PlansWithin& plans_within, uint64_t most) {
     const double seconds = kFastEnough * fastest.predicted_seconds;
     const char* choice =
         "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
-    if (const Plan* found = fastest_within(plans, most, seconds)) return with_choice(*found, choice);
+    if (const Plan* plan = fastest_within(plans, most, seconds)) return with_choice(*plan, choice);
     // The search within a budget tries other sizes.
     const std::vector<Plan> others = plans_within(most);
-    if (const Plan* found = fastest_within(others, most, seconds)) return with_choice(*found, choice);
+    if (const Plan* plan = fastest_within(others, most, seconds)) return with_choice(*plan, choice);
   }
   return with_choice(smallest, "the smallest within 3% of the fastest");
 }

@@ -16,73 +16,76 @@
 namespace logitless {
 
 enum class PlanKind : int {
-  kForward = 0,      // loss only, 1F
-  kWhole = 1,        // all exp_logits are kept, 3F
-  kTokenChunks = 2,  // exp_logits of one chunk of tokens are kept, 3F
-  kVocabChunks = 3,  // logits are computed again for the gradients, up to 4F
-  kBackward = 4,     // gradients only, from a known lse, 3F
-  kSparsified = 5,   // sparsified gradients, with or without the forward pass, about 1F
+  kForward = 0,      // loss only: one matmul
+  kWhole = 1,        // keeps all exp logits: three matmuls
+  kTokenChunks = 2,  // keeps the exp logits of one chunk of tokens: three matmuls
+  kVocabChunks = 3,  // computes logits again for the gradients: up to four matmuls
+  kBackward = 4,     // gradients only, from a known lse: three matmuls
+  kSparsified = 5,   // sparsified gradients, with or without the forward pass: about one matmul
 };
 
 const char* plan_kind_name(PlanKind kind);
 
-// What a backend planned, in a form of its own that can be run. It holds copies of all that it needs of the
-// problem and of the options, and is shared by copies of a Plan.
+// A backend's own form of a plan, which can be run. It holds copies of all that it needs of the problem and
+// of the options. Copies of a Plan share it.
 class BackendPlan {
  public:
   virtual ~BackendPlan() = default;
-  // Buffers are complete for the problem; the workspace has Plan::workspace_bytes at kWorkspaceAlignment.
-  // Allocates nothing of either's memory. stream: a cudaStream_t, null on the host. Any number of threads may
-  // run a plan at once, with buffers and workspaces of their own. group: of a problem in a group, else null;
-  // d_hidden is left as this rank's part.
+  // Runs the plan. Buffers are complete for the problem; the workspace has Plan::workspace_bytes at
+  // kWorkspaceAlignment. Allocates no memory of their kind. stream: a cudaStream_t, null on the host. group:
+  // not null if the problem is in a group; d_hidden stays this rank's part. Several threads may run a plan at
+  // once, each with its own buffers and workspace.
   virtual void run(const Buffers& buffers, Workspace workspace, void* stream,
                    const Communicator* group) const = 0;
 };
 
-// How one backend will run one problem: facts about it, and the plan itself.
+// How one backend runs one problem: facts about it, and the plan itself.
 struct Plan {
   PlanKind kind = PlanKind::kForward;
-  uint64_t workspace_bytes = 0;  // beyond inputs and outputs; exact, and all that the run uses
-  uint64_t draws_bytes = 0;      // of Buffers::draws
-  double cost_matmuls = 0;       // work in units of F = 2NVD FLOP
+  uint64_t workspace_bytes = 0;  // memory beyond inputs and outputs: exact, and all that the run uses
+  uint64_t draws_bytes = 0;      // size of Buffers::draws
+  double cost_matmuls = 0;       // work in matmuls of F = 2NVD FLOP
   double predicted_seconds = 0;
-  double rounding_penalty = 1;  // times the seconds where plans are compared: what a rounding must gain
-  // More of it where the choice is by default: for what is not predicted.
+  double rounding_penalty =
+      1;  // factor of the seconds where plans are compared: a rounding must gain more than it
+  // A second such factor where plans are chosen by default, for costs that are not predicted.
   double default_penalty = 1;
-  std::string choice;  // why it was chosen among others, for people; empty: it was not
+  std::string choice;  // reason for this plan among others, for people; empty if it was not chosen
   int threads = 1;
-  std::string engine;          // which kernels, by the name that BackendOptions::engine takes
-  std::string reason;          // why these, for people
-  std::string config;          // their configuration, for people
-  int64_t token_chunk = 0;     // rows whose exp_logits are kept at once
-  int64_t cached_columns = 0;  // the first ones, whose exp_logits are kept for the gradients
-  int64_t vocab_window = 0;    // columns made at once of those that are not kept; 0: no such cut
-  // In a group: all-gathers of row statistics, lse_estimates and cuts, and the bytes that they bring to each
+  std::string engine;          // set of kernels, as BackendOptions::engine takes it
+  std::string reason;          // reason for this engine, for people
+  std::string config;          // configuration of the kernels, for people
+  int64_t token_chunk = 0;     // rows whose exp logits are kept at one time
+  int64_t cached_columns = 0;  // first columns, whose exp logits stay for the gradients
+  int64_t vocab_window = 0;    // other columns that are computed at one time; 0: all
+  // All-gathers of a group's row statistics, lse estimates and cuts, and the bytes that they bring to each
   // rank.
   int64_t gathers = 0;
   uint64_t gathered_bytes = 0;
   std::shared_ptr<const BackendPlan> backend_plan;
 };
 
-// The fastest of those within the budget (0: no budget), each with its rounding_penalty. Throws
-// kBudgetTooSmall naming the smallest need.
+// Returns the fastest plan within the budget (0: no budget), with rounding_penalty as a factor of its time.
+// Throws kBudgetTooSmall with the smallest budget that works.
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);
 
 // A budget that any plan fits.
 inline constexpr uint64_t kFastest = std::numeric_limits<int64_t>::max();
 
-// The default, where the caller says nothing of memory: the smallest plan that takes at most kNearlyFastest
-// times the fastest one's time, each with its rounding_penalty. If that has more than default_bytes(), the
-// fastest within these, while its time is at most kFastEnough times the fastest one's, without penalties.
+// The choice by default, where the caller sets no budget. It is the smallest plan that takes at most
+// kNearlyFastest times the fastest one's time, both times their penalties. If that needs more than
+// default_bytes(), it is the fastest plan within these, provided that its time is at most kFastEnough times
+// the fastest one's, without penalties.
 inline constexpr double kNearlyFastest = 1.03, kFastEnough = 1.06;
-// A quarter of the float32 logits, and 64 MiB. Of a group those of its largest shard: all ranks plan alike.
+// A quarter of the float32 logits, plus 64 MiB. In a group it counts the largest shard's, so that all ranks
+// plan alike.
 uint64_t default_bytes(const Problem& problem);
-// Plans within a budget, as Backend::plans.
+// Returns the plans within a budget, as Backend::plans.
 using PlansWithin = std::function<std::vector<Plan>(uint64_t budget)>;
-// The plan that a problem gets, with the reason of the choice. max_workspace_bytes 0: by default.
+// Returns the plan for a problem, with the reason of the choice. max_workspace_bytes 0: by default.
 Plan chosen_plan(const Problem& problem, const PlansWithin& plans, uint64_t max_workspace_bytes);
 
-// A planner compares plans by these.
+// Numbers by which a planner compares plans.
 struct PlanRank {
   uint64_t bytes = 0;
   double seconds = 0;
@@ -92,7 +95,8 @@ struct PlanRank {
   }
 };
 
-// The candidates that may be chosen by default: no other one is no worse, or too fast beside them.
+// Candidates that may be chosen by default: no other one is at least as good in everything, and none is too
+// slow beside them.
 template <class Candidate>
 class DefaultCandidates {
  public:

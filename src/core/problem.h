@@ -9,14 +9,14 @@ namespace logitless {
 
 enum class Reduction : int { kNone = 0, kSum = 1, kMean = 2 };
 
-// What a run computes.
+// The parts of a training step that a run computes.
 enum class Pass : int {
-  kForward = 0,          // row statistics, and from them the losses (the losses not for a vocabulary shard)
-  kBackward = 1,         // gradients, from lse (and entropy) of an earlier forward and any upstream gradients
-  kForwardBackward = 2,  // both in one run; upstream gradients are those of the reduced loss only
+  kForward = 0,   // row statistics, and losses from them (not for a shard of the vocabulary)
+  kBackward = 1,  // gradients, from lse (and entropy) of an earlier forward pass and upstream gradients
+  kForwardBackward = 2,  // both in one run; the only upstream gradient is that of the reduced loss
 };
 
-// How gradients are made; the loss is the same.
+// How gradients are made. The loss is the same.
 enum class GradientMethod : int {
   kExact = 0,
   kSparsified =
@@ -24,25 +24,25 @@ enum class GradientMethod : int {
   kAlwaysSparsified = 2,  // the draw in any case
 };
 
-// What becomes of the parts of d_hidden of the ranks of a group; numbered as logitless_group_d_hidden.
+// Treatment of the ranks' parts of d_hidden in a group. Numbered as logitless_group_d_hidden.
 enum class GroupDHidden : int {
-  kPart = 0,      // nothing
-  kSum = 1,       // their sum, on every rank
-  kSumOfOwn = 2,  // on every rank the sum of its part of the rows
+  kPart = 0,      // the parts stay
+  kSum = 1,       // every rank gets the sum
+  kSumOfOwn = 2,  // every rank gets the sum of its own rows
 };
 
 inline constexpr int64_t kMostTargetsPerRow = 64;  // as in logitless/options.def
 
-// Everything a plan depends on: options, of which logitless/options.def has the meanings, and tensors.
-// logitless/logitless.h has the formula of the loss, in which bias_scale multiplies the bias.
+// Everything that a plan depends on: options, whose meanings are in logitless/options.def, and tensors.
+// logitless/logitless.h has the formula of the loss. bias_scale is a factor of the bias in it.
 struct Problem {
 #define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, ...) type name = default_value;
 #define LOGITLESS_OPTION_REAL(name, NAME, default_value, ...) double name = default_value;
 #define LOGITLESS_OPTION_FLAG(name, ...) bool name = false;
 #define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, ...) type name = type{default_value};
 #include "logitless/options.def"
-  // validated() turns a temperature of all rows into scale, softcap and bias_scale, over T each: since
-  // t(x) / T is t(x / T) with the softcap over T, there is none (1) behind it.
+  // validated() divides scale, softcap and bias_scale by a temperature of all rows: t(x) / T is t(x / T) with
+  // the softcap divided by T. After it the temperature is 1.
   double bias_scale = 1;
 
   // The tensors that the plan is made for.
@@ -50,7 +50,7 @@ struct Problem {
 #define LOGITLESS_TENSOR(name, ...) bool name = false;
 #include "logitless/tensors.def"
   } has;
-  // Where a tensor may have one of several.
+  // Dtypes of the tensors that allow several.
   struct Dtypes {
 #define LOGITLESS_FLOAT(name) DType name = DType::kF32;
 #define LOGITLESS_INDEX(name) DType name = DType::kI64;
@@ -69,29 +69,29 @@ struct Problem {
 #undef LOGITLESS_U8
 #undef LOGITLESS_BYTES
   } dtype;
-  // Add to what a gradient's buffer holds (fp32 or fp64 buffers only) instead of overwriting it.
+  // Whether a gradient is added to its buffer (float32 or float64 only) instead of overwriting it.
   struct Accumulate {
     bool d_hidden = false;
     bool d_weight = false;
     bool d_bias = false;
   } accumulate;
 
-  // Whether the run draws elements or works with drawn ones: not for a plain forward pass.
+  // Whether the run draws elements or uses drawn ones, which a plain forward pass does not.
   bool is_sparsified() const {
     return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.draws);
   }
   bool is_shard() const { return vocab != vocab_total; }
   bool in_group() const { return group_size > 0; }
-  // A shard on its own, whose statistics a caller joins with those of others.
+  // Whether this is a shard outside a group: a caller joins its statistics with those of others.
   bool is_unmerged_shard() const { return is_shard() && !in_group(); }
-  // How many targets a row has, whatever kind they are.
+  // Number of targets that a row has, of either kind.
   int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
   bool has_gradients() const { return has.d_hidden || has.d_weight || has.d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }
-  // Whether numbers of an operand's dtype are rounded before they are multiplied.
+  // Whether elements of an operand's dtype are rounded before they are multiplied.
   bool rounds(DType type) const { return compute_dtype != DType::kF32 && type != compute_dtype; }
-  // dtype of every N-vector of floating point numbers and of the loss.
+  // Dtype of the loss and of every N-vector of floating point numbers.
   DType stats_dtype() const { return dtype.hidden == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
 
@@ -102,7 +102,7 @@ struct Problem {
   }
 #include "logitless/tensors.def"
 
-// Which sums a problem needs.
+// The sums that a problem needs.
 struct WantedSums {
 #define LOGITLESS_MEMBER(name, ...) bool name = false;
   LOGITLESS_ROW_SUMS(LOGITLESS_MEMBER)
@@ -116,7 +116,7 @@ inline WantedSums wanted_sums(const Problem& p) {
   return sums;
 }
 
-// FLOP of one bare GEMM of the problem: the unit F of costs.
+// FLOP of one matrix product of the problem: the unit F of costs.
 inline double gemm_flop(const Problem& p) {
   return 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.vocab) * static_cast<double>(p.hidden);
 }

@@ -21,7 +21,7 @@ inline LossParams<double> loss_params(const Problem& problem, double class_weigh
           static_cast<double>(problem.vocab_total)};
 }
 
-// What one row's weights are: ignored rows never come here.
+// The weights of one row that is not ignored.
 template <class T>
 struct RowWeights {
   T token = 1;       // token_weight_i
@@ -31,15 +31,14 @@ struct RowWeights {
 
 template <class T>
 struct RowLoss {
-  T loss = 0;  // of the row, before the reduction
+  T loss = 0;  // loss of the row, before the reduction
 #define LOGITLESS_MEMBER(name, ...) T name = 0;
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
 };
 
-// loss_i of Problem's comment and what else is told of a row, from merged statistics of the whole vocabulary;
-// target: a global id.
-// The smoothing term sum_j w_j (lse - z_j) is of differences from the maximum, too.
+// Computes loss_i of logitless.h and the row's other outputs from merged statistics of the whole vocabulary.
+// target: a global id. The smoothing term sum_j w_j (lse - z_j) also uses differences from the maximum.
 template <class T>
 LOGITLESS_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWeights<T>& weights,
                                         const RowStats<T>& stats, int64_t target) {
@@ -48,9 +47,9 @@ LOGITLESS_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWe
   const T max = is_nan ? std::numeric_limits<T>::quiet_NaN() : stats.max;
   const T log_sum = is_nan ? max : std::log(stats.sum_exp);
   const T q = weights.target_sum;
-#define LOGITLESS_TELL(name, formula) out.name = formula;
-  LOGITLESS_ROW_OUTPUTS(LOGITLESS_TELL)
-#undef LOGITLESS_TELL
+#define LOGITLESS_SET_OUTPUT(name, formula) out.name = formula;
+  LOGITLESS_ROW_OUTPUTS(LOGITLESS_SET_OUTPUT)
+#undef LOGITLESS_SET_OUTPUT
   T loss = (1 - params.label_smoothing) * weights.target * out.nll;
   if (params.label_smoothing > 0) {
     loss +=
@@ -61,9 +60,9 @@ LOGITLESS_HD inline RowLoss<T> row_loss(const LossParams<T>& params, const RowWe
   return out;
 }
 
-// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g q_ij, log p_ij = z_ij - lse_i, with q_ij = [j = y] or, of
-// several targets, the sum of the weights of those that are j. Kernels of the backward pass know nothing
-// else.
+// dL/dz_ij = p_ij (a + b log p_ij) + c w_j - g q_ij, where log p_ij = z_ij - lse_i. q_ij is [j = y] or, with
+// several targets, the sum of the weights of the targets that are j. Kernels of the backward pass know
+// nothing else of the loss.
 template <class T>
 struct RowCoefficients {
   T a = 0, b = 0, c = 0, g = 0;
@@ -74,22 +73,22 @@ LOGITLESS_HD inline RowCoefficients<T> scaled(const RowCoefficients<T>& k, T fac
   return {k.a * factor, k.b * factor, k.c * factor, k.g * factor};
 }
 
-// 1 / T of a row, by which its logits and (for the gradient of what they are made of) its coefficients are
-// multiplied. NaN, where T or 1 / T is below `least` or no number, makes its row NaN, as a NaN logit would.
+// Returns 1 / T of a row, a factor of its logits and of its coefficients (for gradients of the products). If
+// T or 1 / T is below `least` or no number it returns NaN, which makes the row NaN, as a NaN logit would.
 template <class T>
 LOGITLESS_HD inline T inverse_temperature(T temperature, T least = std::numeric_limits<T>::min()) {
   const T inverse = 1 / temperature;
   return temperature >= least && inverse >= least ? inverse : std::numeric_limits<T>::quiet_NaN();
 }
 
-// The factor a + b log p of a probability; of p = 0 it stays finite, as p log p is 0 there.
+// Returns the factor a + b log p of a probability. It stays finite for p = 0, where p log p is 0.
 template <class T>
 LOGITLESS_HD inline T probability_factor(const RowCoefficients<T>& k, T log_p) {
   return k.b == 0 || log_p == -std::numeric_limits<T>::infinity() ? k.a : k.a + k.b * log_p;
 }
 
-// One element of dL/dz, the definition for all scalar code: no term of it is 0 times an infinity. At a target
-// that is nearly certain p - 1 keeps its digits. q: the element's weight as a target, 0 of all others.
+// Returns one element of dL/dz: the definition for all scalar code. No term is 0 times an infinity. At a
+// nearly certain target p - 1 keeps its digits. q: the element's weight as a target, 0 for all others.
 template <class T>
 LOGITLESS_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_weight,
                                  std::type_identity_t<T> q) {
@@ -104,32 +103,32 @@ LOGITLESS_HD inline T dz_element(const RowCoefficients<T>& k, T log_p, T class_w
   return k.c == 0 ? d : d + k.c * class_weight;
 }
 
-// What storing lse takes off it; 0 where that is no number.
-LOGITLESS_HD inline double tail_columns(const LogSumExp<double>& lse, double stored) {
-  const double rest = (lse.high - stored) + lse.low;
-  return std::isfinite(rest) ? rest : 0;
+// Returns the rounding error of a stored lse; 0 if that is no number.
+LOGITLESS_HD inline double lse_residual_of(const LogSumExp<double>& lse, double stored) {
+  const double residual = (lse.high - stored) + lse.low;
+  return std::isfinite(residual) ? residual : 0;
 }
 
-// lse as its rounding to T and what that took off, for saved statistics: `low` may be passed on as
+// Splits lse into its rounding to T and the rounding error, for saved statistics; `low` may be passed on as
 // lse_residual.
 template <class T>
 LOGITLESS_HD inline LogSumExp<T> split_to(const LogSumExp<double>& lse) {
   const T high = static_cast<T>(lse.value());
-  return {high, static_cast<T>(tail_columns(lse, static_cast<double>(high)))};
+  return {high, static_cast<T>(lse_residual_of(lse, static_cast<double>(high)))};
 }
 
 // Upstream gradients of one row.
 template <class T>
 struct RowUpstream {
-  T loss = 0;  // of the row's own loss: 1 / divisor for a mean
+  T loss = 0;  // gradient of the row's own loss: 1 / divisor for a mean
 #define LOGITLESS_MEMBER(name) T name = 0;
   LOGITLESS_ROW_UPSTREAM(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
 };
 
-// With u the upstream gradients: d nll/dz = (sum_k q_k) p - q_ij, d lse/dz = p, d target_logit/dz = q_ij,
-// d entropy/dz = -p (z - m) with m = sum_j p_j z_j = lse - entropy, so -p (log p + entropy): whatever offset
-// all logits have in common, no digits are lost to it.
+// Sums the derivatives: d nll/dz = (sum_k q_k) p - q_ij, d lse/dz = p, d target_logit/dz = q_ij, d entropy/dz
+// = -p (z - m). With m = sum_j p_j z_j = lse - entropy the last one is -p (log p + entropy), which loses no
+// digits to an offset that all logits have in common.
 template <class T>
 LOGITLESS_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& params,
                                                         const RowWeights<T>& weights,
@@ -138,7 +137,7 @@ LOGITLESS_HD inline RowCoefficients<T> row_coefficients(const LossParams<T>& par
   const T target = (1 - params.label_smoothing) * weights.target;
   RowCoefficients<T> out;
   out.a = (k * target + upstream.nll) * weights.target_sum + upstream.lse;
-  if (params.label_smoothing > 0) {  // else weights of classes without a target may be anything
+  if (params.label_smoothing > 0) {  // without it, weights of classes that are no target may be anything
     const T smooth = params.label_smoothing / params.vocab_total;
     out.a += k * smooth * params.class_weight_sum;
     out.c = -k * smooth;

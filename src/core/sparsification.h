@@ -4,28 +4,29 @@
 
 #include "core/host_device.h"
 
-// Sparsified gradients: which elements of the softmax are kept, and at what weight. What every backend
-// shares.
+// Sparsified gradients: which elements of the softmax are kept, and at what weight, for all backends.
 //
-// A row's elements are first drawn with q_ij = exp(z_ij - lse_estimate_i), before lse_i is known: each with
-// probability min(1, q / threshold), a systematic draw over some columns at a time. Any lse_estimate made
-// without the seed gives unbiased gradients; a lse_estimate of at most lse (q >= p) keeps every p >=
-// threshold for certain. When lse is known, elements whose weight p / min(1, q / threshold) is below the
-// threshold are drawn once more, independently: as if the lse_estimate had been lse all along, an element p <
-// threshold is kept with probability p / threshold at the weight threshold. The target is not drawn: its
-// gradient is exact.
+// The first draw comes before lse_i is known. It uses q_ij = exp(z_ij - lse_estimate_i) and keeps each
+// element with probability min(1, q / threshold), in a systematic draw over some columns at a time. Any lse
+// estimate made without the seed gives unbiased gradients. If it is at most lse, then q >= p, and every
+// p >= threshold is kept for certain.
 //
-// In a group of ranks there is one draw alone: an element p < threshold is kept while uniform * threshold <
-// p, whatever the lse_estimate was. So the same seed keeps the same elements for any cut of the vocabulary,
-// and in the float64 reference.
+// The second draw comes when lse is known. It draws the elements whose weight p / min(1, q / threshold) is
+// below the threshold once more, independently. The result is as if the lse estimate had always been lse: an
+// element p < threshold is kept with probability p / threshold at the weight threshold. The target is not
+// drawn: its gradient is exact.
 //
-// The second draw's uniform belongs to the element (draw_uniform(draw_bits(seed, row, global column))), and
-// an element stays while uniform * threshold < weight. Weights fall as lse rises, so what is left out by a
-// lower bound of lse would be left out by lse too: a list that fills up early is sparsified by what is known
-// of lse by then, and neither how often nor when changes what is left in the end.
+// In a group of ranks there is only one draw: an element p < threshold is kept if uniform * threshold < p,
+// for any lse estimate. So the same seed keeps the same elements for any cut of the vocabulary, and in the
+// float64 reference.
+//
+// The second draw's uniform belongs to the element: draw_uniform(draw_bits(seed, row, global column)). The
+// element stays while uniform * threshold < weight. Weights fall as lse rises, so an element that a lower
+// bound of lse leaves out is left out by lse as well. A list that fills up early is therefore sparsified with
+// the lse that is known by then; neither how often nor when this happens changes the final elements.
 namespace logitless {
 
-// 32 random bits, the same for the same arguments. row: the caller's; stream: what is drawn for.
+// Mixes 32 bits.
 LOGITLESS_HD inline uint32_t mix_bits(uint32_t h) {
   h ^= h >> 16;
   h *= 0x7feb352du;
@@ -42,47 +43,50 @@ LOGITLESS_HD inline uint32_t draw_stream_bits(uint32_t row_bits, uint64_t seed, 
   return mix_bits(row_bits + stream * 0x85ebca77u + static_cast<uint32_t>(seed >> 32));
 }
 
+// Returns 32 random bits, the same for the same arguments. row: the caller's; stream: the purpose of the
+// draw.
 LOGITLESS_HD inline uint32_t draw_bits(uint64_t seed, uint32_t row, uint32_t stream) {
   return draw_stream_bits(draw_row_bits(seed, row), seed, stream);
 }
 
-// In (0, 1), both ends excluded: 24 bits and a half would round to 1.
+// Returns a number in (0, 1), both ends excluded. It uses 23 bits, as 24 bits and a half would round to 1.
 LOGITLESS_HD inline float draw_uniform(uint32_t bits) {
   return (static_cast<float>(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
-// Streams are global columns for the second draw; the first one's begin past them.
+// The second draw's streams are global columns; the first draw's begin past them.
 inline constexpr uint32_t kFirstDrawStream = 1u << 31;
 
-// The weight of an element of weight p / min(1, q / threshold) after the second draw: 0 if that leaves it
+// Returns the weight after the second draw of an element of weight p / min(1, q / threshold): 0 if it is left
 // out. uniform in (0, 1) decides. NaN stays NaN.
 LOGITLESS_HD inline float second_draw(float weight, float threshold, float uniform) {
   if (!(weight < threshold)) return weight;
   return uniform * threshold < weight ? threshold : 0;
 }
 
-// The same from p and p_over_q = exp(lse_estimate - lse).
+// Returns the weight after the second draw from p and p_over_q = exp(lse_estimate - lse).
 LOGITLESS_HD inline float sparsified_weight(float p, float p_over_q, float threshold, float uniform) {
   const float drawn = threshold * p_over_q;
   return second_draw(p > drawn ? p : drawn, threshold, uniform);
 }
 
-// How many elements a row can have after both draws, its target aside. Those of p >= threshold and the
-// expectation of the others are at most 1 / threshold together. With a systematic first draw over any sets of
-// columns and an independent second one the number of the others exceeds its mean m by t with a probability
-// of at most exp(-t^2 / (2 (m + t / 3))) (Chernoff: the generating function of a systematic draw's count,
-// which is one of two neighboring integers, is below that of a Poisson variable of the same mean, and an
-// independent draw keeps it there). t = sqrt(128 / threshold) + 48 makes that less than exp(-64) = 2e-28.
+// Returns the number of elements that a row can have after both draws, without its target. The elements of
+// p >= threshold and the expected number of the others are at most 1 / threshold together. The first draw is
+// systematic over any sets of columns, the second one independent. So the number of the others exceeds its
+// mean m by t with a probability of at most exp(-t^2 / (2 (m + t / 3))) (Chernoff: the generating function of
+// a systematic draw's count, which is one of two neighboring integers, is below that of a Poisson variable of
+// the same mean, and an independent draw keeps it there). t = sqrt(128 / threshold) + 48 makes that less than
+// exp(-64) = 2e-28.
 inline int64_t sparsified_row_capacity(double threshold, int64_t vocab) {
   const double most = 1 / threshold + std::sqrt(128 / threshold) + 48;
   return most < static_cast<double>(vocab) ? static_cast<int64_t>(most) : vocab;
 }
 
-// Estimates the variance of a row of dz over its squared norm, from what was kept: an element that is kept
-// with the probability p / weight and whose gradient is then weight * factor (weight: the threshold, or more
-// where the lse_estimate was above lse) has the variance p (weight - p) factor^2 as if drawn on its own
-// (systematic draws have less), estimated by weight * (weight - p) factor^2 where it is kept; the exact
-// square p^2 factor^2 by weight * p factor^2. Label smoothing's dense part of dz is not counted.
+// Estimates the variance of a row of dz over its squared norm from the kept elements. An element is kept with
+// probability p / weight, and its gradient is then weight * factor. The weight is the threshold, or more if
+// the lse estimate was above lse. Its variance is p (weight - p) factor^2 as if drawn on its own; systematic
+// draws have less. A kept element estimates that by weight * (weight - p) factor^2, and the exact square
+// p^2 factor^2 by weight * p factor^2. Label smoothing's dense part of dz is not counted.
 template <class T>
 struct DrawVariance {
   T variance = 0, square = 0;

@@ -10,10 +10,10 @@ namespace logitless {
 enum class Status : int {
   kOk = 0,
   kInvalidArgument = 1,
-  kInvalidTarget = 2,       // a target outside [0, vocab_total) that is not ignore_index
-  kBudgetTooSmall = 3,      // max_workspace_bytes admits no plan; the message names the smallest that works
-  kUnsupported = 4,         // no backend of the context can run the problem
-  kBackendUnavailable = 5,  // a backend or instruction set asked for by name is not usable here
+  kInvalidTarget = 2,   // a target outside [0, vocab_total) that is not ignore_index
+  kBudgetTooSmall = 3,  // no plan fits max_workspace_bytes; the message names the smallest budget that works
+  kUnsupported = 4,     // no backend of the context can run the problem
+  kBackendUnavailable = 5,  // the chosen backend or engine cannot be used here
   kOutOfMemory = 6,
   kInternal = 7,
   kCommunicationFailed = 8,  // a function of a group's communicator failed
@@ -26,15 +26,16 @@ struct ErrorInfo {
   std::string argument = {};
   std::string expected = {};
   std::string got = {};
-  uint64_t required_bytes = 0;  // of a budget that is too small
-  int64_t row = -1;             // element of the argument: of several targets a row, row * K + k
-  std::string place = {};       // the same for people; empty: none
+  uint64_t required_bytes = 0;  // smallest budget or workspace that works, if one was too small
+  int64_t row = -1;             // element of the argument; with several targets a row, row * K + k
+  std::string place = {};       // this element for people; empty: none
 };
 
-// "<argument>: expected <expected>, got <got>", and where it has a place " at <argument>[<place>]"
+// Returns "<argument>: expected <expected>, got <got>", followed by " at <argument>[<place>]" if there is a
+// place.
 std::string message_of(const ErrorInfo& info);
 
-// The one exception of the library; messages name the argument, what was expected and what was got.
+// The library's only exception. Messages name the argument, what was expected and what was got.
 class Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -43,11 +44,11 @@ class Error : public std::runtime_error {
         status_(status),
         info_(std::make_shared<const ErrorInfo>(info)) {}
   Status status() const { return status_; }
-  const ErrorInfo* info() const { return info_.get(); }  // null: a message alone
+  const ErrorInfo* info() const { return info_.get(); }  // null: only a message
 
  private:
   Status status_;
-  std::shared_ptr<const ErrorInfo> info_;  // copies of exceptions do not throw
+  std::shared_ptr<const ErrorInfo> info_;  // shared, so that copying the exception does not throw
 };
 
 [[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,

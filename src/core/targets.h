@@ -6,7 +6,7 @@
 
 namespace logitless {
 
-// Whether row i has targets, after the shift: those of row i + shift.
+// Whether row i has targets after the shift: those of row i + shift.
 inline bool has_targets(const Problem& problem, int64_t row) {
   if (problem.shift == 0) return true;
   const int64_t length = problem.sequence_length > 0 ? problem.sequence_length : problem.tokens;
@@ -14,19 +14,20 @@ inline bool has_targets(const Problem& problem, int64_t row) {
   return position >= 0 && position < length;
 }
 
-// The k-th of problem.target_count() global targets of row i after the shift, or ignore_index.
+// Returns the k-th of problem.target_count() global targets of row i after the shift, or ignore_index.
 inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row, int64_t k) {
   if (!has_targets(problem, row)) return problem.ignore_index;
   return load_as_int64(targets, problem.dtype.targets, (row + problem.shift) * problem.target_count() + k);
 }
 
-// Whether a target is one of the columns at hand, and not ignore_index.
+// Whether a target is one of this run's columns, and not ignore_index.
 inline bool is_here(const Problem& problem, int64_t target) {
   const int64_t column = target - problem.vocab_start;
   return target != problem.ignore_index && column >= 0 && column < problem.vocab;
 }
 
-// The first one that is not ignore_index, or ignore_index: by it a row counts as one that has a target.
+// Returns the first target that is not ignore_index, or ignore_index if there is none: then the row is
+// ignored.
 inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row) {
   if (!has_targets(problem, row)) return problem.ignore_index;
   for (int64_t k = 0; k < problem.target_count(); ++k) {
@@ -36,7 +37,7 @@ inline int64_t target_of_row(const Problem& problem, const void* targets, int64_
   return problem.ignore_index;
 }
 
-// The weight of the k-th target of a row: 0 where that is ignore_index, 1 without weights.
+// Returns the weight of the k-th target of a row: 0 for ignore_index, 1 without weights.
 inline double target_weight_of_row(const Problem& problem, const Buffers& buffers, int64_t row, int64_t k) {
   if (target_of_row(problem, buffers.targets, row, k) == problem.ignore_index) return 0;
   if (buffers.target_weight == nullptr) return 1;
@@ -44,7 +45,8 @@ inline double target_weight_of_row(const Problem& problem, const Buffers& buffer
                         (row + problem.shift) * problem.target_count() + k);
 }
 
-// The weight of a global id as the target of a row: the sum of the weights of those targets that are it.
+// Returns the weight of a global id as the target of a row: the sum of the weights of the targets equal to
+// it.
 inline double weight_as_target(const Problem& problem, const Buffers& buffers, int64_t row, int64_t id) {
   double sum = 0;
   for (int64_t k = 0; k < problem.target_count(); ++k) {
@@ -57,15 +59,15 @@ inline double weight_as_target(const Problem& problem, const Buffers& buffers, i
 // Writes the rows that are not ignored to `rows` (room for N) in ascending order; returns how many.
 int64_t compact_rows(const Problem& problem, const void* targets, int64_t* rows);
 
-// Throws kInvalidTarget with value and place in `targets` of a target outside [0, vocab_total) that is not
-// ignore_index; of several targets a row, with its row and column.
+// Throws kInvalidTarget for a target outside [0, vocab_total) that is not ignore_index, with its value and
+// place; with several targets a row, its row and column.
 void check_targets(const Problem& problem, const void* targets);
 
-// sum_j w_j over the whole vocabulary, V_total without class weights.
+// Returns sum_j w_j over the whole vocabulary, V_total without class weights.
 double class_weight_sum(const Problem& problem, const Buffers& buffers);
 
-// The mean's divisor: num_items, or the sum over valid rows of token weight * class weight. 1 for none and
-// sum.
+// Returns the mean's divisor: num_items, or the sum over valid rows of token weight * class weight. Other
+// reductions have 1.
 double reduction_divisor(const Problem& problem, const Buffers& buffers, const int64_t* rows,
                          int64_t row_count);
 

@@ -9,8 +9,8 @@ namespace logitless {
 
 inline constexpr int64_t kMostTopK = 64;
 
-// The order of a row's largest logits, as merge() chooses the argmax: a NaN is the largest of all, and of
-// equals the smaller id comes first.
+// Orders a row's largest logits as merge() chooses the argmax: a NaN before all numbers, and the smaller id
+// first among equals.
 template <class T, class Id>
 LOGITLESS_HD inline bool is_better(T z, Id id, T than, Id than_id) {
   if (std::isnan(z)) return !std::isnan(than) || id < than_id;
@@ -24,9 +24,9 @@ struct TopLogit {
   int64_t id = 0;
 };
 
-// Puts a logit in its place among the first `count` of `best`, which are in order; where all are taken, the
-// last one goes, or the new one if it is no better. The result does not depend on the order of insertions.
-// Returns how many there are.
+// Inserts a logit among the first `count` of `best`, which are in order, and returns the new count. If all
+// places are taken, the last logit drops out, or the new one if it is no better. The result does not depend
+// on the order of insertions.
 template <class T>
 inline int64_t insert_top(std::span<TopLogit<T>> best, int64_t count, TopLogit<T> next) {
   const auto most = static_cast<int64_t>(best.size());

@@ -4,13 +4,14 @@
 
 namespace logitless {
 
-// The problem with its defaults filled in (vocab_total, sequence_length); throws Error on any nonsense.
+// Returns the problem with its defaults filled in (vocab_total, sequence_length). Throws Error if options
+// contradict each other or are out of range.
 Problem validated(Problem problem);
 
-// Throws Error unless the buffers hold all that the problem needs; fills in default strides.
+// Fills in default strides. Throws Error unless the buffers hold all that the problem needs.
 Buffers validated(const Problem& problem, Buffers buffers);
 
-// Throws Error where the buffers hold what a run of the problem does not take or make.
+// Throws Error if the buffers hold a tensor that a run of the problem neither takes nor makes.
 void check_allowed(const Problem& problem, const Buffers& buffers);
 
 }  // namespace logitless

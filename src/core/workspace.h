@@ -5,21 +5,21 @@
 
 namespace logitless {
 
-// Bytes are 64-bit numbers on every machine: plans are for devices that may have more memory than this one.
+// Bytes are 64-bit numbers on every machine: plans may be for devices with more memory than this one.
 inline constexpr uint64_t kWorkspaceAlignment = 64;
 
 constexpr uint64_t align_up(uint64_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-// A bump allocator. With a null base it only counts, so one function lays a workspace out both for the
+// A bump allocator. With a null base it only counts, so one function lays out a workspace both for the
 // planner (bytes) and for the run (pointers).
 class Workspace {
  public:
   Workspace() = default;
   explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}
 
-  // Uninitialised, aligned to kWorkspaceAlignment; an empty span when only counting.
+  // Returns uninitialised memory, aligned to kWorkspaceAlignment; an empty span when only counting.
   template <class T>
   std::span<T> take(int64_t count) {
     const uint64_t offset = used_;

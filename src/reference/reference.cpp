@@ -89,11 +89,11 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
 RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
-  int64_t found = 0;
+  int64_t count = 0;
   std::fill(top.begin(), top.end(), TopLogit<double>{0, -1});
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
-    if (!top.empty()) found = insert_top(top, found, {z, p.vocab_start + j});
+    if (!top.empty()) count = insert_top(top, count, {z, p.vocab_start + j});
     const int64_t id = p.vocab_start + j;
     total = merge(total, single(sums, z, class_weight(p, b, j), id, weight_as_target(p, b, row, id)));
   }
