@@ -46,7 +46,7 @@ const Backend& choose_backend(const std::string& name, const Problem& problem,
   }
   std::string reasons;
   for (const Backend* backend : all_backends()) {
-    if (backend->device_memory == options.on_host()) continue;  // none for where the buffers are
+    if (backend->device_memory == options.on_host()) continue;  // not for buffers in this memory
     std::string why = backend->why_unavailable(options);
     if (why.empty()) why = backend->why_unsupported(problem, options);
     if (why.empty()) return *backend;

@@ -1,4 +1,4 @@
-// The entry points of the C ABI: each catches everything and turns it into a status and the thread's message.
+// Entry points of the C ABI. Each catches everything and turns it into a status and the thread's message.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -68,7 +68,7 @@ logitless_status guarded(F&& body) noexcept {
   }
 }
 
-// A caller in C may pass any int for an enum, which C++ must not even look at as one.
+// Reads an enum as an int: a caller in C may pass any int, which as a C++ enum would be undefined behaviour.
 template <class E>
 int value_of(const E& given) {
   int value = 0;
@@ -77,7 +77,7 @@ int value_of(const E& given) {
   return value;
 }
 
-// A problem for the functions on row statistics: only sizes, dtypes and options matter.
+// Returns a problem for the functions on row statistics, to which only sizes, dtypes and options matter.
 Problem stats_problem(const logitless_plan* plan) {
   Problem p = required(plan, "plan")->planned.problem;
   p.pass = Pass::kForward;
@@ -97,7 +97,7 @@ Buffers stats_buffers(const Problem& problem, const logitless_tensor* tensors, s
   return b;
 }
 
-// What logitless_scale_gradients is given, checked; without the empty arrays.
+// Checks the arguments of logitless_scale_gradients and leaves out empty arrays.
 std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, const int32_t* dtypes,
                                            const int64_t* sizes) {
   if (count < 0) throw_invalid("count", "at least 0", std::to_string(count));
@@ -123,7 +123,8 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
   return arrays;
 }
 
-// For arrays and rows that no plan was made for: of a backend all engines have the same.
+// Returns the backend for arrays and rows that no plan was made for; all engines of a backend treat these
+// alike.
 const Backend& backend_of_rows(const Context& c, DType dtype) {
   Problem any;
   any.dtype.hidden = any.dtype.weight = dtype;

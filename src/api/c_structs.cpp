@@ -47,7 +47,7 @@ const char* tensor_name(int32_t id) {
   return kNames[id];
 }
 
-// An array of what is given by id, each once.
+// A caller's array, looked up by id; each id may occur once.
 class Given {
  public:
   Given(const char* array, size_t count, const void* data) : array_(array) {
@@ -87,12 +87,12 @@ T to_integer(const logitless_option& option, const char* name) {
   return static_cast<T>(option.integer);
 }
 
-// How many values a choice has: "a|b|c" has 3.
+// Returns the number of values of a choice: "a|b|c" has 3.
 constexpr int32_t count_of(std::string_view values) {
   return 1 + static_cast<int32_t>(std::count(values.begin(), values.end(), '|'));
 }
 
-// Checks the descriptor of a tensor whose dtype is not the caller's to choose.
+// Checks the descriptor of a tensor whose dtype is fixed.
 void check_fixed(int32_t dtype, std::initializer_list<int32_t> own, const char* argument) {
   if (dtype == 0 || std::find(own.begin(), own.end(), dtype) != own.end()) return;
   throw_invalid(argument, "0, as the tensor has a dtype of its own", std::to_string(dtype));
@@ -103,7 +103,7 @@ void check_not_added(bool accumulates, const char* name) {
     throw_invalid(std::string(name) + ".accumulate", "0, as it is no gradient that is made", "1");
 }
 
-// A host's pool called through the C function pointers; an OpenMP one otherwise.
+// Calls a host's pool through the C function pointers; without one, uses OpenMP.
 ParallelFor to_parallel_for(const logitless_context_options& options) {
   if (options.parallel_for == nullptr) return openmp_parallel_for(options.threads);
   if (options.threads < 1) {

@@ -1,5 +1,5 @@
 #pragma once
-// Between the plain structs of the C ABI and the library's own types.
+// Conversions between the plain structs of the C ABI and the library's own types.
 #include <cstddef>
 
 #include "api/run.h"
@@ -16,16 +16,16 @@ Problem to_problem(const logitless_option* options, size_t option_count, const l
                    size_t tensor_count);
 Buffers to_buffers(const logitless_tensor* tensors, size_t count);
 Communicator to_communicator(const logitless_communicator* communicator);
-Divergence to_divergence(const logitless_divergence* divergence);  // checked
+Divergence to_divergence(const logitless_divergence* divergence);  // validated
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info);
 void write_device_info(const DeviceInfo& device, logitless_device_info* info);
 
-// Options and tensors as JSON.
+// Returns options and tensors as JSON.
 std::string schema_text();
 
-// Cuts text to the size of the buffer, always terminated; does nothing for a null or empty buffer.
+// Copies text to the buffer, cut to its size and always terminated. A null or empty buffer is left alone.
 void write_text(const char* text, char* buffer, size_t size);
 
 }  // namespace logitless

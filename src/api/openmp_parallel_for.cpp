@@ -16,13 +16,13 @@ namespace logitless {
 #ifdef _OPENMP
 namespace {
 
-// No thread but the one that forks survives a fork. GNU's OpenMP does not notice and waits for ever for those
-// of its pool, whoever in the process started it: a child of a process that had loaded this library never
-// enters OpenMP.
+// After a fork only the forking thread lives on. GNU's OpenMP does not notice, and waits for ever for the
+// threads of its pool, even if another part of the process started it. So a child of a process that had
+// loaded this library never enters OpenMP.
 std::atomic<bool> is_forked{false};
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 
-// Threads of this loop alone; fewer where the system gives no more.
+// Runs a loop on threads of its own; on fewer if the system gives no more.
 void run_on_own_threads(int threads, int64_t tasks, LoopBody body) {
   std::atomic<int64_t> next{0};
   const auto work = [&](int worker) {
@@ -49,7 +49,7 @@ ParallelFor openmp_parallel_for(int threads) {
           }};
 }
 #elif defined(LOGITLESS_PLANS_ONLY)
-// Plans are for as many threads as they are asked for: nothing runs.
+// Nothing runs in such a build, so plans are for as many threads as requested.
 ParallelFor openmp_parallel_for(int threads) {
   return {threads > 0 ? threads : 1, serial_parallel_for().run};
 }

@@ -14,7 +14,7 @@
 namespace logitless {
 namespace {
 
-// What all backends have to say of it.
+// Returns a backend's plans, with notes that hold for all backends.
 std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const BackendOptions& options,
                            uint64_t max_workspace_bytes) {
   std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
@@ -24,7 +24,7 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
   return plans;
 }
 
-// LOGITLESS_VERBOSE=1: a line on stderr for every plan made.
+// Prints a line on stderr for every plan made, with LOGITLESS_VERBOSE=1.
 void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   const char* verbose = std::getenv("LOGITLESS_VERBOSE");
   if (verbose == nullptr || std::strcmp(verbose, "1") != 0) return;
@@ -99,7 +99,8 @@ void check_alignment(const void* pointer, const char* argument) {
   if (off != 0) throw_invalid(argument, "64-byte alignment", "a pointer off by " + std::to_string(off));
 }
 
-// What ranks have parts of. Of a log-probability one rank has all and the others 0: no sum rounds it.
+// Adds up the ranks' parts. Of each log-probability one rank has all and the others 0, so the sum rounds
+// nothing.
 void add_up(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
   if (buffers.target_log_probs != nullptr) {
     group.sum(buffers.target_log_probs, p.tokens * p.targets_per_row, p.stats_dtype(), stream);

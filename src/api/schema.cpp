@@ -1,4 +1,4 @@
-// Options and tensors as JSON, from the lists that all else follows from.
+// Options and tensors as JSON, made from options.def and tensors.def.
 #include <cmath>
 #include <cstdint>
 #include <sstream>
@@ -24,7 +24,7 @@ std::string number(int64_t value) {
   return std::to_string(value);
 }
 
-// "a|b" as ["a","b"]
+// Turns "a|b" into ["a","b"].
 std::string list_of(const std::string& values) {
   std::string out = "[\"";
   for (const char c : values) out += c == '|' ? std::string("\",\"") : std::string(1, c);
@@ -36,7 +36,7 @@ std::string range(T lowest, T highest) {
   return ",\"lowest\":" + number(lowest) + ",\"highest\":" + number(highest);
 }
 
-// Elements of an array that stand behind one another.
+// The rows of a JSON array, one a line.
 class Rows {
  public:
   void add(const std::string& row) { text_ += (text_.empty() ? "{" : ",\n{") + row + "}"; }

@@ -18,7 +18,7 @@ int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument) 
   return stride;
 }
 
-// float32 holds what logits are multiplied with and divided by.
+// Logits are multiplied with and divided by float32 factors, so the factor must fit into float32.
 void check_factor(double value, bool is_float64, const std::string& argument) {
   const bool fits = is_float64 ? std::isfinite(value) : std::fabs(value) <= 0x1p126;
   expect(fits, argument, "a finite number, and at most 2^126 without float64", number_text(value));

@@ -190,7 +190,7 @@ void losses_from_row_stats(const Problem& problem, const Buffers& buffers, int64
   whole.vocab = whole.vocab_total;
   whole.vocab_start = 0;
   const HostLoss context = make_host_loss(whole, buffers, rows, row_count);
-  // The statistics of ignored rows are already those of no column.
+  // The statistics of ignored rows are already right: those of no column.
   for (int64_t row = 0; row < problem.tokens; ++row) write_ignored_losses(whole, buffers, row);
   HostLossWriter writer(context);
   const double class_weights = context.params.class_weight_sum;

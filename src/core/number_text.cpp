@@ -7,7 +7,7 @@
 namespace logitless {
 namespace {
 
-// Not std::to_chars, which not every standard library has for floating-point numbers.
+// std::to_chars is no choice: not every standard library has it for floating-point numbers.
 std::ostringstream plain_stream() {
   std::ostringstream stream;
   stream.imbue(std::locale::classic());

@@ -11,7 +11,7 @@
 namespace logitless {
 namespace {
 
-// "27050240 bytes (25.8 MiB)", rounded up: so many MiB are enough.
+// Returns "27050240 bytes (25.8 MiB)", rounded up, so that this many MiB are enough.
 std::string bytes_text(uint64_t bytes) {
   std::string text = std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
   if (bytes < 1024) return text;
@@ -58,7 +58,7 @@ double ranked_seconds(const Plan& plan) {
   return plan.predicted_seconds * plan.rounding_penalty * plan.default_penalty;
 }
 
-// Null where there is none.
+// Returns null if there is none.
 const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
   const Plan* smallest = nullptr;
   const auto rank = [](const Plan& p) { return std::pair(p.workspace_bytes, ranked_seconds(p)); };
@@ -94,7 +94,7 @@ Plan default_plan(const PlansWithin& plans_within, uint64_t most) {
     const char* choice =
         "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
     if (const Plan* plan = fastest_within(plans, most, seconds)) return with_choice(*plan, choice);
-    // The search within a budget tries other sizes.
+    // A search within a budget tries other sizes.
     const std::vector<Plan> others = plans_within(most);
     if (const Plan* plan = fastest_within(others, most, seconds)) return with_choice(*plan, choice);
   }

@@ -16,7 +16,7 @@ void require(bool ok, const char* argument, const std::string& expected, const s
   if (!ok) throw_invalid(argument, expected, got);
 }
 
-// Of a run, which allocates nothing unless it fails: the strings are made late.
+// A run allocates nothing unless it fails, so its checks make strings only then.
 void require(bool ok, const char* argument, const char* expected, const char* got) {
   if (!ok) throw_invalid(argument, expected, got);
 }
@@ -53,7 +53,7 @@ void check_ranges(const Problem& p) {
 #include "logitless/options.def"
 }
 
-// Factors of logits that are computed in float32, as are the factors' inverses.
+// Factors of logits are computed in float32, and so are their inverses.
 void check_float_factors(const Problem& p) {
   constexpr double kLeast = 0x1p-126;
   constexpr double kMost = 0x1p126;
@@ -79,7 +79,7 @@ void check_temperature(const Problem& p) {
           text(t));
 }
 
-// Over the temperature: the same logits without one.
+// Divides the factors of the logits by the temperature, so that the same problem has none.
 Problem without_temperature(Problem p) {
   const bool vanishes = p.dtype.hidden != DType::kF64 && std::fabs(p.scale) < 0x1p-126;
   p.scale = vanishes ? 0 : p.scale / p.temperature;
@@ -89,7 +89,7 @@ Problem without_temperature(Problem p) {
   return p;
 }
 
-// Products of two dimensions and an element size must fit into 63 bits with room to spare.
+// Products of two dimensions and an element size must fit into 63 bits, with room to spare.
 void check_product(const char* argument, int64_t a, int64_t b) {
   if (a == 0 || b <= (int64_t{1} << 58) / a) return;
   throw_invalid(argument, "a product of dimensions below 2^58", text(a) + " x " + text(b));
@@ -123,7 +123,7 @@ void check_shapes(const Problem& p) {
           "a divisor of tokens = " + text(p.tokens), text(p.sequence_length));
 }
 
-// Of a problem that is no rank's, its fields are the defaults.
+// Without a group, its options must have their defaults.
 void check_group(const Problem& p) {
   if (!p.in_group()) {
     require(p.group_vocab == 0, "group_vocab", "0 without group_size", text(p.group_vocab));
@@ -247,8 +247,8 @@ void check_stride(const char* argument, int64_t* stride, int64_t rows, int64_t r
   check_product(argument, rows, *stride);
 }
 
-// A shard's statistics are merged before anything of a whole vocabulary is made of them.
-void check_open_shard(const Problem& p, const Buffers& b) {
+// A shard's statistics are merged before any output of a whole vocabulary is made.
+void check_unmerged_shard(const Problem& p, const Buffers& b) {
   enum { INPUT, UPSTREAM, STATISTIC, OUTPUT, GRADIENT };
 #define LOGITLESS_TENSOR(name, NAME, element, dtype, role, ...)                                    \
   require(role != OUTPUT || b.name == nullptr, #name,                                              \
@@ -296,7 +296,7 @@ Buffers validated(const Problem& p, Buffers b) {
   check_stride("weight.stride", &b.weight_stride, p.vocab, p.hidden, b.weight);
   check_stride("d_hidden.stride", &b.d_hidden_stride, p.tokens, p.hidden, b.d_hidden);
   check_stride("d_weight.stride", &b.d_weight_stride, p.vocab, p.hidden, b.d_weight);
-  if (p.needs_forward() && p.is_unmerged_shard()) check_open_shard(p, b);
+  if (p.needs_forward() && p.is_unmerged_shard()) check_unmerged_shard(p, b);
   check_allowed(p, b);
   require(p.group_d_hidden == GroupDHidden::kPart || p.tokens == 0 || b.d_hidden_stride == p.hidden,
           "d_hidden.stride", "rows without gaps (ranks add them up)", "a longer one");

@@ -3,11 +3,11 @@
 
 namespace logitless::reference {
 
-// Double precision, one scalar at a time: the oracle of the tests and of `logitless check`, and the backend
-// of float64 problems. Every logit is computed up to four times; the workspace is two rows.
+// Double precision, one scalar at a time. It is the oracle of the tests and of `logitless check`, and the
+// host's backend for float64 problems. Every logit is computed up to four times; the workspace is two rows.
 const Backend& backend();
 
-// Its Backend::divergence.
+// The reference's Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
 
 }  // namespace logitless::reference

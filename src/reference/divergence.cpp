@@ -9,7 +9,7 @@
 namespace logitless::reference {
 namespace {
 
-// Row i of one head.
+// The logits of row i of one head.
 class RowLogits {
  public:
   RowLogits(const HeadProducts& head, DType dtype, int64_t row)
@@ -52,7 +52,7 @@ void values(const Divergence& d, int64_t i) {
   const RowSums sums = sums_of(student, d.columns);
   store_from_double(d.student_lse, d.dtype, i, sums.lse);
   store_from_double(d.teacher_lse, d.dtype, i, sums_of(teacher, d.columns).lse);
-  // As they are stored, so that both stages see the same probabilities.
+  // Rounded as they are stored, so that both stages see the same probabilities.
   const double student_lse = load_as_double(d.student_lse, d.dtype, i);
   const double teacher_lse = load_as_double(d.teacher_lse, d.dtype, i);
   double student_kl = 0, teacher_kl = 0;

@@ -18,14 +18,14 @@ struct Scratch {
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
   std::span<TopLogit<double>> top;                  // [N, top_k]
-  int64_t seed = 0;                                 // sparsified
+  int64_t seed = 0;                                 // seed of sparsified gradients
 };
 
 double load(const void* data, DType dtype, int64_t index) {
   return load_as_double(data, dtype, index);
 }
 
-// An operand's element, as the products see it.
+// Returns an operand's element rounded as the products see it.
 double rounded(double value, DType to) {
   const auto single = static_cast<float>(value);
   if (to == DType::kBF16) return bf16_to_float(float_to_bf16(single));
@@ -47,7 +47,7 @@ double weight_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) 
 
 struct Logit {
   double z = 0;
-  double slope = 1;  // T dz / d(scale * dot + bias), the derivative of the softcap
+  double slope = 1;  // T dz / d(scale * dot + bias): the derivative of the softcap
 };
 
 Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
@@ -69,13 +69,14 @@ double class_weight(const Problem& p, const Buffers& b, int64_t column) {
   return p.has.class_weight ? load(b.class_weight, p.stats_dtype(), p.vocab_start + column) : 1;
 }
 
-// Statistics of one logit, of class weight w and of weight q as a target; p log p is 0 at z = -inf.
+// Returns the statistics of one logit of class weight w, and of weight q as a target. p log p is 0 at z =
+// -inf.
 RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, double q) {
   RowStats<double> stats;
   stats.max = z;
   stats.argmax = id;
   const double d = z - offset_of(z);
-  const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as PyTorch has it
+  const double e = std::isnan(z) || z == INFINITY ? NAN : (z == -INFINITY ? 0 : 1);  // as in PyTorch
 #define LOGITLESS_SUM(name, part, kind, term) \
   if (sums.name) stats.part = term;
   LOGITLESS_ROW_SUMS(LOGITLESS_SUM)
@@ -84,8 +85,8 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
   return stats;
 }
 
-// top: becomes the row's largest logits in order, as many as it has room for; the id -1 where columns are
-// fewer.
+// Returns a row's statistics and fills `top` with its largest logits in order, as many as fit. The id is -1
+// if there are fewer columns.
 RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
@@ -100,7 +101,7 @@ RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std:
   return total;
 }
 
-// The log-probabilities of several targets.
+// Writes the log-probabilities of several targets.
 void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSumExp<double>& lse) {
   double z[kMostTargetsPerRow] = {};
   for (int64_t k = 0; k < p.targets_per_row; ++k) {
@@ -110,8 +111,8 @@ void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSum
   write_target_log_probs<double>(p, b, row, {z, static_cast<size_t>(p.targets_per_row)}, lse);
 }
 
-// What stands for the probability in the gradient: itself, or what a draw of every element on its own makes
-// of it.
+// Returns the number that stands for the probability in the gradient: the probability itself, or the result
+// of drawing every element on its own.
 double weight(const Problem& p, const Scratch& s, int64_t row, int64_t column, double probability) {
   if (!p.is_sparsified() || !(probability < p.threshold)) return probability;
   const uint32_t bits = draw_bits(static_cast<uint64_t>(s.seed), static_cast<uint32_t>(row),
@@ -121,10 +122,10 @@ double weight(const Problem& p, const Scratch& s, int64_t row, int64_t column, d
 
 // dL / d(scale * dot + bias) of one logit, and its parts.
 struct LogitGradient {
-  double d = 0;            // all of it
-  double probability = 0;  // exact
-  double weight = 0;       // in the place of the probability
-  double factor = 0;       // of the weight
+  double d = 0;            // the whole derivative
+  double probability = 0;  // the exact probability
+  double weight = 0;       // number in the place of the probability
+  double factor = 0;       // factor of the weight
   double exact = 0;        // weight * factor, and the target's own part
 };
 
@@ -192,7 +193,7 @@ void fill_coefficients(const Problem& p, const HostLoss& context, const Scratch&
   }
 }
 
-// One row of dE: scale * sum_j dz_ij C_j.
+// Computes one row of dE: scale * sum_j dz_ij C_j.
 void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, double* accumulator) {
   for (int64_t k = 0; k < p.hidden; ++k) accumulator[k] = 0;
   for (int64_t j = 0; j < p.vocab; ++j) {
@@ -208,7 +209,7 @@ void d_hidden_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t 
   }
 }
 
-// One row of dC, scale * sum_i dz_ij E_i, and of dbias, sum_i dz_ij.
+// Computes one row of dC, scale * sum_i dz_ij E_i, and of dbias, sum_i dz_ij.
 void d_weight_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t count, int64_t j,
                   double* accumulator) {
   double d_bias = 0;
@@ -242,7 +243,7 @@ void zero_ignored_d_hidden(const Problem& p, const Buffers& b) {
   }
 }
 
-// Of what the gradient of a row was made.
+// Writes the diagnostics of the draw that made a row's gradient.
 void report_draw(const Problem& p, const Buffers& b, const Scratch& s, int64_t i) {
   const int64_t row = s.rows[static_cast<size_t>(i)];
   const int64_t target = target_of_row(p, b.targets, row) - p.vocab_start;
@@ -349,10 +350,10 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   Workspace counter;
   lay_out(problem, plan.threads, counter);
   plan.workspace_bytes = counter.used();
-  if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed: draws are made again from it
+  if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // the seed, from which draws are made again
   plan.cost_matmuls = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
                       (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
-  constexpr double kFlopPerSecond = 1e9;  // a scalar loop; an order of magnitude is all that is needed
+  constexpr double kFlopPerSecond = 1e9;  // a scalar loop; the order of magnitude is enough
   plan.predicted_seconds = plan.cost_matmuls * gemm_flop(problem) / kFlopPerSecond / plan.threads;
   plan.engine = "scalar";
   plan.reason = problem.dtype.hidden == DType::kF64 ? "float64 operands" : "requested";
