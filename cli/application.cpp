@@ -15,24 +15,24 @@ constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 
 constexpr const char* kDescription =
-    "Logitless computes a language model head's loss, and its gradients, without holding the logits.\n"
+    "Logitless computes the loss of a language model's head, and its gradients, without holding the logits.\n"
     "\n"
     "  logits = hidden [tokens, D] x weight [vocab, D]^T; the loss is their softmax cross entropy.\n"
-    "  Only a workspace of a size that you set is ever held, not the tokens x vocab matrix.";
+    "  It holds a workspace of a size that you set, never the tokens x vocab matrix.";
 
 constexpr const char* kFooter =
     "\nExamples:\n"
-    "  logitless info                                     this machine and its backends\n"
+    "  logitless info                                     this machine, its backends and devices\n"
     "  logitless plan --model gemma-2-2b --tokens 8192 --budget 256MiB\n"
     "  logitless loss --hidden h.npy --weight model.safetensors:lm_head.weight --targets y.npy\n"
-    "  logitless check                                    this machine's results against float64\n"
-    "  logitless bench --shape 1024,32768,512             time and memory against materialized logits\n"
+    "  logitless check                                    compare this machine's results with float64\n"
+    "  logitless bench --shape 1024,32768,512             compare time and memory with materialized logits\n"
     "  logitless COMMAND --help                           all options of a command, with examples\n"
     "\n"
     "Results go to stdout, progress and errors to stderr.\n"
     "Exit codes: 0 success, 1 failure (unreadable input, failed check), 2 wrong usage, 130 interrupted.";
 
-// What a script passes of a variable that is not set is never meant.
+// Refuses empty values: a script that passes a variable that is not set never means one.
 void refuse_empty_values(CLI::App& app) {
   const CLI::Validator filled(
       [](const std::string& text) { return std::string(text.empty() ? "expected a value, got ''" : ""); },
@@ -64,7 +64,8 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
   return fail(message + "\nSee '" + command + " --help'.", kUsage);
 }
 
-// Under the name that the user typed. A value that no plan has is wrong usage.
+// Reports a library error under the option's name on the command line. A value that no plan has is wrong
+// usage.
 int fail_library(const CLI::App& app, const Error& error) {
   const std::string flag = error.argument == "max_workspace_bytes" ? "--budget" : flag_of(error.argument);
   std::vector<const CLI::App*> typed{&app};
@@ -84,16 +85,17 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
   app.footer(kFooter);
   app.set_version_flag("--version", std::string("logitless ") + logitless_version());
   app.require_subcommand(1);
-  app.fallthrough();  // global options may stand behind the subcommand too
+  app.fallthrough();  // global options may also stand behind the subcommand
 
   GlobalOptions globals;
   app.add_flag("--json", globals.json, "Print the result as one JSON document");
-  app.add_flag("--quiet,-q", globals.quiet, "No progress on stderr");
-  app.add_option("--threads", globals.threads, "Threads to use; 0: all processors")
+  app.add_flag("--quiet,-q", globals.quiet, "Show no progress on stderr");
+  app.add_option("--threads", globals.threads, "Number of threads; 0: all processors")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  app.add_option("--backend", globals.backend,
-                 "Backend, and engine if wanted, as NAME[:ENGINE]; see 'logitless info'. Default: the best");
+  app.add_option(
+      "--backend", globals.backend,
+      "Backend, and if you like its engine, as NAME[:ENGINE]; see 'logitless info'. Default: the best");
 
   for (const AddCommand add : commands) add(app, globals);
   refuse_empty_values(app);

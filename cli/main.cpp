@@ -8,9 +8,9 @@ namespace {
 
 using logitless::cli::GlobalOptions;
 
-// The package's own `logitless` runs this one command itself, and this program for all others.
+// The Python package's `logitless` runs this one command itself, and this program for all others.
 void add_model(CLI::App& app, const GlobalOptions&) {
-  CLI::App* command = app.add_subcommand("model", "The cost of a training step (Python package only)");
+  CLI::App* command = app.add_subcommand("model", "Cost of a training step (Python package only)");
   command->prefix_command()->fallthrough(false);
   command->set_help_flag();
   command->callback([] {
@@ -28,7 +28,8 @@ constexpr logitless::cli::AddCommand kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // A file that would pass the limit of the process (ulimit -f) is an error of the write, no signal.
+  // A file beyond the process's limit (ulimit -f) makes the write fail; without this line a signal would end
+  // us.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return logitless::cli::run_application(argc, argv, kCommands);

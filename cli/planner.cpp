@@ -11,7 +11,7 @@
 
 namespace {
 
-// What is written to a stream while it lives.
+// Captures all that is written to a stream during its life.
 class Captured {
  public:
   explicit Captured(std::ostream& stream) : stream_(stream), before_(stream.rdbuf(text_.rdbuf())) {}
@@ -29,8 +29,8 @@ class Captured {
 
 }  // namespace
 
-// Arguments, as `logitless` would be given them, one a line. Returns {"code": exit code, "out": text, "err":
-// text} as JSON, which is valid until the next call.
+// Runs the arguments of `logitless`, one a line. Returns {"code": exit code, "out": text, "err": text} as
+// JSON, which is valid until the next call.
 extern "C" const char* logitless_planner(const char* lines) {
   std::vector<std::string> arguments = logitless::cli::split(lines, '\n');
   arguments.insert(arguments.begin(), "logitless");

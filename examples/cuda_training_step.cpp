@@ -1,7 +1,7 @@
 // Gradient descent on a CUDA device in C++: one plan and one workspace for all steps, everything on the
-// caller's stream. In C it is the same: loss_and_gradients.c with a context of `options.device = 0`, memory
-// of the device and a stream. The head's gradient comes in bf16; the update itself is left to cudaMemcpy and
-// the host to keep this short. Ends with 77 where there is no usable device.
+// caller's stream. A C program does it like loss_and_gradients.c, with a context of `options.device = 0`,
+// memory of the device and a stream. The head's gradient comes in bf16. To keep this short, the host updates
+// the weight, with copies there and back. Exits with 77 if there is no usable device.
 #include <cuda_runtime_api.h>
 
 #include <bit>

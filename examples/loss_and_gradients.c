@@ -17,13 +17,13 @@ static void check(logitless_status status) {
 int main(void) {
   float hidden[TOKENS * HIDDEN] = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0}; /* [N, D] */
   float weight[VOCAB * HIDDEN] = {0};                                   /* [V, D] */
-  int64_t targets[TOKENS] = {2, 0, 4, -100};                            /* -100: no target, no cost */
+  int64_t targets[TOKENS] = {2, 0, 4, -100};                            /* -100: no target, no loss */
   float loss = 0;
   int64_t correct = 0;
   float d_weight[VOCAB * HIDDEN];
 
-  /* The problem. Mean over the tokens that have a target is the default. Only the head learns: the
-   * gradient of hidden is not computed. */
+  /* The problem. By default the loss is the mean over the tokens that have a target. Only the head learns:
+   * the gradient of hidden is not computed. */
   const logitless_option options[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},
                                       {LOGITLESS_OPTION_TOKENS, TOKENS, 0},
                                       {LOGITLESS_OPTION_VOCAB, VOCAB, 0},
@@ -32,7 +32,7 @@ int main(void) {
   const logitless_tensor_desc made[] = {{LOGITLESS_TENSOR_ARGMAX, 0, 0},
                                         {LOGITLESS_TENSOR_D_WEIGHT, LOGITLESS_F32, 0}};
 
-  /* How: the fastest plan within the budget. It is made once and used for every step. */
+  /* The plan is the fastest within the budget. It is made once and used for every step. */
   logitless_context* context = NULL;
   logitless_plan* plan = NULL;
   logitless_plan_info info;

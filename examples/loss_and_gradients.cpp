@@ -1,4 +1,4 @@
-// Loss and gradients in C++: the plans that a memory budget allows, and one run of the chosen one.
+// Loss and gradients in C++: lists the plans and runs the fastest one within a memory budget.
 #include <cmath>
 #include <cstdio>
 #include <logitless/logitless.hpp>
@@ -48,7 +48,7 @@ int main() try {
   }
 
   problem.max_workspace_bytes = 4 << 20;
-  const logitless::Plan plan(context, problem);  // throws when nothing fits
+  const logitless::Plan plan(context, problem);  // throws if nothing fits
   const logitless::Workspace workspace(plan.info().workspace_bytes);
 
   float loss = 0;

@@ -1,13 +1,13 @@
-// A vocabulary cut into shards, as tensor parallelism cuts it: every worker holds some rows of the
-// weight.
+// A vocabulary cut into shards, as tensor parallelism cuts it: every worker holds some rows of the weight.
 //
-//   in turn:   every worker computes the row statistics of its shard; they are merged, and the loss follows
-//              from them. Then every worker gets the lse of all and computes its rows' gradient and its part
-//              of d_hidden. Here the workers are a loop and their messages are memory.
-//   as ranks:  every worker calls the library once, at the same time, with a communicator, and the library
-//              does all of the above. Here ranks are threads, and what they say to each other goes through
-//              memory that they share. On a cluster the communicator's functions are those of MPI or of a
-//              framework; with NCCL, logitless::nccl_communicator() makes it.
+//   in turn:   Every worker computes the row statistics of its shard. They are merged, and give the loss.
+//   Then
+//              every worker gets the merged lse, and computes the gradient of its rows and its part of
+//              d_hidden. Here the workers are a loop, and their messages are memory.
+//   as ranks:  Every worker calls the library once, at the same time, with a communicator, and the library
+//              does all of the above. Here ranks are threads, which exchange messages through shared memory.
+//              On a cluster the communicator's functions are those of MPI or of a framework; with NCCL,
+//              logitless::nccl_communicator() makes it.
 #include <barrier>
 #include <cmath>
 #include <cstdio>
@@ -27,7 +27,7 @@ constexpr int64_t kStarts[kRanks + 1] = {0, 700, 750, kVocab};
 struct Head {
   std::vector<float> hidden = std::vector<float>(kTokens * kHidden),
                      weight = std::vector<float>(kVocab * kHidden);
-  std::vector<int64_t> targets = {7, 450, -100, 999, 0, 333};  // global ids, for every worker the same
+  std::vector<int64_t> targets = {7, 450, -100, 999, 0, 333};  // global ids, the same for every worker
 
   Head() {
     for (size_t i = 0; i < hidden.size(); ++i)
@@ -73,8 +73,8 @@ struct Stats {
   }
 };
 
-// In a cluster the merge is an all-reduce: of max, then (after logitless::rebase_row_stats to that maximum)
-// of the sums.
+// On a cluster two all-reduces replace the merge: one of max, and after logitless::rebase_row_stats to that
+// maximum one of the sums.
 Result in_turn(const Head& head) {
   const logitless::Context context;
   const auto problem_of = [&](logitless::Pass pass, int rank) {
@@ -99,7 +99,7 @@ Result in_turn(const Head& head) {
     logitless::merge_row_stats(any_shard, from, merged);
   }
   Result result;
-  std::vector<float> lse(kTokens), lse_residual(kTokens);  // together the log of the sum of exp_logits
+  std::vector<float> lse(kTokens), lse_residual(kTokens);  // they add up to the log of the sum of exp logits
   merged.loss = &result.loss;
   merged.lse = lse.data();
   merged.lse_residual = lse_residual.data();
@@ -119,7 +119,7 @@ Result in_turn(const Head& head) {
   return result;
 }
 
-// Where ranks lay down what they send, until all have read it.
+// The place where ranks leave their messages until all have read them.
 struct Table {
   std::barrier<> everybody{kRanks};
   const void* sent[kRanks] = {};
@@ -136,7 +136,7 @@ int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype
   self.table->sent[self.rank] = send;
   self.table->everybody.arrive_and_wait();
   for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == self.rank) continue;  // its part is in its place
+    if (rank == self.rank) continue;  // its own part is already there
     std::memcpy(static_cast<char*>(receive) + static_cast<size_t>(rank) * bytes, self.table->sent[rank],
                 bytes);
   }
@@ -144,7 +144,7 @@ int32_t all_gather(const void* send, void* receive, int64_t count, int32_t dtype
   return 0;
 }
 
-// Sums float32 numbers in the order of ranks, so that all ranks have the same bits.
+// Adds float32 numbers in the order of ranks, so that all ranks get the same bits.
 int32_t all_reduce(void* data, int64_t count, int32_t dtype, void*, void* host) {
   if (dtype != LOGITLESS_F32) return 1;
   const auto& self = *static_cast<const Rank*>(host);
@@ -159,7 +159,7 @@ int32_t all_reduce(void* data, int64_t count, int32_t dtype, void*, void* host) 
   return 0;
 }
 
-// The result of each rank: its own rows of d_weight, all of the rest.
+// Returns the result of each rank: its own rows of d_weight, and all of the loss and d_hidden.
 std::vector<Result> as_ranks(const Head& head) {
   std::vector<Result> results(kRanks);
   Table table;
@@ -211,12 +211,12 @@ int main() try {
       std::fmax(difference(turns.d_hidden, whole.d_hidden), difference(turns.d_weight, whole.d_weight));
   bool same = true;
   for (int rank = 0; rank < kRanks; ++rank) {
-    const Result& found = ranks[static_cast<size_t>(rank)];
+    const Result& result = ranks[static_cast<size_t>(rank)];
     const size_t start = static_cast<size_t>(kStarts[rank]) * kHidden;
     const size_t count = static_cast<size_t>(kStarts[rank + 1]) * kHidden - start;
-    same = same && found.loss == ranks[0].loss;
-    most = std::fmax(most, difference(found.d_hidden, whole.d_hidden));
-    most = std::fmax(most, difference(std::span(found.d_weight).subspan(start, count),
+    same = same && result.loss == ranks[0].loss;
+    most = std::fmax(most, difference(result.d_hidden, whole.d_hidden));
+    most = std::fmax(most, difference(std::span(result.d_weight).subspan(start, count),
                                       std::span(whole.d_weight).subspan(start, count)));
   }
   std::printf("loss of %d shards in turn %.6f, as ranks %.6f (%s on all), of the whole vocabulary %.6f\n",

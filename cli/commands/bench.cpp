@@ -33,14 +33,14 @@ using nlohmann::ordered_json;
 struct BenchResult {
   std::string method;  // "materialized", or "logitless" with its budget
   bool gradients = false;
-  std::optional<uint64_t> budget_bytes = {};  // 0: none; nothing: materialized
-  std::optional<double> threshold = {};       // of sparsified gradients
-  std::string refusal = {};                   // why it did not run; else empty
+  std::optional<uint64_t> budget_bytes = {};  // 0: none; no value: materialized
+  std::optional<double> threshold = {};       // for sparsified gradients
+  std::string refusal = {};                   // reason why it did not run; else empty
   std::string detail = {};                    // plan and configuration
-  int64_t workspace_bytes = 0;                // by the method's own account
-  // Resident memory beyond inputs and outputs, measured; nothing on a device, where runs allocate none.
+  int64_t workspace_bytes = 0;                // as the method reports it
+  // Measured resident memory beyond inputs and outputs; no value on a device, where runs allocate none.
   std::optional<int64_t> peak_extra_bytes = {};
-  std::vector<double> seconds = {};  // of each repeat
+  std::vector<double> seconds = {};  // time of each repeat
   double loss = 0;
   double median_seconds() const {
     if (seconds.empty()) return NAN;
@@ -52,8 +52,8 @@ struct BenchResult {
 
 constexpr int kWarmUps = 2;
 
-// The most memory this process has had resident since the last reset, or since its start where the system
-// cannot reset it (only Linux can); 0 where it cannot say.
+// Returns the most resident memory of this process since the last reset. Only Linux can reset it; elsewhere
+// it counts from the process's start. 0 if the system does not say.
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -63,7 +63,7 @@ int64_t peak_resident_bytes() {
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
 }
 
-// From what is resident now on, without memory that was freed.
+// Starts the count at the memory that is resident now, without memory that was freed.
 void reset_peak_resident_bytes() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
@@ -71,8 +71,8 @@ void reset_peak_resident_bytes() {
   std::ofstream("/proc/self/clear_refs") << "5\n";
 }
 
-// `count` normal numbers as the dtype holds them; from a pool read at a stride, as drawing each would take
-// longer than the measurement. `wide`: the same numbers in float32, where not null.
+// Returns `count` normal numbers in the dtype. They come from a pool read at a stride, as drawing each would
+// take longer than the measurement. `wide`, if not null, gets the same numbers in float32.
 std::vector<std::byte> normal_numbers(int64_t count, double std, logitless_dtype dtype, uint64_t seed,
                                       std::vector<float>* wide) {
   std::vector<double> pool(1 << 16);
@@ -85,14 +85,14 @@ std::vector<std::byte> normal_numbers(int64_t count, double std, logitless_dtype
   std::vector<std::byte> out(elements * size);
   if (wide != nullptr) wide->resize(elements);
   for (size_t i = 0; i < elements; ++i) {
-    const size_t partial = (i * 40503 + i / 65537) % pool.size();
-    if (wide != nullptr) (*wide)[i] = static_cast<float>(pool[partial]);
-    std::memcpy(&out[i * size], &encoded[partial * size], size);
+    const size_t source = (i * 40503 + i / 65537) % pool.size();
+    if (wide != nullptr) (*wide)[i] = static_cast<float>(pool[source]);
+    std::memcpy(&out[i * size], &encoded[source * size], size);
   }
   return out;
 }
 
-// For the buffers that are there.
+// Returns the problem of a method, for the tensors in the buffers.
 Problem make_problem(const BenchShape& shape, logitless_dtype dtype, const BenchResult& method) {
   Problem problem;
   problem.tokens = shape.tokens;
@@ -112,8 +112,8 @@ void describe(const PlanInfo& info, double loss, BenchResult& result) {
                   info.backend + " " + info.config;
 }
 
-// Hidden states, a weight whose logits deviate by 2, targets, and room for gradients: the same numbers on
-// the host and on a device.
+// Hidden states, a weight whose logits have a standard deviation of 2, targets, and room for gradients. The
+// numbers are the same on the host and on a device.
 class Bench {
  public:
   Bench(const GlobalOptions& globals, const BenchShape& shape, logitless_dtype dtype,
@@ -135,7 +135,7 @@ class Bench {
     targets_.resize(static_cast<size_t>(tokens));
     for (int32_t& target : targets_) target = ids(random);
     for (const Workspace* room : {&d_hidden_, &d_weight_}) {
-      // Written before the clock starts, so that its pages exist.
+      // The pages are written before the clock starts, so that they exist.
       if (device.is_host()) std::fill(room->bytes().begin(), room->bytes().end(), std::byte{1});
     }
     const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
@@ -147,7 +147,7 @@ class Bench {
                               {LOGITLESS_TENSOR_D_WEIGHT, d_weight_.bytes().first(weight_.size())}});
   }
 
-  // One timed run, or why there is none.
+  // Runs and times a method once, or notes why it cannot run.
   void measure(BenchResult& result) {
     Buffers& buffers = runner_.buffers();
     buffers.d_hidden = result.gradients ? buffers_.d_hidden : nullptr;
@@ -168,7 +168,7 @@ class Bench {
     const PlanInfo info = runner_.prepare(make_problem(shape_, dtype_, result));
     const auto run = [&] { runner_.launch(); };
     for (int i = 0; result.seconds.empty() && i < kWarmUps; ++i) run();
-    run();  // the device is busy while the next is queued
+    run();  // keeps the device busy while the next run is queued
     result.seconds.push_back(runner_.device()->seconds_of(run));
     runner_.device()->download(std::as_writable_bytes(std::span(&loss_, 1)), buffers_.loss);
     describe(info, static_cast<double>(loss_), result);
@@ -203,7 +203,7 @@ class Bench {
   std::vector<int32_t> targets_;
   Workspace d_hidden_, d_weight_;  // room for any dtype
   float loss_ = 0;
-  Buffers buffers_;  // all of them
+  Buffers buffers_;  // with all outputs
 };
 
 std::string text_of(const BenchShape& shape) {
@@ -220,7 +220,7 @@ struct BenchOptions {
   std::string device = "cpu";
 };
 
-// What is measured where nothing else is asked for.
+// Fills in the shapes, dtype, budgets and repeats that the options leave out.
 BenchOptions completed(BenchOptions options, bool on_device) {
   if (options.shapes.empty() && on_device) options.shapes = {"8192,128256,4096"};
   if (options.shapes.empty()) options.shapes = {"1024,32768,512", "512,131072,1024"};
@@ -248,7 +248,7 @@ BenchShape parse_shape(const std::string& text) {
   return {number(0), number(1), number(2)};
 }
 
-// The methods in the order of the report, none of them run yet.
+// Returns the methods in the order of the report, before any run.
 std::vector<BenchResult> bench_methods(const BenchOptions& options, bool materialized) {
   std::vector<BenchResult> methods;
   for (const bool gradients : {false, true}) {
@@ -269,7 +269,7 @@ std::vector<BenchResult> bench_methods(const BenchOptions& options, bool materia
   return methods;
 }
 
-// The share of the time of materialized logits with the same outputs; NaN without these.
+// Returns the time as a share of that of materialized logits with the same outputs; NaN without these.
 double over_materialized(const std::vector<BenchResult>& results, const BenchResult& result) {
   for (const BenchResult& other : results) {
     if (!other.budget_bytes && other.gradients == result.gradients)
@@ -306,10 +306,10 @@ ordered_json shape_json(const BenchShape& shape, const std::vector<BenchResult>&
   return {{"tokens", shape.tokens}, {"vocab", shape.vocab}, {"hidden", shape.dim}, {"results", list}};
 }
 
-// All methods in turn, `repeats` times over, so that none has a better moment of the machine. On the host,
-// workspaces and logits are allocated and released inside the time. On a CUDA device, without materialized
-// logits, seconds are the device's own, each of a run that follows another on the stream, so that launches
-// are not waited for; workspaces are allocated before.
+// Runs all methods in turn, `repeats` times over, so that a good moment of the machine helps none of them
+// alone. On the host the time includes allocating and releasing workspaces and logits. On a CUDA device there
+// are no materialized logits. There the time is the device's own, and each timed run follows another one on
+// the stream, so that it does not wait for launches; workspaces are allocated before.
 void run(const BenchOptions& given, const GlobalOptions& globals) {
   const DeviceChoice device = parse_device(globals, given.device);
   const BenchOptions options = completed(given, !device.is_host());
@@ -364,29 +364,33 @@ void run(const BenchOptions& given, const GlobalOptions& globals) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, const GlobalOptions& globals) {
-  CLI::App* command = app.add_subcommand("bench", "Time and peak extra memory against materialized logits");
+  CLI::App* command =
+      app.add_subcommand("bench", "Compare time and peak extra memory with materialized logits");
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--shape", options->shapes, "TOKENS,VOCAB,HIDDEN; may be given several times")
       ->delimiter(';')
       ->default_str("1024,32768,512;512,131072,1024, on a device 8192,128256,4096");
-  command->add_option("--dtype", options->dtype, "Of hidden and weight: f32, bf16 or f16")
+  command->add_option("--dtype", options->dtype, "Dtype of hidden and weight: f32, bf16 or f16")
       ->default_str("f32, on a device bf16");
-  command->add_option("--budgets", options->budgets, "Budgets of the workspace; 0: by default, or fastest")
+  command
+      ->add_option("--budgets", options->budgets, "Workspace budgets; 0: the default plan; fastest: no limit")
       ->default_str("16MiB,64MiB,256MiB,0, on a device 160MiB,1GiB,0");
   command->add_option("--sparsified", options->sparsified,
-                      "Sparsified gradients too, at these thresholds: 2^-8,2^-10");
-  command->add_option("--repeat", options->repeats, "Runs of each, of which the median is shown")
+                      "Also measure sparsified gradients, at these thresholds: 2^-8,2^-10");
+  command->add_option("--repeat", options->repeats, "Runs of each method; the median is shown")
       ->check(CLI::Range(1, 1000))
       ->default_str("3, on a device 20");
-  command->add_option("--device", options->device, "Where to measure: cpu, or cuda:N; see 'logitless info'")
+  command
+      ->add_option("--device", options->device, "Device to measure on: cpu, or cuda:N; see 'logitless info'")
       ->capture_default_str();
   command->footer(
-      "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, softmax in place, "
-      "two more\n"
-      "products for the gradients. For bf16 and f16 it takes the operands widened to float32 beforehand. All "
+      "\nThe materialized computation holds float32 logits: a matrix product of oneDNN, a softmax in place, "
+      "and two\n"
+      "more products for the gradients. Its bf16 and f16 operands are widened to float32 beforehand. All "
       "methods\n"
-      "run in turn, allocation included. Peak extra memory is resident memory beyond inputs and outputs.\n"
-      "On a CUDA device Logitless is measured alone, by the device's own clock, after a warm-up.\n"
+      "run in turn, and times include allocation. Peak extra memory is resident memory beyond inputs and "
+      "outputs.\n"
+      "On a CUDA device only Logitless is measured, by the device's own clock, after a warm-up.\n"
       "\n"
       "Examples:\n"
       "  logitless bench\n"

@@ -10,11 +10,11 @@ struct BenchShape {
   int64_t dim = 0;
 };
 
-// The mean loss by float32 logits in memory: a matrix product of oneDNN, opened at run time, softmax in
-// place, and where there is room for gradients two products more.
+// Returns the mean loss from float32 logits in memory. It uses a matrix product of oneDNN, opened at run
+// time, and a softmax in place. If there is room for gradients, two more products make these.
 double materialized_loss(const BenchShape& shape, const float* hidden, const float* weight,
                          const int32_t* targets, float* d_hidden, float* d_weight, int threads);
-// Empty, or why that is not possible.
+// Returns why that is not possible; empty if it is.
 std::string why_not_materialized();
 std::string materialized_by();  // "oneDNN 3.1.0"
 

@@ -8,7 +8,7 @@
 
 #include "commands/bench.h"
 
-// Compile for the wider vector units too, and choose when the program starts.
+// The function is also compiled for wider vector units; the program chooses one when it starts.
 #if defined(__x86_64__) && defined(__linux__)
 #define LOGITLESS_BENCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -18,13 +18,13 @@
 namespace logitless::cli {
 namespace {
 
-// As dnnl.h of oneDNN 1 to 3 has them.
+// Functions of dnnl.h, as in oneDNN 1 to 3.
 struct OneDnn {
   int (*sgemm)(char, char, int64_t, int64_t, int64_t, float, const float*, int64_t, const float*, int64_t,
                float, float*, int64_t) = nullptr;
   const int* (*version)() = nullptr;   // the beginning of dnnl_version_t: major, minor, patch
-  void (*set_threads)(int) = nullptr;  // of OpenMP, which it may be built with
-  std::string why_not;                 // empty where the first two are there
+  void (*set_threads)(int) = nullptr;  // sets OpenMP's threads, if oneDNN is built with OpenMP
+  std::string why_not;                 // empty if the first two functions are there
 };
 
 const OneDnn& one_dnn() {
@@ -48,7 +48,7 @@ const OneDnn& one_dnn() {
   return kLibrary;
 }
 
-// c [m, n] = a [m, k] b [k, n], in row-major order, of which 'T' takes the transpose.
+// Computes c [m, n] = a [m, k] b [k, n] in row-major order; 'T' takes an operand's transpose.
 void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b,
           int64_t ldb, float* c) {
   const int status = one_dnn().sgemm(a_op, b_op, m, n, k, 1.0F, a, lda, b, ldb, 0.0F, c, n);
@@ -86,7 +86,7 @@ double materialized_loss(const BenchShape& shape, const float* hidden, const flo
   std::vector<float> logits(static_cast<size_t>(tokens * vocab));
   gemm('N', 'T', tokens, vocab, dim, hidden, dim, weight, dim, logits.data());
   std::vector<double> losses(static_cast<size_t>(tokens));
-  // Logits become dz = (softmax - onehot) / N where gradients follow.
+  // If gradients follow, logits become dz = (softmax - onehot) / N.
   const auto rows = [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       float* z = logits.data() + row * vocab;
@@ -103,7 +103,7 @@ double materialized_loss(const BenchShape& shape, const float* hidden, const flo
   std::vector<std::jthread> pool;
   for (int64_t i = 0; i < workers; ++i)
     pool.emplace_back(rows, tokens * i / workers, tokens * (i + 1) / workers);
-  pool.clear();  // waits
+  pool.clear();  // waits for the threads
   if (d_hidden != nullptr) {
     gemm('N', 'N', tokens, dim, vocab, logits.data(), vocab, weight, dim, d_hidden);
     gemm('T', 'N', vocab, dim, tokens, logits.data(), vocab, hidden, dim, d_weight);

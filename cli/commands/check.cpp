@@ -37,9 +37,9 @@ struct CaseResult {
   }
 };
 
-// The backends to check: the one asked for, or all that are usable beside the reference, which is the oracle.
-// On a device the kernels that it gets, and where those of 16-bit operands are its own the portable ones,
-// too.
+// Returns the backends to check: the one of --backend, or all usable ones except the reference, which is the
+// oracle. On a device these are its best kernels and, if these serve only 16-bit operands, also the portable
+// ones.
 std::vector<std::string> chosen_backends(const GlobalOptions& globals, const DeviceChoice& device) {
   if (!globals.backend.empty()) return {globals.backend};
   std::vector<std::string> names;
@@ -61,12 +61,12 @@ std::vector<std::string> chosen_backends(const GlobalOptions& globals, const Dev
   return names;
 }
 
-// About proportional to a case's time, with the fixed part of small ones.
+// Returns a number about proportional to a case's time, including the fixed part of small cases.
 int64_t work_of(const CheckCase& c) {
   return c.problem.tokens * c.problem.vocab * c.problem.hidden + (int64_t{1} << 18);
 }
 
-// A backend's context with a runner, which refers to it.
+// A backend's context and its runner, which refers to it.
 struct Engine {
   Engine(const GlobalOptions& globals, const std::string& backend, const DeviceChoice& device)
       : name(backend), context(make_context(globals, backend, device)), runner(context, device.ordinal) {}
@@ -102,7 +102,7 @@ std::vector<CaseResult> check_all(const GlobalOptions& globals, const DeviceChoi
   return results;
 }
 
-// The worst error of each backend's outputs as a share of its bound.
+// Returns the worst error of each backend's outputs as a share of its bound.
 ordered_json worst_json(const std::vector<CaseResult>& results) {
   std::map<std::pair<std::string, std::string>, ordered_json> worst;
   for (const CaseResult& result : results) {
@@ -157,9 +157,9 @@ void run_check(const CheckOptions& options, const GlobalOptions& globals) {
         << table_text(worst, {"backend", "output", "error_over_bound", "error", "bound", "case"}) << "\n"
         << static_cast<int64_t>(results.size()) - failed << " of " << results.size()
         << " runs within their bounds, in " << format_seconds(seconds)
-        << "\nerror: 2-norm of the difference to float64. bound: what float32 sums and the roundings of "
-           "outputs may be off\nby norms of the operands; on a GPU gradients of logits are rounded to 16-bit "
-           "operands' dtype, too.\n";
+        << "\nerror: 2-norm of the difference to float64. bound: its limit, from the roundings of sums and "
+           "outputs and the\nnorms of operands. A GPU also rounds gradients of logits to the dtype of 16-bit "
+           "operands.\n";
   }
   if (failed != 0) {
     throw std::runtime_error("check: " + std::to_string(failed) + " of " + std::to_string(results.size()) +
@@ -171,17 +171,19 @@ void run_check(const CheckOptions& options, const GlobalOptions& globals) {
 
 void add_check_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command =
-      app.add_subcommand("check", "This machine's results against float64, over a grid of problems");
+      app.add_subcommand("check", "Compare this machine's results with float64, over a grid of problems");
   const auto options = std::make_shared<CheckOptions>();
-  command->add_option("--device", options->device, "cpu, or cuda:N for that device's kernels")
+  command
+      ->add_option("--device", options->device, "Device to check: cpu, or cuda:N for that device's kernels")
       ->capture_default_str();
   command->add_flag("--full", options->full,
-                    "Larger shapes too: four minutes on two cores instead of half a minute");
-  command->add_flag("--verbose,-v", options->verbose, "Every run, not only those that fail");
+                    "Also check larger shapes: four minutes on two cores instead of half a minute");
+  command->add_flag("--verbose,-v", options->verbose, "Show every run, not only those that fail");
   command->footer(
       "\nEvery usable backend (or the one of --backend) runs shapes x dtypes x options with each of its "
-      "plans: loss,\n"
-      "lse, nll, entropy, argmax and all gradients. Exit code 1 when a result exceeds its error bound.\n"
+      "plans.\n"
+      "Compared are loss, lse, nll, entropy, argmax and all gradients. Exit code 1: a result exceeds its "
+      "bound.\n"
       "\n"
       "Examples:\n"
       "  logitless check\n"

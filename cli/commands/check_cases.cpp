@@ -14,7 +14,7 @@ namespace logitless::cli {
 namespace {
 
 using Sizes = std::array<int64_t, 3>;
-// One element; less than any vector; odd; just past round sizes; round.
+// Sizes: one element; less than any vector; odd; just past round sizes; round.
 constexpr std::array<Sizes, 6> kShapes{
     {{1, 1, 1}, {3, 5, 2}, {17, 131, 33}, {65, 257, 129}, {64, 1024, 64}, {253, 770, 48}}};
 constexpr std::array<Sizes, 3> kLargeShapes{{{300, 5003, 257}, {40, 20011, 512}, {1030, 2049, 96}}};
@@ -24,7 +24,7 @@ constexpr std::array<std::array<logitless_dtype, 2>, 4> kPairs{{{LOGITLESS_F32, 
                                                                 {LOGITLESS_F16, LOGITLESS_F16},
                                                                 {LOGITLESS_BF16, LOGITLESS_F32}}};
 
-// Real numbers of the list are drawn: all of them, or the one of this name; one of "" is none.
+// Draws the real-valued options of options.def: all of them, or the one of this name; none for "".
 constexpr const char* kAll = "all";
 void draw_options(CheckCase& c, std::string_view name) {
   Problem& p = c.problem;
@@ -63,7 +63,7 @@ constexpr std::array kSets{
                     true;
               }}};
 
-// These, and one for each real number of the list, without those of sparsified gradients.
+// Returns the sets above, and one set for each real-valued option, without those of sparsified gradients.
 std::vector<OptionSet> option_sets() {
   std::vector<OptionSet> sets(kSets.begin(), kSets.end());
   Problem problem;
@@ -74,7 +74,7 @@ std::vector<OptionSet> option_sets() {
   return sets;
 }
 
-// As the dtype holds them.
+// Draws numbers and rounds them to the dtype.
 template <class Distribution>
 std::vector<double> numbers(std::mt19937_64& random, int64_t count, Distribution distribution,
                             int32_t dtype) {
@@ -167,7 +167,7 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
     if (float64) *dtype = LOGITLESS_F64;
   }
   const int32_t stats = float64 ? LOGITLESS_F64 : LOGITLESS_F32;
-  std::vector<std::vector<std::byte>> bytes;  // of inputs
+  std::vector<std::vector<std::byte>> bytes;  // data of the inputs
   RunTensors inputs{{LOGITLESS_TENSOR_TARGETS, std::as_bytes(std::span(data.targets))}};
   const auto add_input = [&](logitless_tensor_id id, const std::vector<double>& values, int32_t dtype) {
     if (!values.empty()) inputs.emplace_back(id, bytes.emplace_back(encode(values, dtype)));
@@ -188,7 +188,7 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
   const auto run = [&](RunTensors tensors, const std::vector<Output>& outputs) {
     std::vector<std::vector<std::byte>> made;
     for (const Output& output : outputs) {
-      // Never computed bytes would show as NaN.
+      // Bytes that are never computed would show as NaN.
       made.emplace_back(static_cast<size_t>(output.count * dtype_bytes(output.dtype)), std::byte{0xff});
       tensors.emplace_back(output.id, made.back());
     }
@@ -211,7 +211,7 @@ CheckOutputs run_case(Runner& runner, const CheckCase& c, const CheckData& data,
        {LOGITLESS_TENSOR_D_WEIGHT, &out.d_weight, has.d_weight * problem.vocab * problem.hidden,
         dtype.d_weight},
        {LOGITLESS_TENSOR_D_BIAS, &out.d_bias, has.d_bias * problem.vocab, dtype.d_bias}});
-  // The losses of the rows come from a forward pass without a reduction.
+  // The losses of the rows come from a second forward pass, without a reduction.
   problem.pass = LOGITLESS_FORWARD;
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;

@@ -6,7 +6,7 @@
 #include "core/row_coefficients.h"
 
 namespace logitless::cli {
-using LibraryProblem = Problem;  // before logitless.hpp, whose own has this name, too
+using LibraryProblem = Problem;  // before logitless.hpp, which has another Problem
 }
 
 #include "commands/check.h"
@@ -14,14 +14,14 @@ using LibraryProblem = Problem;  // before logitless.hpp, whose own has this nam
 namespace logitless::cli {
 namespace {
 
-constexpr double kUnit = 0x1p-24;  // of float32, in which all but operands and gradients is
-// How many roundings' worth an operation may be off: of a logit, an exponential and a coefficient.
+constexpr double kUnit = 0x1p-24;  // unit of float32, in which all but operands and gradients is computed
+// Number of roundings by which an operation may be off: of a logit, an exponential and a coefficient.
 constexpr double kRoundings = 8;
 
 double rounding_unit(int32_t dtype) {
   return dtype == LOGITLESS_BF16 ? 0x1p-8 : dtype == LOGITLESS_F16 ? 0x1p-11 : kUnit;
 }
-// Below this a number of the dtype has an absolute rounding error: half of its smallest subnormal.
+// Returns half of the dtype's smallest subnormal: below it, rounding errors are absolute.
 double smallest_half(int32_t dtype) {
   return dtype == LOGITLESS_BF16 ? 0x1p-134 : dtype == LOGITLESS_F16 ? 0x1p-25 : 0x1p-150;
 }
@@ -30,7 +30,7 @@ double at(const std::vector<double>& values, int64_t i, double without) {
   return values.empty() ? without : values[static_cast<size_t>(i)];
 }
 
-// Euclidean norm of the difference of two vectors.
+// Returns the Euclidean norm of the difference of two vectors.
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();
   double sum = 0;
@@ -48,7 +48,7 @@ double dot(const double* a, const double* b, int64_t count) {
   return sum;
 }
 
-// With the options that the library's own formulas read.
+// Returns the problem as the library's own formulas read it: its options.
 LibraryProblem library_problem(const CheckCase& c) {
   LibraryProblem p;
 #define LOGITLESS_OPTION(name, NAME) p.name = static_cast<decltype(p.name)>(c.problem.name);
@@ -57,7 +57,7 @@ LibraryProblem library_problem(const CheckCase& c) {
   return p;
 }
 
-// Bounds of the errors of a case: one for each row, and those of the gradients, which follow from them.
+// Error bounds of a case: one for each row, and those of the gradients, which follow from them.
 class Bounds {
  public:
   Bounds(const CheckCase& c, const CheckData& data, const CheckOutputs& truth, bool rounds_dz)
@@ -82,7 +82,7 @@ class Bounds {
   double d_hidden = 0, d_weight = 0, d_bias = 0;  // squares of 2-norms
   double divisor() const { return divisor_; }
 
-  // A row whose argmax is neither the truth's nor one that float32 sums cannot tell from it.
+  // Whether a row's argmax is neither the truth's nor one that float32 sums cannot distinguish from it.
   bool is_wrong_argmax(int64_t i, int64_t chosen) const {
     const int64_t best = truth_.argmax[static_cast<size_t>(i)];
     if (best == chosen) return false;
@@ -104,7 +104,7 @@ class Bounds {
     const double* row = &data_.hidden[static_cast<size_t>(i * p_.hidden)];
     return std::sqrt(dot(row, row, p_.hidden));
   }
-  // A bound of the magnitude of a row's logits.
+  // Returns a bound on the magnitude of a row's logits.
   double logit_size(int64_t i) const {
     return (std::fabs(p_.scale) * hidden_norm(i) * largest_weight_ + largest_bias_) / temperature(i);
   }
@@ -120,12 +120,12 @@ class Bounds {
     const auto row = static_cast<size_t>(i);
     const double z = logit_error(i), size = logit_size(i), t = temperature(i);
     const double true_lse = std::fabs(truth_.lse[row]), true_entropy = std::fabs(truth_.entropy[row]);
-    const double sum = kUnit * (kRoundings + std::sqrt(static_cast<double>(p_.vocab)));  // of V terms
+    const double sum = kUnit * (kRoundings + std::sqrt(static_cast<double>(p_.vocab)));  // for V terms
     lse.push_back(z + sum + kUnit * true_lse);
     nll.push_back(lse.back() + z + kUnit * std::fabs(truth_.nll[row]));
     entropy.push_back(lse.back() + z * (1 + 4 * true_entropy) + sum * (size + true_lse));
 
-    // As no term is negative, coefficients at |lse| are sums of magnitudes.
+    // No term is negative, so coefficients at |lse| are sums of magnitudes.
     const RowWeights<double> weights{.token = at(data_.token_weight, i, 1),
                                      .target = at(data_.class_weight, target(i), 1)};
     const auto coefficients = [&](double at_lse) {
@@ -137,7 +137,7 @@ class Bounds {
                        all_classes * (z + sum * (size + true_lse)) +
                        kRoundings * kUnit * std::fabs(truth_.row_loss[row]));
 
-    // dz = (a p - c w - g q) slope / divisor / t, each sum of magnitudes over the vocabulary.
+    // dz = (a p - c w - g q) slope / divisor / t; each sum is one of magnitudes over the vocabulary.
     const double terms = k.a + all_classes + k.g;
     const double slope = p_.softcap > 0 ? 2 * z * t / p_.softcap : 0;
     const double dz = (k.a * (z + lse.back()) + coefficients(true_lse + lse.back()).a - k.a +
@@ -157,8 +157,8 @@ class Bounds {
   LogitTransform<double> transform_;
   LossParams<double> params_;
   double largest_weight_ = 0, largest_bias_ = 0;
-  double class_weights_ = 0;  // sum
-  double weights_ = 0;        // of the rows that count
+  double class_weights_ = 0;  // sum of all class weights
+  double weights_ = 0;        // sum over the rows that count
   double divisor_ = 1;
   double dz_unit_ = 0;
 };
@@ -186,7 +186,7 @@ std::vector<CheckedOutput> compare(const CheckCase& c, const CheckData& data, co
   const auto add_gradient = [&](const char* name, const std::vector<double>& exact,
                                 const std::vector<double>& x, int32_t dtype, double squares) {
     if (exact.empty() && x.empty()) return;
-    // A plan may round a part of a sum to the dtype before the whole.
+    // A plan may round a part of a sum to the dtype before it is complete.
     const double rounding = 2 * rounding_unit(dtype) * norm(exact) +
                             smallest_half(dtype) * std::sqrt(static_cast<double>(exact.size()));
     out.push_back({name, distance(x, exact), std::sqrt(squares) + rounding});

@@ -25,7 +25,8 @@ std::string after_colon(const std::string& line) {
   return start == std::string::npos ? "" : line.substr(start);
 }
 
-// The first line of a file, or of those that begin so what follows the colon; empty without.
+// Returns the first line of a file, or what follows the colon in the first line with one of these beginnings;
+// empty without such a line.
 std::string find_line(const std::string& path, std::initializer_list<const char*> beginnings = {}) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -37,7 +38,7 @@ std::string find_line(const std::string& path, std::initializer_list<const char*
   return "";
 }
 
-// "32K", "1024 kB" or a plain number; 0 for anything else.
+// Reads "32K", "1024 kB" or a plain number; returns 0 for anything else.
 int64_t bytes_in(const std::string& size) {
   int64_t bytes = 0;
   std::string unit;
@@ -45,7 +46,7 @@ int64_t bytes_in(const std::string& size) {
   return bytes * (unit == "K" || unit == "kB" ? 1024 : unit == "M" ? 1024 * 1024 : 1);
 }
 
-// The machine as the operating system describes it; empty or 0 where it does not.
+// Describes the machine as the operating system does; unknown facts are empty or 0.
 ordered_json device_facts() {
   ordered_json flags = ordered_json::array();
   std::istringstream words(find_line("/proc/cpuinfo", {"flags", "Features"}));
@@ -74,8 +75,8 @@ ordered_json device_facts() {
           {"memory_available_bytes", bytes_in(find_line("/proc/meminfo", {"MemAvailable:"}))}};
 }
 
-// What a problem of this dtype gets where its tensors are: backend, engine, and why; only the last
-// where nothing can run it.
+// Returns backend, engine and the reason for a problem of this dtype in this memory; only a reason if nothing
+// can run it.
 ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtype dtype) {
   Problem problem;
   problem.tokens = problem.vocab = problem.hidden = 256;
@@ -84,12 +85,12 @@ ordered_json choice_for(const GlobalOptions& globals, int device, logitless_dtyp
     const PlanInfo info = Plan(make_context(globals, {}, {.ordinal = device, .model = {}}), problem).info();
     return {{"backend", info.backend}, {"engine", info.engine}, {"reason", info.reason}};
   } catch (const Error& error) {
-    if (error.argument == "backend") throw;  // there is none of the name that --backend gives
+    if (error.argument == "backend") throw;  // --backend names no backend
     return {{"backend", nullptr}, {"engine", nullptr}, {"reason", error.what()}};
   }
 }
 
-// By dtype of hidden and weight.
+// Returns the choice for each dtype of hidden and weight.
 ordered_json choices(const GlobalOptions& globals, int device) {
   return {{"float32", choice_for(globals, device, LOGITLESS_F32)},
           {"bfloat16", choice_for(globals, device, LOGITLESS_BF16)},
@@ -101,7 +102,7 @@ std::string cuda_version(int32_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// cuBLASLt counts otherwise: 130002 is 13.0.2.
+// Converts cuBLASLt's own version numbers: 130002 is 13.0.2.
 ordered_json cublaslt_version(int64_t version) {
   if (version == 0) return nullptr;
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +

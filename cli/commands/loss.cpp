@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Which gradients are asked for: of hidden, weight and bias.
+// Returns the requested gradients: of hidden, weight and bias.
 std::array<bool, 3> chosen_gradients(const LossRequest& request) {
   const bool has_bias = !request.bias.empty();
   const auto& of = request.gradients_of;
@@ -46,7 +46,7 @@ void check_request(const LossRequest& request) {
   }
 }
 
-// Refuses what is of one target a token. The library refuses it too, but its words name no flags.
+// Refuses options that need one target a token. The library would as well, but its message names no flags.
 void check_several_targets(const LossRequest& request, const LossInputs& in) {
   if (in.targets_per_token == 0) return;
   const std::string count = std::to_string(in.targets_per_token);
@@ -60,7 +60,7 @@ void check_several_targets(const LossRequest& request, const LossInputs& in) {
   }
 }
 
-// By the file itself where both exist, else by name.
+// Compares the files themselves if both exist, else their names.
 bool same_file(const std::string& a, const std::string& b) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -69,7 +69,7 @@ bool same_file(const std::string& a, const std::string& b) {
   return !error && canonical == fs::weakly_canonical(fs::absolute(b), error) && !error;
 }
 
-// Throws UsageError where an output would replace one of the inputs or the other output.
+// Throws UsageError if an output would replace an input or the other output.
 void check_outputs(const LossRequest& request, const std::vector<std::string>& inputs) {
   const auto check = [&](const char* option, const std::string& path) {
     for (const std::string& input : inputs) {
@@ -86,34 +86,34 @@ void check_outputs(const LossRequest& request, const std::vector<std::string>& i
   }
 }
 
-// An output of the run that may go into a file.
+// An output of the run that may be written to a file.
 struct LossOutput {
   logitless_tensor_id id;
   ElementType type;
   std::vector<int64_t> shape;
   Workspace values;
 
-  // Without what stands in for an empty output's memory.
+  // Without the byte that gives an empty output its memory.
   std::span<std::byte> bytes() const { return values.bytes().first(bytes_of(shape, type).value()); }
 };
 
 struct LossResult {
   double loss = 0;
-  double mean_nll = 0;                      // over valid tokens; NaN without any, as the other means
-  int64_t correct_tokens = 0;               // 0 with several targets a token, of which none is the right one
-  int64_t top_correct_tokens = 0;           // whose target is one of the top_k
-  std::array<double, kStats> stat_means{};  // of those that are asked for
+  double mean_nll = 0;                      // mean over valid tokens; NaN without any, as the other means
+  int64_t correct_tokens = 0;               // 0 with several targets a token, as no single one is right
+  int64_t top_correct_tokens = 0;           // number of tokens whose target is one of the top_k
+  std::array<double, kStats> stat_means{};  // for requested statistics
   double seconds = 0;
-  PlanInfo plan;             // of the first chunk
-  int64_t chunk_tokens = 0;  // tokens that one run took
+  PlanInfo plan;             // plan of the first chunk
+  int64_t chunk_tokens = 0;  // tokens of one run
   size_t workspace_bytes = 0;
-  std::vector<LossOutput> rows;       // of each token; ignored tokens hold 0 (argmax and top_ids -1)
-  std::vector<LossOutput> gradients;  // of one run
-  std::vector<LossOutput> reduced;    // the loss of a run with gradients
+  std::vector<LossOutput> rows;       // outputs of each token; ignored tokens hold 0 (argmax and top_ids -1)
+  std::vector<LossOutput> gradients;  // outputs of one run
+  std::vector<LossOutput> reduced;    // loss of a run with gradients
 };
 
 constexpr double kChunkSeconds = 1;
-// Each run reads the whole weight; with this many tokens that costs little beside the arithmetic.
+// Each run reads the whole weight. With this many tokens that costs little beside the arithmetic.
 constexpr int64_t kMinChunkTokens = 1024;
 constexpr double kAnnouncedSeconds = 3;
 
@@ -128,7 +128,7 @@ Problem make_problem(const LossInputs& in, const LossRequest& request) {
   if (in.bias.file) dtype.bias = dtype.d_bias = dtype_from_element(in.bias.dtype);
   problem.reduction = LOGITLESS_REDUCTION_NONE;
   problem.num_items = 0;
-  problem.shift = problem.sequence_length = 0;  // targets are where they belong
+  problem.shift = problem.sequence_length = 0;  // targets are already shifted
   problem.targets_per_row = in.targets_per_token;
   return problem;
 }
@@ -158,7 +158,7 @@ void add_row_outputs(const LossInputs& in, const LossRequest& request, LossResul
   }
 }
 
-// Makes the problem one of a loss with gradients. wanted: of hidden, weight and bias.
+// Makes the problem one of a loss with gradients. wanted: those of hidden, weight and bias.
 void add_gradients(const LossInputs& in, const LossRequest& request, const std::array<bool, 3>& wanted,
                    Problem& problem, LossResult& out) {
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
@@ -175,10 +175,10 @@ void add_gradients(const LossInputs& in, const LossRequest& request, const std::
   add_output(out.reduced, LOGITLESS_TENSOR_LOSS, in.stats, {});
 }
 
-// Inputs and outputs of the tokens from `first` to `last`, whose hidden states these are.
+// Returns inputs and outputs of the tokens from `first` to `last`; `hidden` holds just their hidden states.
 RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t first, int64_t last,
                         const std::vector<std::byte>& hidden, int64_t& correct) {
-  const auto part = [&](std::span<const std::byte> bytes) {  // of a tensor of all tokens
+  const auto part = [&](std::span<const std::byte> bytes) {  // these tokens' part of a tensor
     const size_t row = in.tokens == 0 ? 0 : bytes.size() / static_cast<size_t>(in.tokens);
     return bytes.subspan(static_cast<size_t>(first) * row, static_cast<size_t>(last - first) * row);
   };
@@ -199,7 +199,7 @@ RunTensors make_tensors(const LossInputs& in, const LossResult& out, int64_t fir
   return tensors;
 }
 
-// Sums the elements [first, last) of an output; 0 where there is none.
+// Sums the elements [first, last) of an output; 0 if there is no such output.
 double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, int64_t first, int64_t last) {
   double sum = 0;
   for (const LossOutput& output : outputs) {
@@ -211,8 +211,9 @@ double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, in
   return sum;
 }
 
-// Without gradients the tokens run in chunks of about a second, so that progress can be shown; the chunks'
-// sums are joined in double precision. With gradients it is one run. wanted: of hidden, weight and bias.
+// Runs everything. Without gradients, tokens run in chunks of about a second, so that progress can be shown,
+// and the chunks' sums are added in double precision. With gradients there is one run. wanted: gradients of
+// hidden, weight and bias.
 LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
                     const LossRequest& request, const std::array<bool, 3>& wanted) {
   const Context context = make_context(globals, {}, device);
@@ -348,7 +349,7 @@ void run(const LossRequest& request, const GlobalOptions& globals) {
 
 void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command =
-      app.add_subcommand("loss", "Loss, perplexity and accuracy of tensors in files; gradients too");
+      app.add_subcommand("loss", "Loss, perplexity, accuracy and gradients of tensors in files");
   const auto request = std::make_shared<LossRequest>();
   const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->group(group);
@@ -366,24 +367,24 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   add(kInputs, "--hidden", request->hidden, "Hidden states [..., tokens, D]")->required();
   add(kInputs, "--weight", request->weight, "Head weight [V, D]")->required();
   add(kInputs, "--targets", request->targets,
-      "Token ids, of hidden's leading shape or flat; with one more dimension, of 64 at most, several a token")
+      "Token ids, in hidden's leading shape or flat. One more dimension, of up to 64, gives several a token")
       ->required();
   add(kInputs, "--target-weight", request->target_weight,
-      "Weight of each of several targets, of their shape; without it all are 1");
+      "Weights of several targets a token, in the shape of --targets. Default: all 1");
   add(kInputs, "--bias", request->bias, "Bias of the head [V]");
   add(kInputs, "--class-weight", request->class_weight, "Weight of each vocabulary entry [V]");
   add(kInputs, "--token-weight", request->token_weight, "Weight of each token");
   CLI::Option* temperature =
       add(kInputs, "--token-temperature", request->token_temperature, "Temperature of each token");
 
-  add("The loss", "--reduction", request->reduction, "mean or sum")
+  add("The loss", "--reduction", request->reduction, "mean or sum over the tokens")
       ->check(CLI::IsMember({"mean", "sum"}))
       ->capture_default_str();
   add_problem_options(*command, request->problem, true);
   temperature->excludes(command->get_option("--temperature"));
   command
       ->add_option("--device", request->device,
-                   "Where to compute: cpu, or cuda:N with copies there and back; see 'logitless info'")
+                   "Device to compute on: cpu, or cuda:N, to which tensors are copied; see 'logitless info'")
       ->capture_default_str();
 
   constexpr const char* kOutputs = "Outputs";
@@ -392,24 +393,25 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
         ->group(kOutputs);
   }
   add(kOutputs, "--per-token", request->per_token,
-      "Write each token's nll to FILE.npy, or nll, loss, argmax, targets and what else is asked for (the "
-      "statistics, top_ids and top_log_probs), and target_log_probs of several targets, to FILE.safetensors")
+      "Write each token's nll to FILE.npy; or nll, loss, argmax, targets, target_log_probs of several "
+      "targets, and all requested outputs (statistics, top_ids, top_log_probs) to FILE.safetensors")
       ->check(ending(".safetensors", ".npy"));
   add(kOutputs, "--gradients", request->gradients, "Write d_hidden, d_weight and d_bias to FILE.safetensors")
       ->check(ending(".safetensors", ""));
   add(kOutputs, "--gradients-of", request->gradients_of,
-      "Which of them, such as hidden,weight. Default: of all operands")
+      "Gradients to write, such as hidden,weight. Default: of all operands")
       ->delimiter(',')
       ->check(CLI::IsMember({"hidden", "weight", "bias"}));
-  add(kOutputs, "--gradients-dtype", request->gradients_dtype, "same (as the operand) or f32")
+  add(kOutputs, "--gradients-dtype", request->gradients_dtype,
+      "Dtype of the gradients: same (as the operand) or f32")
       ->check(CLI::IsMember({"same", "f32"}))
       ->capture_default_str();
   command->footer(
-      "\nFiles are .safetensors (F32, BF16, F16, F64) or .npy (F32, F16, F64). Without gradients hidden "
-      "states are\n"
-      "read a part at a time. TENSOR may be left out where the file has only one. Of a checkpoint in "
-      "several\n"
-      "files, name the one that has the tensor. What a model does to its logits, give as --scale and "
+      "\nFiles are .safetensors (F32, BF16, F16, F64) or .npy (F32, F16, F64). TENSOR may be left out if the "
+      "file\n"
+      "has only one. If a checkpoint has several files, name the one that has the tensor. Without "
+      "gradients,\n"
+      "hidden states are read in parts. If the model scales or caps its logits, give --scale and "
       "--softcap.\n"
       "\n"
       "Examples:\n"

@@ -21,7 +21,7 @@ void require_shape(const StoredTensor& tensor, const std::vector<int64_t>& shape
     refuse(tensor, "shape " + shape_text(shape) + " (" + why + ")", shape_text(tensor.shape));
 }
 
-// A vector of `count` real numbers as statistics; positive: that logits can be divided by.
+// Reads a vector of `count` real numbers as statistics. positive: they must be fit to divide logits by.
 std::vector<std::byte> read_weights(const LossInputs& in, const StoredTensor& tensor, int64_t count,
                                     bool positive = false) {
   require_real(tensor);
@@ -63,7 +63,8 @@ void check_operands(LossInputs& in) {
   if (in.hidden.dtype == ElementType::kF64) in.stats = ElementType::kF64;
 }
 
-// K of targets [..., tokens, K], with the leading dimensions of hidden or flat; 0: a token has one.
+// Returns K for targets [..., tokens, K], whose leading dimensions are hidden's or flat; 0: one target a
+// token.
 int64_t targets_per_token(const LossInputs& in, const StoredTensor& targets) {
   constexpr int64_t kMost = 64;
   const std::vector<int64_t> flat{in.tokens};
@@ -83,7 +84,7 @@ int64_t targets_per_token(const LossInputs& in, const StoredTensor& targets) {
   return count;
 }
 
-// Fills targets, shifted inside their sequences, and what depends on them.
+// Fills targets, shifted inside their sequences, and the fields that depend on them.
 void read_targets(LossInputs& in, const StoredTensor& targets, const LossRequest& request) {
   if (!is_integer(targets.dtype))
     refuse(targets, "an integer dtype such as I32 or I64", std::string(name_of(targets.dtype)));
@@ -100,9 +101,9 @@ void read_targets(LossInputs& in, const StoredTensor& targets, const LossRequest
   in.targets.assign(static_cast<size_t>(in.tokens * count), ignored);
   for (int64_t row = 0; row < in.tokens; ++row) {
     if (row % length >= length - std::min(request.problem.shift, length))
-      continue;  // no target that far ahead
+      continue;  // no target is that far ahead
     const int64_t from = row + request.problem.shift;
-    int64_t last = ignored;  // of the token's targets
+    int64_t last = ignored;  // last of the token's targets
     for (int64_t k = 0; k < count; ++k) {
       const int64_t target = integer_element(stored.data(), targets.dtype, from * count + k);
       in.targets[static_cast<size_t>(row * count + k)] = target;
@@ -122,7 +123,7 @@ void read_targets(LossInputs& in, const StoredTensor& targets, const LossRequest
   }
 }
 
-// Fills the weights of several targets, which move with them.
+// Fills the weights of several targets, which move with the targets.
 void read_target_weights(LossInputs& in, const StoredTensor& weights, const StoredTensor& targets,
                          int64_t shift) {
   if (in.targets_per_token == 0) {
@@ -132,7 +133,7 @@ void read_target_weights(LossInputs& in, const StoredTensor& weights, const Stor
   require_shape(weights, targets.shape, "as " + targets.name);
   in.target_weight = read_weights(in, weights, targets.elements());
   const int64_t moved = std::min(shift, in.tokens) * in.targets_per_token * bits_of(in.stats) / 8;
-  // Rows of which a sequence has no target that far ahead have none at all: what stays there does not count.
+  // Rows without a target that far ahead have no target, so the weights left there do not count.
   std::shift_left(in.target_weight.begin(), in.target_weight.end(), moved);
 }
 

@@ -22,7 +22,7 @@ struct DTypeRow {
   const char* text;
   const char* long_text;
 };
-// By logitless_dtype.
+// Indexed by logitless_dtype.
 constexpr std::array<DTypeRow, 6> kDTypes{{{ElementType::kF32, "f32", "float32"},
                                            {ElementType::kBF16, "bf16", "bfloat16"},
                                            {ElementType::kF16, "f16", "float16"},
@@ -32,14 +32,15 @@ constexpr std::array<DTypeRow, 6> kDTypes{{{ElementType::kF32, "f32", "float32"}
 static_assert(LOGITLESS_F32 == 0 && LOGITLESS_BF16 == 1 && LOGITLESS_F16 == 2 && LOGITLESS_F64 == 3 &&
               LOGITLESS_I32 == 4 && LOGITLESS_I64 == 5);
 
-// Whether a command has the option under its own name: sizes are its tensors', and --budget is one of these.
+// Whether a command has the option under its own name. Sizes come from its tensors, and --budget stands for
+// max_workspace_bytes.
 bool is_offered(const OptionLine& line, bool with_targets) {
   return line.group != "SIZES" && line.group != "RANKS" && (with_targets || line.group != "TARGETS") &&
          line.name != std::string_view("max_workspace_bytes");
 }
 
-// The number that a text of these characters is, else NaN. Not by std::from_chars, which not every standard
-// library has for floating-point numbers.
+// Returns the number in a text of these characters, else NaN. Not every standard library has std::from_chars
+// for floating-point numbers.
 double decimal(const std::string& text, const char* characters) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
@@ -48,7 +49,8 @@ double decimal(const std::string& text, const char* characters) {
              : NAN;
 }
 
-// A number with a suffix: k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. Nothing readable gives NaN.
+// Reads a number with a suffix: k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. Returns NaN if it
+// cannot.
 double parse_scaled(std::string text, bool bytes) {
   constexpr const char* kDigits = "-.0123456789";
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -69,7 +71,7 @@ double parse_scaled(std::string text, bool bytes) {
   throw UsageError(option + ": expected " + expected + ", got '" + got + "'" + why);
 }
 
-// As the library says it.
+// Describes the range as the library's messages do.
 std::string range_text(const OptionLine& line, const std::string& number) {
   if (line.highest < 0x1p63) {
     return number + " in [" + format_number(line.lowest, 17) + ", " + format_number(line.highest, 17) + "]";
@@ -90,7 +92,7 @@ T parse_integer(const std::string& option, const std::string& text, const Option
   refuse(option, range_text(line, "a whole number"), text);
 }
 
-// The number of a choice's value; dtypes have a short name, too.
+// Returns the number of a choice's value. Dtypes also have a short name.
 int32_t parse_choice(const std::string& option, const std::string& text, const OptionLine& line) {
   std::string name = text;
   for (const DTypeRow& row : kDTypes) {
@@ -113,7 +115,7 @@ T parse_value(const std::string& option, const std::string& text, const OptionLi
   }
 }
 
-// A value as text and in JSON: choices by name.
+// Returns a value for texts and JSON; a choice by its name.
 template <class T>
 ordered_json value_json(const OptionLine& line, T value) {
   if constexpr (std::is_same_v<T, int32_t>) {
@@ -203,9 +205,9 @@ void add_problem_options(CLI::App& command, Problem& problem, bool with_targets)
   command
       .add_option_function<std::string>(
           "--budget", set_budget,
-          "Most bytes of workspace, such as 256MiB or 1GB; never exceeded. fastest: as the fastest plan "
-          "wants. Default: the smallest plan within 3% of the fastest, and no more than a quarter of the "
-          "float32 logits + 64 MiB while that costs at most 6%")
+          "Limit of the workspace, such as 256MiB or 1GB; never exceeded. fastest: no limit. Default: the "
+          "smallest plan within 3% of the fastest, or one of at most a quarter of the float32 logits + "
+          "64 MiB if that costs at most 6%")
       ->type_name("SIZE");
 }
 

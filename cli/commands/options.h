@@ -14,11 +14,11 @@ namespace logitless::cli {
 
 // A line of options.def.
 struct OptionLine {
-  std::string_view group;  // the name of its group, and that for people
+  std::string_view group;  // name of its group, and the title for people
   const char* title;
   const char* name;
-  double lowest, highest;  // of numbers
-  const char* values;      // names of a choice, by |; null: no choice
+  double lowest, highest;  // range of numbers
+  const char* values;      // names of a choice, separated by |; null: no choice
   const char* doc;
 };
 
@@ -40,66 +40,66 @@ void for_each_option(AnyProblem&& problem, const Visit& visit) {
 #include <logitless/options.def>
 }
 
-// Adds the options of the head that the list has, each under its own name, and --budget; they set the
-// problem's members. with_targets: those of targets, too, on which no plan depends.
+// Adds the head's options of options.def, each under its own name, and --budget. They set the problem's
+// members. with_targets: include options of targets, on which no plan depends.
 void add_problem_options(CLI::App& command, Problem& problem, bool with_targets);
-// The options of the head as JSON, without those of targets and the budget.
+// Returns the head's options as JSON, without those of targets and the budget.
 nlohmann::ordered_json options_json(const Problem& problem);
-// The name of a gradient method, as --gradient takes it.
+// Returns the name of the gradient method, as --gradient takes it.
 std::string gradient_text(const Problem& problem);
 
-// All that read text throw UsageError naming the option.
-// A size, or "fastest", of which it makes LOGITLESS_FASTEST.
+// All functions that read text throw UsageError, which names the option.
+// Reads a size, or "fastest", which gives LOGITLESS_FASTEST.
 uint64_t parse_budget(const std::string& option, const std::string& text);
-// A number within the line's range, or a power of two as 2^-9.
+// Reads a number within the line's range, or a power of two such as 2^-9.
 double parse_real(const std::string& option, const std::string& text, const OptionLine& line);
 double parse_threshold(const std::string& option, const std::string& text);
-// Whole numbers with an optional suffix, "4096" or "4k" or "128Ki".
+// Reads a whole number with an optional suffix: "4096", "4k" or "128Ki".
 int64_t parse_count(const std::string& option, const std::string& text);
 
-// "f32", "bf16", "f16" or "f64", as --dtype takes them and results show them.
+// Reads and writes "f32", "bf16", "f16" or "f64", as in --dtype and results.
 logitless_dtype parse_dtype(const std::string& option, const std::string& text);
 const char* dtype_text(int32_t dtype);
 int64_t dtype_bytes(int32_t dtype);
 
-// Between files and the library.
-logitless_dtype dtype_from_element(ElementType type);  // of real, I32 and I64 elements only
+// Conversions between files and the library.
+logitless_dtype dtype_from_element(ElementType type);  // for real, I32 and I64 elements only
 ElementType element_from_dtype(int32_t dtype);
-std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype);  // of real elements
+std::vector<std::byte> encode(const std::vector<double>& values, int32_t dtype);  // for real elements
 std::vector<double> decode(const std::vector<std::byte>& bytes, int32_t dtype);
 
-// The parts of a list such as "1,2,3".
+// Returns the parts of a list such as "1,2,3".
 std::vector<std::string> split(const std::string& text, char separator);
-// An option or tensor of the library as the command line spells it.
+// Returns the command line's spelling of an option or tensor of the library.
 std::string flag_of(std::string name);
 
-// Where a command computes.
+// The place where a command computes.
 struct DeviceChoice {
   int ordinal = LOGITLESS_HOST_MEMORY;
-  std::string model;  // of a CUDA device that need not be here, for plans; empty: the one above
+  std::string model;  // model of a CUDA device to plan for, which may be elsewhere; empty: the ordinal above
   bool is_host() const { return ordinal == LOGITLESS_HOST_MEMORY; }
 };
 
-// Reads "cpu" or "cuda:N", or, where a model of device is enough, "h200". Throws UsageError for anything
-// else, and for a --backend that works elsewhere; std::runtime_error when there is no such device or it is
-// not usable.
+// Reads "cpu" or "cuda:N", and with or_model also a model of device such as "h200". Throws UsageError for
+// anything else, and for a --backend that works elsewhere. Throws std::runtime_error if there is no such
+// device or it is not usable.
 DeviceChoice parse_device(const GlobalOptions& globals, const std::string& text, bool or_model = false);
 
-// The context that --backend NAME[:ENGINE] and --threads ask for, on host memory or a CUDA device's;
-// `backend` overrides --backend when not empty.
+// Makes the context of --backend NAME[:ENGINE] and --threads, on host memory or a CUDA device. `backend`, if
+// not empty, overrides --backend.
 Context make_context(const GlobalOptions& globals, const std::string& backend = {},
                      const DeviceChoice& device = {});
 
-// Prints one JSON document on stdout. Text that is not UTF-8 is replaced, not refused; NaN becomes null.
+// Prints one JSON document on stdout. Text that is not UTF-8 is replaced; NaN becomes null.
 void print_json(const nlohmann::ordered_json& document);
-// Prints the document as JSON, or as text: a fact a line, with units. Lists of plain facts take one line;
+// Prints the document as JSON, or as text: one fact a line, with units. Lists of plain facts take one line;
 // empty facts are left out.
 void print_report(const nlohmann::ordered_json& document, bool as_json);
 
-// Objects as a table with a column for each key.
+// Returns objects as a table with a column for each key.
 std::string table_text(const nlohmann::ordered_json& rows, std::initializer_list<const char*> keys);
 
-// A plan as JSON: plan, backend, workspace_bytes, cost_matmuls, predicted_seconds, token_chunk,
+// Returns a plan as JSON: plan, backend, workspace_bytes, cost_matmuls, predicted_seconds, token_chunk,
 // cached_columns, vocab_window, threads, config, engine, reason, choice.
 nlohmann::ordered_json plan_json(const PlanInfo& info);
 

@@ -56,38 +56,39 @@ uint64_t least_bytes(const std::vector<PlanInfo>& plans) {
   return least;
 }
 
-// The chosen plan (null: none fits), the plans of no budget, of the problem's own, and of halves of the
-// largest plan's bytes down to the smallest budget that works, fastest first.
+// Returns the plans without a budget, within the problem's budget, and within halves of the largest plan's
+// bytes down to the smallest budget that works, fastest first. The chosen plan (null: none fits) is among
+// them.
 std::vector<PlanInfo> all_plans(const Context& context, const Problem& problem, const PlanInfo* chosen) {
-  std::vector<PlanInfo> found;
-  if (chosen != nullptr) found.push_back(*chosen);
+  std::vector<PlanInfo> all;
+  if (chosen != nullptr) all.push_back(*chosen);
   const auto add_plans_within = [&](uint64_t budget) {
     Problem bounded = problem;
     bounded.max_workspace_bytes = budget;
     const std::vector<PlanInfo> plans = context.plans(bounded);
-    found.insert(found.end(), plans.begin(), plans.end());
+    all.insert(all.end(), plans.begin(), plans.end());
   };
   add_plans_within(0);
-  add_plans_within(1);  // brings the plan that needs least
+  add_plans_within(1);  // brings the plan that needs the least memory
   if (problem.max_workspace_bytes != 0) add_plans_within(problem.max_workspace_bytes);
   uint64_t most = 0;
-  for (const PlanInfo& plan : found) most = std::max(most, plan.workspace_bytes);
-  const uint64_t least = least_bytes(found);
+  for (const PlanInfo& plan : all) most = std::max(most, plan.workspace_bytes);
+  const uint64_t least = least_bytes(all);
   for (uint64_t budget = std::bit_floor(most); budget > least; budget /= 2) add_plans_within(budget);
-  std::stable_sort(found.begin(), found.end(), [](const PlanInfo& a, const PlanInfo& b) {
+  std::stable_sort(all.begin(), all.end(), [](const PlanInfo& a, const PlanInfo& b) {
     return std::tie(a.predicted_seconds, a.workspace_bytes) <
            std::tie(b.predicted_seconds, b.workspace_bytes);
   });
-  return found;
+  return all;
 }
 
-// Those that show time against memory: each takes a tenth less of it than all before. The chosen one and the
-// smallest are always among them.
-std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& found, const PlanInfo* chosen) {
+// Returns the plans that show time against memory: each takes at least a tenth less memory than all before.
+// The chosen plan and the smallest one are always among them.
+std::vector<PlanInfo> useful_plans(const std::vector<PlanInfo>& plans, const PlanInfo* chosen) {
   std::vector<PlanInfo> useful;
   double least = std::numeric_limits<double>::infinity();
-  const uint64_t smallest = least_bytes(found);
-  for (const PlanInfo& plan : found) {
+  const uint64_t smallest = least_bytes(plans);
+  for (const PlanInfo& plan : plans) {
     const auto bytes = static_cast<double>(plan.workspace_bytes);
     const bool is_due = bytes <= 0.9 * least || (chosen != nullptr && is_same(*chosen, plan)) ||
                         (plan.workspace_bytes == smallest && bytes < least);
@@ -159,34 +160,33 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
 }  // namespace
 
 void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
-  CLI::App* command = app.add_subcommand("plan", "The plans for a head of some size: workspace, cost, time");
+  CLI::App* command = app.add_subcommand("plan", "Plans for a head of any size: workspace, cost and time");
   const auto options = std::make_shared<PlanOptions>();
   command->add_option("--model", options->model,
-                      "A published model's head (--list-models shows them), or a config.json, or a folder "
-                      "with one: its sizes, "
-                      "softcap and scale, and a config's dtype, in the place of those not given");
-  command->add_flag("--list-models", options->list_models, "Show the table of models and end");
-  command->add_flag("--verbose,-v", options->verbose, "Each plan's kernels, and what they do, in words");
-  command->add_option("--tokens,-N", options->tokens, "Tokens in the batch; 8192 or 8Ki alike")
+                      "A published model's head (see --list-models), a config.json, or a folder with one. It "
+                      "gives the sizes, softcap and scale, and a config's dtype, unless these are given");
+  command->add_flag("--list-models", options->list_models, "Show the table of models and exit");
+  command->add_flag("--verbose,-v", options->verbose, "Also show each plan's kernels, and explain them");
+  command->add_option("--tokens,-N", options->tokens, "Tokens in the batch, such as 8192 or 8Ki")
       ->capture_default_str();
   command->add_option("--vocab,-V", options->vocab, "Vocabulary size: rows of the weight");
   command->add_option("--hidden,-D", options->hidden, "Hidden size: columns of the weight");
   command->add_option("--dtype", options->dtype,
-                      "Of hidden and weight: f32, bf16, f16 or f64; without it that of --model's "
+                      "Dtype of hidden and weight: f32, bf16, f16 or f64. Default: that of --model's "
                       "config.json, else bf16");
-  command->add_option("--weight-dtype", options->weight_dtype, "Of the weight, where it differs");
+  command->add_option("--weight-dtype", options->weight_dtype, "Dtype of the weight, if it differs");
   command
       ->add_option("--device", options->device,
-                   "Of the tensors: cpu, cuda:N, or a model of device that need not be here, such as a100, "
-                   "rtx-4090 or h200")
+                   "Device to plan for: cpu, cuda:N, or a model such as a100, rtx-4090 or h200, which may be "
+                   "elsewhere")
       ->capture_default_str();
-  command->add_flag("--no-grad", options->no_grad, "The loss only");
-  command->add_flag("--freeze-hidden", options->freeze_hidden, "No gradient of the hidden states");
-  command->add_flag("--freeze-weight", options->freeze_weight, "No gradient of the weight");
+  command->add_flag("--no-grad", options->no_grad, "Plan for the loss only");
+  command->add_flag("--freeze-hidden", options->freeze_hidden, "Compute no gradient of the hidden states");
+  command->add_flag("--freeze-weight", options->freeze_weight, "Compute no gradient of the weight");
   command->add_flag("--accumulate", options->accumulate,
                     "Add the weight's gradient to the caller's float32 buffer");
   command->add_flag("--bias", options->problem.has.bias, "The head has a bias");
-  command->add_flag("--entropy", options->problem.has.entropy, "Each token's entropy too");
+  command->add_flag("--entropy", options->problem.has.entropy, "Also output each token's entropy");
   add_problem_options(*command, options->problem, false);
   command->footer(
       "\nExamples:\n"
@@ -198,8 +198,8 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
       "  logitless plan --model gemma-2-2b --device h200 --budget 160MiB -v\n"
       "  logitless plan --list-models\n"
       "\n"
-      "Costs are in F, the work of one bare matrix product of the head. Exit code 1 when no plan fits the\n"
-      "budget; the smallest that works is then named.");
+      "Costs are in F, the work of one matrix product of the head; exact training needs three. Exit code 1:\n"
+      "no plan fits the budget; the message names the smallest budget that works.");
   command->callback([options, &globals, command] {
     if (options->list_models) {
       list_models(globals.json);

@@ -24,41 +24,39 @@ struct PlanOptions {
   Problem problem;  // options of the head, and whether it has a bias and entropies
 };
 
-// The head that the options name: a published model's, or that of a config.json, or neither.
+// The head that the options name: a published model's, a config.json's, or neither.
 struct PlanModel {
   std::string name;              // for people; empty: neither
-  std::string taken;             // what was taken in the place of options not given, for people; may be empty
+  std::string taken;             // options that the model set, for people; may be empty
   nlohmann::ordered_json facts;  // null: neither
 };
 
-// Writes what the model says in the place of the options that were not given, --dtype always. Throws
-// UsageError for a model that is not known, and FileError.
+// Fills in the options that were not given from the model, and always --dtype. Throws UsageError for an
+// unknown model, and FileError.
 PlanModel read_plan_model(PlanOptions& options, const CLI::App& command);
 
 // Prints the table of published models.
 void list_models(bool json);
 
-// Notes on a list of plans, the fastest first, each an object of
-// plan_json() with "fits" and "chosen" too.
-
-// Adds "slow", whether a plan takes more than ten times as long as the first, and "why_not": of one that fits
-// and is predicted to be faster than the chosen one, why that was preferred; else empty. "config" of plans
-// that are alike but for workspace gets words that tell them apart.
+// Adds notes to a list of plans, the fastest first. Each plan is an object of plan_json() with "fits" and
+// "chosen". "slow" is whether it takes more than ten times as long as the first. "why_not" is the reason why
+// the chosen plan was preferred to one that fits and is predicted to be faster; else empty. "config" of plans
+// that differ only in workspace gets words that distinguish them.
 void add_notes(nlohmann::ordered_json& plans, const Problem& problem);
 
-// Sentences below the list, for people.
+// Returns sentences below the list, for people.
 nlohmann::ordered_json notes_of(const nlohmann::ordered_json& plans, const Problem& problem);
 
-// Where the predicted times come from: {"measured": whether the kernels were timed on such a device, "basis":
-// text}.
+// Returns the source of the predicted times: {"measured": whether the kernels were timed on such a device,
+// "basis": text}.
 nlohmann::ordered_json times_json(const nlohmann::ordered_json& plan, const DeviceChoice& device);
 
-// The words in the plans' names and configurations that need one, and what they mean.
+// Returns the words in the plans' names and configurations that need an explanation, with their meanings.
 nlohmann::ordered_json words_of(const nlohmann::ordered_json& plans);
 
-// Prints the content of `logitless plan --json` as text on stdout: the chosen plan, a table of all, what the
-// words in it mean, and the sizes beside them. model: a name for the first line, or empty. taken: of the
-// model and of defaults, or empty. verbose: each plan's configuration, too.
+// Prints the content of `logitless plan --json` as text on stdout: the chosen plan, a table of all plans, the
+// meanings of its words, and sizes. model: a name for the first line, or empty. taken: options that the model
+// and defaults set, or empty. verbose: also each plan's configuration.
 void print_plans(const nlohmann::ordered_json& result, const std::string& model, const std::string& taken,
                  bool verbose);
 

@@ -27,11 +27,11 @@ struct ModelHead {
   int64_t hidden;            // D
   double softcap;            // 0: none
   double scale;              // factor of the logits, 1: none
-  std::string_view weights;  // its repository on the Hugging Face hub; a name for --model too
-  std::string_view source;   // the public file that says so
+  std::string_view weights;  // repository on the Hugging Face hub; --model also takes this name
+  std::string_view source;   // public file that states these numbers
 };
 
-// Public files that state V, D, softcap and scale, at the commit that they were read at.
+// Public files that state V, D, softcap and scale, at the commit at which they were read.
 constexpr std::string_view kLitGpt = "Lightning-AI/litgpt@26857050 litgpt/config.py";
 constexpr std::string_view kGpt2 =
     "huggingface/transformers@01ae98ae src/transformers/models/gpt2/configuration_gpt2.py";
@@ -80,8 +80,8 @@ std::string normalized(std::string_view name) {
   return out;
 }
 
-// Throws UsageError naming similar models when there is none of this name. Case and '_' for '-' do not
-// matter.
+// Finds a model by its name; case does not matter, and '_' is like '-'. Throws UsageError, which names
+// similar models, if there is none.
 const ModelHead& find_model(const std::string& name) {
   const std::string wanted = normalized(name);
   for (const ModelHead& model : kModels) {
@@ -99,7 +99,7 @@ const ModelHead& find_model(const std::string& name) {
       ". 'logitless plan --list-models' shows the table; any head can be given as --vocab and --hidden");
 }
 
-// The config.json that --model names, itself or by its folder; empty where it is a name.
+// Returns the config.json that --model names, itself or by its folder; empty if --model is a name.
 std::string find_config(const std::string& model) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -112,8 +112,8 @@ void add_to(std::string& list, const std::string& text) {
   list += (list.empty() ? "" : ", ") + text;
 }
 
-// Adds a note of an option that the model's entries set, which the reader finds at `where`:
-// "softcap 30 (final_logit_softcapping 30 in config.json)".
+// Adds a note that the model's entries set an option, which the reader finds at `where`: "softcap 30
+// (final_logit_softcapping 30 in config.json)".
 void add_taken(PlanModel& model, const std::string& option, const std::string& value,
                const std::string& where) {
   add_to(model.taken, option + " " + value + " (" + where + ")");

@@ -16,43 +16,45 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Word {
-  const char* text;     // as it stands in the column "plan" or in the configuration, or how that begins
-  const char* meaning;  // of it there
+  const char* text;     // the word in the column "plan" or in the configuration, or its beginning
+  const char* meaning;  // its meaning there
 };
 
-// docs/budgets.md, "Words of a plan", says the same at length.
+// docs/budgets.md, "Read a plan", explains plans at length.
 constexpr std::array kWords{
-    Word{"whole", "the exponentials of all logits are kept from the loss to the gradients: 3 F"},
-    Word{"token_chunks", "those of some tokens at once: 3 F"},
-    Word{"vocab_chunks", "those of some columns, or of none: the other logits are computed again"},
-    Word{"sparsified", "gradients of drawn elements, whose mean is the exact gradient"},
-    Word{"forward", "the loss alone: 1 F"},
+    Word{"whole", "keeps the exponentials of all logits from the loss to the gradients: 3 F"},
+    Word{"token_chunks", "keeps the exponentials of some tokens at a time: 3 F"},
+    Word{"vocab_chunks", "keeps the exponentials of some columns, or none; computes the other logits again"},
+    Word{"sparsified", "gradients from drawn elements: unbiased, so their mean is the exact gradient"},
+    Word{"forward", "the loss only: 1 F"},
     Word{"sm90 ping-pong", "Hopper's kernels; warpgroups take turns at tiles of 128 tokens x 192 columns"},
     Word{"sm90 256x192", "Hopper's kernels; warpgroups share a tile of 256 tokens x 192 columns"},
     Word{"mma 256x192",
          "fused kernels for compute capability 8.0 and newer; tiles of 256 tokens x 192 columns"},
     Word{"rows in place", "hidden states are read where they are"},
-    Word{"rows in d_hidden", "tokens that count are gathered where their gradient will be"},
+    Word{"rows in d_hidden", "tokens that count are gathered in the memory of their gradient"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},
     Word{"weight copied", "windows of the weight are converted or padded in the workspace"},
     Word{"dC rounded",
-         "each chunk of tokens adds to a weight's gradient of its own dtype, which must save 4% of the "
-         "time"},
-    Word{"portable", "the kernels of any such device: products by cuBLASLt, or by the compiler's vectors"},
-    Word{"blocks ", "tokens x columns whose logits cuBLASLt makes at once, in float32"},
+         "each chunk of tokens adds to a weight gradient in the weight's dtype and rounds it; one chunk more "
+         "must save 4% of the time"},
+    Word{"portable",
+         "kernels for every device of the kind: products by cuBLASLt, or by the compiler's vectors"},
+    Word{"blocks ", "tokens x columns whose float32 logits cuBLASLt computes at one time"},
     Word{"avx512_bf16", "AVX-512 with its bf16 dot product, and tiles of tokens x columns in its registers"},
     Word{"avx512 ", "AVX-512, and tiles of tokens x columns in its registers"},
     Word{"avx2 ", "AVX2, and tiles of tokens x columns in its registers"},
-    Word{", kept ", "blocks of columns whose exponentials are kept, of all"},
+    Word{", kept ", "blocks of columns whose exponentials are kept, of all blocks"},
     Word{"windows", "blocks between merges of statistics; windows of gradients at once x blocks of each"},
-    Word{", block ", "columns that a thread makes at once"},
+    Word{", block ", "columns that a thread computes at one time"},
     Word{"lists of", "the most elements that a row of the lists can hold"},
-    Word{"d_weight after all rows", "the weight's gradient has a pass of its own, for a product more"},
-    Word{"less scratch", "like the plan above it, with less room for the products' sums"},
+    Word{"d_weight after all rows",
+         "the weight's gradient has a pass of its own, which costs one more product"},
+    Word{"less scratch", "like the plan above it, with less room for the sums of products"},
 };
 
-// Without what only tells it from other words.
-std::string shown(const Word& word) {
+// Removes the characters that only distinguish the word from other words.
+std::string label_of(const Word& word) {
   const std::string_view text = word.text;
   const size_t first = text.find_first_not_of(", ");
   return std::string(text.substr(first, text.find_last_not_of(' ') + 1 - first));
@@ -66,7 +68,7 @@ std::string text_of(const ordered_json& facts, const char* key) {
   return facts[key];
 }
 
-// A line, broken between words where it would be longer than most terminals are wide.
+// Prints a line, broken between words if it is longer than most terminals are wide.
 void print_line(const std::string& text) {
   constexpr size_t kColumns = 100;
   size_t used = 0;
@@ -118,14 +120,15 @@ void print_chosen(const ordered_json& result) {
 
 constexpr double kSlow = 10;
 constexpr const char* kRounds = "dC rounded";
-constexpr const char* kLarger = "it takes more memory than the default gives for so little time";
+constexpr const char* kLarger = "the default does not spend so much memory on so little time";
 
-// The chosen plan of a list; its end where none fits.
+// Returns the chosen plan of a list; its end if none fits.
 ordered_json::const_iterator chosen_of(const ordered_json& plans) {
   return std::find_if(plans.begin(), plans.end(), [](const auto& plan) { return plan["chosen"] == true; });
 }
 
-// Chunks of tokens after the first, each of which rounds the weight's gradient once more.
+// Returns the number of chunks of tokens after the first, each of which rounds the weight's gradient once
+// more.
 int64_t roundings_of(const ordered_json& plan, int64_t tokens) {
   const int64_t chunk = plan["token_chunk"];
   const bool rounds = text_of(plan, "config").find(kRounds) != std::string::npos;
@@ -160,7 +163,7 @@ double seconds_of(const ordered_json& plan) {
   return plan["predicted_seconds"];
 }
 
-// The share of its time that another plan saves.
+// Returns the share of its time that another plan saves.
 std::string saved(const ordered_json& plan, const ordered_json& of) {
   return format_number(100 * (1 - seconds_of(plan) / seconds_of(of)), 2) + "%";
 }
@@ -169,7 +172,7 @@ std::string named(const ordered_json& plan) {
   return text_of(plan, "plan") + " of " + format_budget(plan["workspace_bytes"]);
 }
 
-// Why the chosen plan was, and what the fastest one would save.
+// Returns the reason for the chosen plan, and the saving of the fastest one.
 std::string choice_text(const ordered_json& chosen, const ordered_json& fastest, const Problem& problem) {
   std::string text = "chosen (*): " + text_of(chosen, "choice");
   if (!is_default(problem) || fastest["chosen"] == true) return text;
@@ -180,7 +183,8 @@ std::string choice_text(const ordered_json& chosen, const ordered_json& fastest,
 }  // namespace
 
 void add_notes(ordered_json& plans, const Problem& problem) {
-  for (auto plan = plans.end(); plan != plans.begin();) {  // from the last, so that those before are as given
+  // From the last plan, so that those before are still unchanged.
+  for (auto plan = plans.end(); plan != plans.begin();) {
     --plan;
     if (std::any_of(plans.begin(), plan, [&](const auto& other) { return look_alike(*plan, other); }))
       (*plan)["config"] = text_of(*plan, "config") + ", less scratch";
@@ -201,27 +205,26 @@ ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
   if (chosen != plans.end()) notes.push_back(choice_text(*chosen, plans.front(), problem));
   for (const auto& plan : plans) {
     const std::string why = plan["why_not"];
-    if (why.empty() || why == kLarger) continue;  // the first note says so of the fastest
+    if (why.empty() || why == kLarger) continue;  // the first note says so for the fastest
     notes.push_back("not chosen though predicted to take " + saved(plan, *chosen) + " less: " + named(plan) +
                     "; " + why);
   }
   if (wants_sparsified && any([&](const auto& plan) { return !is_sparsified(plan); })) {
     notes.push_back(
-        "plans that are not sparsified make exact gradients; they are taken where sparsification does not "
-        "fit "
+        "plans that are not sparsified make exact gradients; they are chosen if sparsification does not fit "
         "the budget or would be no faster on a flat softmax");
   }
   if (wants_sparsified && any(is_sparsified)) {
     notes.push_back(
-        "sparsified gradients are right in the mean and noisy in each step: training from random weights "
-        "ended as with exact ones, fine-tuning of 100 steps at 2^-9 0.029 nats above, and more with few "
-        "labels; docs/sparsified.md says when not to use them");
+        "sparsified gradients are unbiased but noisy in each step: training from random weights ended as "
+        "with exact ones; fine-tuning of 100 steps at 2^-9 ended 0.029 nats above, and more with few labels; "
+        "docs/sparsified.md says when not to use them");
   }
   if (any([](const auto& plan) { return plan["slow"] == true; })) {
     notes.push_back("!: more than " + format_number(kSlow) + " times the time of the fastest plan listed");
   }
   if (chosen != plans.end() && (*chosen)["slow"] == true) {
-    const ordered_json* better = nullptr;  // the smallest that is not slow
+    const ordered_json* better = nullptr;  // smallest plan that is not slow
     for (const auto& plan : plans) {
       if (plan["slow"] == false) better = &plan;
     }
@@ -233,7 +236,7 @@ ordered_json notes_of(const ordered_json& plans, const Problem& problem) {
 
 ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
   if (plan["backend"] != "cuda") {
-    return {{"measured", false}, {"basis", "unmeasured predictions, from a rough rate of a thread"}};
+    return {{"measured", false}, {"basis", "unmeasured predictions, from a rough rate of one thread"}};
   }
   std::string name = device.model;
   if (name.empty()) {
@@ -246,7 +249,7 @@ ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
       {"measured", is_h200},
       {"basis",
        is_h200
-           ? "predicted from times of these kernels on an H200, of calls back to back; bursts are shorter"
+           ? "predicted from times of these kernels on an H200, call after call; a call after idle is faster"
            : "unmeasured predictions: these kernels were not timed on this device; scaled from an H200's"}};
 }
 
@@ -256,7 +259,7 @@ ordered_json words_of(const ordered_json& plans) {
     const bool is_there = std::any_of(plans.begin(), plans.end(), [&](const auto& plan) {
       return plan["plan"] == word.text || text_of(plan, "config").find(word.text) != std::string::npos;
     });
-    if (is_there) words.push_back({{"word", shown(word)}, {"meaning", word.meaning}});
+    if (is_there) words.push_back({{"word", label_of(word)}, {"meaning", word.meaning}});
   }
   return words;
 }
@@ -278,7 +281,7 @@ void print_plans(const ordered_json& result, const std::string& model, const std
   std::cout << "\n";
   print_table(plans, verbose);
   std::cout << "\n";
-  print_line("tokens, columns: worked on at once; kept: columns whose exponentials the loss keeps");
+  print_line("tokens, columns: computed at one time; kept: columns whose exponentials the loss keeps");
   for (const auto& entry : result["words"]) {
     const bool is_kind = std::any_of(plans.begin(), plans.end(),
                                      [&](const auto& plan) { return plan["plan"] == entry["word"]; });
@@ -296,7 +299,7 @@ void print_plans(const ordered_json& result, const std::string& model, const std
   print_line("budget: " + (problem["budget_bytes"] == 0 ? "none" : format_budget(problem["budget_bytes"])) +
              ", the smallest that works: " + format_budget(result["smallest_budget_bytes"]) + " (" +
              std::to_string(result["smallest_budget_bytes"].get<uint64_t>()) + " bytes)");
-  if (!verbose) print_line("-v shows each plan's kernels");
+  if (!verbose) print_line("-v shows each plan's kernels, and explains them");
 }
 
 }  // namespace logitless::cli

@@ -14,13 +14,13 @@
 namespace logitless::cli {
 namespace {
 
-// The driver's types and the numbers that matter, as cuda.h has them.
+// The driver's types and the numbers that matter here, as in cuda.h.
 using Address = unsigned long long;
 using Handle = void*;
 constexpr int kOutOfMemory = 2;
 constexpr unsigned kNonBlocking = 1;
 
-// Calls a function of the driver with arguments of just these types. Returns its CUresult.
+// Calls a function of the driver; the arguments have exactly its parameters' types. Returns its CUresult.
 template <class... Arguments>
 int call(const char* name, Arguments... arguments) {
   static void* const kLibrary = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -30,7 +30,7 @@ int call(const char* name, Arguments... arguments) {
   return function(arguments...);
 }
 
-// Throws where it fails.
+// Calls a function of the driver and throws if it fails.
 template <class... Arguments>
 void must(const char* name, Arguments... arguments) {
   const int result = call(name, arguments...);
@@ -80,7 +80,7 @@ void set(Buffers& buffers, logitless_tensor_id id, void* data) {
 
 }  // namespace
 
-// The library's runtime works in the device's primary context, too.
+// The library's runtime works in the device's primary context, so this uses the same one.
 CudaDevice::CudaDevice(int ordinal) {
   must("cuInit", 0U);
   must("cuDeviceGet", &device_, ordinal);
@@ -164,7 +164,7 @@ PlanInfo Runner::run(const Problem& problem, RunTensors tensors) {
   return info;
 }
 
-// At least so many bytes; what is too small is freed before.
+// Makes room for at least so many bytes. Memory that is too small is freed before.
 void Runner::reserve(Memory& memory, size_t bytes) const {
   if (memory.bytes >= bytes) return;
   memory = {};

@@ -25,16 +25,17 @@ namespace {
 constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGXCPU};
 constexpr size_t kMostBytes = size_t{1} << 28;  // below the 2 GiB that one read() or write() may take
 
-char unfinished[PATH_MAX];                                      // the temporary file, for signal handlers
-std::array<struct sigaction, kSignals.size()> handlers_before;  // what the signals did
+char unfinished[PATH_MAX];  // name of the temporary file, for signal handlers
+std::array<struct sigaction, kSignals.size()> handlers_before;  // what the signals did before
 
 void remove_and_end(int signal) {
   ::unlink(unfinished);
   ::signal(signal, SIG_DFL);
-  ::raise(signal);  // blocked here: it ends the process after the return
+  ::raise(signal);  // the signal is blocked here, and ends the process after the return
 }
 
-// While a file is written. A signal that the process was started to ignore (nohup) stays ignored.
+// Installs the handlers while a file is written. A signal that the process was started to ignore (nohup)
+// stays ignored.
 void watch_signals() {
   for (size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action {};
@@ -118,7 +119,7 @@ void AtomicFile::write(std::span<const std::byte> data) {
 void AtomicFile::commit() {
   const int fd = fd_;
   fd_ = -1;
-  // close() may be the first to tell of a full disk.
+  // close() may be the first call that reports a full disk.
   const bool renamed = ::close(fd) == 0 && std::rename(temporary_.c_str(), path_.c_str()) == 0;
   const int reason = errno;
   if (!renamed) ::unlink(temporary_.c_str());

@@ -7,7 +7,7 @@
 
 namespace logitless::cli {
 
-// A regular file that is read in parts, so that it may exceed memory.
+// A regular file that is read in parts, so that it may be larger than memory.
 class InputFile {
  public:
   // Throws FileError for a missing or unreadable file, and for a directory, pipe or device.
@@ -18,7 +18,7 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }
-  // Throws FileError where these bytes cannot be read, as of a file that was cut since.
+  // Throws FileError if these bytes cannot be read, for example because the file was cut since.
   std::vector<std::byte> read(uint64_t offset, uint64_t count) const;
 
  private:
@@ -27,8 +27,9 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
-// A file written under a temporary name beside its own and renamed when it is whole. Neither an exception nor
-// SIGINT, SIGTERM, SIGHUP or SIGXCPU leaves the temporary file behind. One at a time.
+// A file that is written under a temporary name beside its own and renamed when it is complete. Neither an
+// exception nor SIGINT, SIGTERM, SIGHUP or SIGXCPU leaves the temporary file behind. Only one object at a
+// time.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// Reads without keeping anything but the keys of the objects that are open.
+// Reads JSON and keeps only the keys of the objects that are open.
 class StrictReader : public nlohmann::json_sax<json> {
  public:
   StrictReader(const std::string& file, int max_depth) : file_(file), max_depth_(max_depth) {}
@@ -49,13 +49,13 @@ class StrictReader : public nlohmann::json_sax<json> {
 
   const std::string& file_;
   int max_depth_;
-  std::vector<std::set<std::string>> keys_;  // of what is open, outermost first
+  std::vector<std::set<std::string>> keys_;  // keys of the open objects, outermost first
 };
 
 }  // namespace
 
-// Twice through the text: a parser that checks by callbacks looks at all of an object again after each part
-// of it.
+// The text is read twice: a parser that checks by callbacks would look at a whole object again after each of
+// its parts.
 json parse_strict_json(std::string_view text, const std::string& file, int max_depth) {
   StrictReader reader(file, max_depth);
   json::sax_parse(text.begin(), text.end(), &reader);

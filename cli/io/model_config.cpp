@@ -19,13 +19,13 @@ constexpr int kConfigDepth = 32;
 
 enum class Effect { kSoftcap, kMultiply, kDivide, kShareOfHidden };
 
-// What an entry does to the logits, as the models of the transformers library compute them.
+// The effect of an entry on the logits, as the models of the transformers library compute them.
 struct Rule {
   const char* key;
   Effect effect;
-  const char* family;  // beginning of the model types that it holds for; others with this entry are refused
+  const char* family;  // beginning of the model types with this rule; other types with the entry are refused
 };
-constexpr const char* kNone = "-";  // of no family: always refused
+constexpr const char* kNone = "-";  // no family: always refused
 constexpr std::array<Rule, 17> kRules{{
     {"final_logit_softcapping", Effect::kSoftcap, ""},
     {"logits_soft_cap", Effect::kSoftcap, ""},
@@ -46,7 +46,7 @@ constexpr std::array<Rule, 17> kRules{{
     {"mup_width_multiplier", Effect::kDivide, kNone},
 }};
 
-// Of entries that a model type may leave out.
+// The value of an entry that a model type may leave out.
 struct Default {
   const char* model_type;
   const char* key;
@@ -70,7 +70,8 @@ constexpr std::array<Default, 15> kDefaults{{
     {"minicpm3", "dim_model_base", 256},
 }};
 
-// Hidden states times D^-1/2, unless scale_decoder_outputs or else tie_word_embeddings is false.
+// Hidden states are multiplied by D^-1/2, unless scale_decoder_outputs, or without it tie_word_embeddings, is
+// false.
 const std::set<std::string> kScaledWhereTied{"t5",        "longt5", "switch_transformers",
                                              "pop2piano", "umt5",   "udop"};
 constexpr const char* kTied = "tie_word_embeddings";
@@ -127,19 +128,19 @@ class Reader {
  private:
   void find_language_model() {
     nested_.push_back(&whole_);
-    for (bool found = true; found;) {
-      found = false;
+    for (bool is_nested = true; is_nested;) {
+      is_nested = false;
       for (const char* key : {"text_config", "llm_config", "language_config", "thinker_config", "decoder"}) {
         const auto inner = nested_.back()->find(key);
         if (inner == nested_.back()->end() || !inner->is_object()) continue;
         nested_.push_back(&*inner);
-        found = true;
+        is_nested = true;
         break;
       }
     }
   }
 
-  // The innermost entry of this name; null where there is none.
+  // Returns the innermost entry of this name; null if there is none.
   const json* find(const char* key) const {
     for (auto object = nested_.rbegin(); object != nested_.rend(); ++object) {
       const auto entry = (*object)->find(key);
@@ -148,7 +149,8 @@ class Reader {
     return nullptr;
   }
 
-  // As the transformers library: "dtype" comes before "torch_dtype", and null says nothing.
+  // Reads the dtype as the transformers library does: "dtype" comes before "torch_dtype", and null says
+  // nothing.
   void read_dtype() {
     for (auto object = nested_.rbegin(); object != nested_.rend(); ++object) {
       for (const char* key : {"dtype", "torch_dtype"}) {
@@ -169,7 +171,7 @@ class Reader {
       if (entry == nullptr || entry->is_null()) continue;
       if (!entry->is_number_integer() || entry->get<double>() < 1 || entry->get<double>() > 0x1p53) {
         throw FileError(file_,
-                        in_quotes(key) + ": expected a whole number of at least 1, got " + shown(*entry));
+                        in_quotes(key) + ": expected a whole number of at least 1, got " + json_text(*entry));
       }
       return entry->get<int64_t>();
     }
@@ -231,7 +233,7 @@ class Reader {
 
   void refuse_unless_neutral(const std::string& key, const json& entry) const {
     if (entry == 1 || (key == "dim_model_base" && config_.hidden && entry == *config_.hidden)) return;
-    throw FileError(file_, in_quotes(key) + " is " + shown(entry) + ", and what model type " +
+    throw FileError(file_, in_quotes(key) + " is " + json_text(entry) + ", and what model type " +
                                in_quotes(model_type_) +
                                " does with it is not known here: give --scale (1: it does nothing)");
   }
@@ -253,17 +255,17 @@ class Reader {
     multiply(1 / std::sqrt(width), "d_model", width);
   }
 
-  static std::string shown(const json& value) { return in_quotes(value.dump(-1, ' ', true)); }
+  static std::string json_text(const json& value) { return in_quotes(value.dump(-1, ' ', true)); }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected, const json& got) const {
-    throw FileError(file_, in_quotes(key) + ": expected " + expected + ", got " + shown(got) +
+    throw FileError(file_, in_quotes(key) + ": expected " + expected + ", got " + json_text(got) +
                                "; --scale or --softcap, given, takes its place");
   }
 
-  std::string file_, model_type_;  // the type is the language model's; empty where it is not said
+  std::string file_, model_type_;  // the language model's type; empty if unknown
   ModelConfigOverrides overrides_;
   json whole_;
-  std::vector<const json*> nested_;  // the objects around the language model's entries, outermost first
+  std::vector<const json*> nested_;  // objects around the language model's entries, outermost first
   ModelConfig config_;
 };
 

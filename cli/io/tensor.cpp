@@ -20,7 +20,7 @@ constexpr std::array<Row, 20> kRows{
      {"I8", 8},      {"U64", 64},    {"U32", 32},    {"U16", 16},    {"U8", 8},   {"BOOL", 8}, {"F8_E4M3", 8},
      {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},   {"C64", 64}}};
 
-// As std::bit_cast, which the standard library of the planner page's compiler lacks.
+// std::bit_cast, which the standard library of the planner page's compiler lacks.
 template <class To, class From>
 To cast_bits(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -74,7 +74,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, ElementType dtype) {
   constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
   if (std::any_of(shape.begin(), shape.end(), [](int64_t extent) { return extent < 0; })) return std::nullopt;
-  // An empty tensor is empty however large its other extents are.
+  // An empty tensor is empty, however large its other extents are.
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   uint64_t bits = static_cast<uint64_t>(bits_of(dtype));
   for (const int64_t extent : shape) {
@@ -111,7 +111,7 @@ int64_t integer_element(const std::byte* data, ElementType type, int64_t index) 
   const int bits = bits_of(type);
   const uint64_t value = read_le(data + index * (bits / 8), bits / 8);
   if (type >= ElementType::kU64) return static_cast<int64_t>(std::min<uint64_t>(value, INT64_MAX));
-  return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);  // with its sign
+  return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);  // extends the sign
 }
 
 float bf16_to_float(uint16_t bits) {
@@ -137,15 +137,15 @@ uint16_t float_to_f16(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude == 0) return sign;                                      // it has no exponent
+  if (magnitude == 0) return sign;                                      // 0 has no exponent
   if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);  // rounds to 2^16 and more
   int exponent = 0;
   std::frexp(magnitude, &exponent);
-  // The unit in the last place at this magnitude, not below that of the subnormals.
+  // The unit in the last place at this magnitude, which is at least that of the subnormals.
   const int unit = std::max(exponent - 11, -24);
   const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
-  // Subnormals are `units` itself; adding 1024 units a step of the exponent is also right where rounding
-  // carries.
+  // For subnormals the result is `units` itself. Adding 1024 units for each step of the exponent is right
+  // even if rounding carries.
   return static_cast<uint16_t>(sign | (static_cast<uint32_t>(unit + 24) * 1024 + units));
 }
 

@@ -9,7 +9,7 @@
 
 namespace logitless::cli {
 
-// A file cannot be read, written or understood. The message begins with the file's name.
+// A failure to read, write or understand a file. The message begins with the file's name.
 class FileError : public std::runtime_error {
  public:
   FileError(const std::string& file, const std::string& why)
@@ -18,11 +18,11 @@ class FileError : public std::runtime_error {
   std::string reason;
 };
 
-// Text out of a file in quotes, fit for a message: short, and without control characters.
+// Quotes text from a file for a message: shortened, and without control characters.
 std::string in_quotes(std::string_view text);
 
-// Element types a tensor file can name. Only some can be computed with, but a checkpoint may hold any of
-// them beside the tensors that are wanted, so all are known by name and size.
+// Element types that a tensor file can name. Only some can be computed with. But a checkpoint may hold any of
+// them beside the wanted tensors, so names and sizes of all are known.
 enum class ElementType : int {
   kF64,
   kF32,
@@ -41,7 +41,7 @@ enum class ElementType : int {
 };
 
 int bits_of(ElementType type);
-// The name in a safetensors header, which is also the name shown to people.
+// Returns the name in a safetensors header, which is also the name in messages.
 std::string_view name_of(ElementType type);
 std::optional<ElementType> element_type_from_name(std::string_view name);
 inline bool is_real(ElementType type) {
@@ -51,22 +51,22 @@ inline bool is_integer(ElementType type) {
   return type >= ElementType::kI64 && type <= ElementType::kU8;
 }
 
-// "[2, 3]"
+// Returns "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
 
-// Bytes of a tensor; nothing for a negative extent, a product beyond 2^63 - 1, or a size in bits that does
-// not fill bytes.
+// Returns the bytes of a tensor; no value for a negative extent, a product beyond 2^63 - 1, or a size in bits
+// that does not fill bytes.
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, ElementType dtype);
 
-// Little-endian unsigned integer of `count` bytes.
+// Reads a little-endian unsigned integer of `count` bytes.
 uint64_t read_le(const std::byte* data, int count);
 
-// An element of real numbers (is_real), exactly. For small tensors: weights, not matrices.
+// Returns an element of real numbers (is_real) exactly. It is slow: for weights, not matrices.
 double real_element(const std::byte* data, ElementType type, int64_t index);
-// An element of integers (is_integer). A U64 beyond 2^63 - 1 becomes 2^63 - 1.
+// Returns an element of integers (is_integer). A U64 beyond 2^63 - 1 becomes 2^63 - 1.
 int64_t integer_element(const std::byte* data, ElementType type, int64_t index);
 
-// The 16-bit formats. Widening is exact; narrowing rounds to nearest even.
+// Conversions of the 16-bit formats. Widening is exact; narrowing rounds to nearest even.
 float bf16_to_float(uint16_t bits);
 float f16_to_float(uint16_t bits);
 uint16_t float_to_bf16(float value);

@@ -14,16 +14,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
 constexpr uint64_t kLengthBytes = 8;
 constexpr size_t kNamesShown = 8;
-constexpr size_t kDataAlignment = 8;  // of the data's beginning; the format asks for it
+constexpr size_t kDataAlignment = 8;  // the format's alignment of the data's beginning
 constexpr int kHeaderDepth = 3;       // { tensor: { "shape": [ ... ] } }
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kPreambleBytes = 8;               // magic and version
 constexpr uint64_t kNpyStart = uint64_t{1} << 20;  // headers of plain numbers are much shorter
-constexpr size_t kNpyAlignment = 64;               // of the data's beginning, as numpy writes it
+constexpr size_t kNpyAlignment = 64;               // numpy's alignment of the data's beginning
 constexpr int kNpyDepth = 4;
 
 struct NumpyType {
@@ -52,7 +52,7 @@ std::string described(ElementType dtype, const std::vector<int64_t>& shape) {
   return std::string(name_of(dtype)) + " " + shape_text(shape);
 }
 
-// A whole number in 0 ... 2^63 - 1.
+// Reads a whole number in 0 ... 2^63 - 1.
 int64_t read_count(const json& value, const std::string& file, const std::string& what) {
   if (value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{INT64_MAX}) return value.get<int64_t>();
   throw FileError(file,
@@ -98,7 +98,7 @@ TensorEntry read_entry(const json& value, const std::string& file, const std::st
   return entry;
 }
 
-// The tensors, in order of their place, must fill `size` bytes without holes or overlaps.
+// Checks that the tensors, in the order of their place, fill `size` bytes without holes or overlaps.
 void check_layout(const std::map<std::string, TensorEntry>& tensors, uint64_t size, const std::string& file) {
   std::vector<std::pair<const TensorEntry*, const std::string*>> order;
   order.reserve(tensors.size());
@@ -128,7 +128,7 @@ void check_layout(const std::map<std::string, TensorEntry>& tensors, uint64_t si
   }
 }
 
-// The header is a Python dictionary, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }: as JSON.
+// Parses a Python dictionary, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, as JSON.
 json parse_dictionary(std::string_view python, const std::string& file) {
   std::string text;
   for (size_t i = 0; i < python.size(); ++i) {
@@ -166,7 +166,7 @@ ElementType read_descr(const json& descr, const std::string& file) {
                                                      : ": expected plain numbers such as '<f4' or '<i8'"));
 }
 
-// The tensor of this name, or the only one where that is empty.
+// Opens the tensor of this name, or the only one if the name is empty.
 StoredTensor open_safetensors(const std::string& path, const std::string& tensor, const std::string& role) {
   const auto file = std::make_shared<const InputFile>(path);
   std::vector<std::byte> start = file->read(0, std::min(file->size(), kLengthBytes));
@@ -175,23 +175,23 @@ StoredTensor open_safetensors(const std::string& path, const std::string& tensor
     start = file->read(0, std::min(file->size(), kLengthBytes + length));
   }
   const SafetensorsHeader header = parse_safetensors(start, file->size(), path);
-  const auto found =
+  const auto row =
       tensor.empty() && header.tensors.size() == 1 ? header.tensors.begin() : header.tensors.find(tensor);
-  if (found != header.tensors.end()) {
-    const auto& [name, entry] = *found;
+  if (row != header.tensors.end()) {
+    const auto& [name, entry] = *row;
     return {path + ":" + name, entry.dtype, entry.shape, file, header.data_offset + entry.begin};
   }
   std::string known;
-  size_t shown = 0;
+  size_t count = 0;
   for (const auto& [name, unused] : header.tensors) {
-    if (shown++ < kNamesShown) known += (known.empty() ? "" : ", ") + in_quotes(name);
+    if (count++ < kNamesShown) known += (known.empty() ? "" : ", ") + in_quotes(name);
   }
-  if (shown > kNamesShown) known += ", and " + std::to_string(shown - kNamesShown) + " more";
+  if (count > kNamesShown) known += ", and " + std::to_string(count - kNamesShown) + " more";
   throw FileError(
       path, tensor.empty()
-                ? "has " + std::to_string(shown) + " tensors; name the " + role + " as " + path + ":TENSOR" +
-                      (shown == 0 ? "" : ", one of " + known)
-                : "has no tensor " + in_quotes(tensor) + "; it has " + (shown == 0 ? "none" : known));
+                ? "has " + std::to_string(count) + " tensors; name the " + role + " as " + path + ":TENSOR" +
+                      (count == 0 ? "" : ", one of " + known)
+                : "has no tensor " + in_quotes(tensor) + "; it has " + (count == 0 ? "none" : known));
 }
 
 uint64_t checked_bytes(const std::string& path, const TensorToWrite& tensor) {
@@ -201,7 +201,7 @@ uint64_t checked_bytes(const std::string& path, const TensorToWrite& tensor) {
                             " does not have " + std::to_string(tensor.data.size()) + " bytes");
 }
 
-// Little-endian.
+// Appends a little-endian number.
 void append(std::string& text, uint64_t value, int count) {
   for (int i = 0; i < count; ++i) text += static_cast<char>(value >> (8 * i));
 }
@@ -223,7 +223,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, uint64_t s
     throw FileError(file, "is truncated: its header has " + std::to_string(length) + " bytes, the file " +
                               std::to_string(size));
   }
-  // The file may have been written anew since its length was read.
+  // The file may have been rewritten since its length was read.
   if (length > start.size() - kLengthBytes) throw FileError(file, "was changed while it was read");
   const std::string_view text = text_of(start.subspan(kLengthBytes, length));
   if (!text.starts_with('{'))
@@ -278,7 +278,7 @@ TensorEntry parse_npy(std::span<const std::byte> start, uint64_t size, const std
 
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  // Wide elements first, so that every tensor is aligned to its own element size.
+  // Wide elements come first, so that every tensor is aligned to its own element size.
   std::vector<const TensorToWrite*> order(tensors.size());
   std::transform(tensors.begin(), tensors.end(), order.begin(), [](const auto& tensor) { return &tensor; });
   std::stable_sort(order.begin(), order.end(),
@@ -338,11 +338,11 @@ TensorReference parse_tensor_reference(const std::string& text) {
     const std::string file = text.substr(0, colon);
     if (std::filesystem::exists(file, error)) return {file, text.substr(colon + 1)};
   }
-  // Nothing exists: split where a file name's ending says so, for the message that follows.
+  // No such file exists: the text is split behind a file name's ending, for the message that follows.
   for (const char* ending : {".safetensors:", ".npy:"}) {
-    const size_t found = text.find(ending);
-    if (found != std::string::npos) {
-      const size_t colon = found + std::string(ending).size() - 1;
+    const size_t place = text.find(ending);
+    if (place != std::string::npos) {
+      const size_t colon = place + std::string(ending).size() - 1;
       return {text.substr(0, colon), text.substr(colon + 1)};
     }
   }

@@ -10,7 +10,7 @@
 namespace logitless::cli {
 namespace {
 
-// Whatever the locale: a point is a point. Not std::to_chars, which not every standard library has for
+// The decimal point is always a point, in every locale. Not every standard library has std::to_chars for
 // floating-point numbers.
 std::string printed(double value, int digits, std::ios_base::fmtflags format) {
   std::ostringstream stream;
@@ -24,7 +24,7 @@ std::string two_digits(int64_t value) {
   return (value < 10 ? "0" : "") + std::to_string(value);
 }
 
-// In the unit in which people write it: KiB, ms.
+// A number in the unit in which people write it, such as KiB or ms.
 struct Scaled {
   double value;
   const char* unit;
@@ -46,7 +46,7 @@ Scaled scaled_seconds(double seconds) {
   return size < 1 ? Scaled{seconds * 1e3, "ms"} : Scaled{seconds, "s"};
 }
 
-// After the point, for three in all.
+// Returns the digits after the point, for three digits in all.
 int digits_of(const Scaled& scaled, double bytes) {
   return bytes < 1024 || scaled.value >= 100 ? 0 : scaled.value < 10 ? 2 : 1;
 }

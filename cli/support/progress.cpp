@@ -14,11 +14,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstDraw{1000};
 constexpr std::chrono::milliseconds kRedraw{100};
-constexpr std::chrono::milliseconds kLineInterval{10000};  // into a file or pipe
+constexpr std::chrono::milliseconds kLineInterval{10000};  // in a file or pipe
 
-constexpr const char* kEraseRest = "\033[K";  // of the line
+constexpr const char* kEraseRest = "\033[K";  // erases the rest of the line
 
-// The width of a line of the terminal; its last column stays free, as some break the line when it is written.
+// Returns the usable width of the terminal's line. The last column stays free: some terminals break the line
+// when it is written.
 size_t free_columns() {
   winsize size{};
   const bool is_known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;

@@ -5,12 +5,12 @@
 
 namespace logitless::cli {
 
-// Progress of long work on stderr: a line redrawn in place on a terminal, else one every few seconds.
-// Nothing is shown for work that ends within a second, nor where it is to be quiet.
+// Progress of long work on stderr: a line redrawn in place on a terminal, else one every few seconds. Work
+// that ends within a second shows nothing, nor does quiet work.
 class Progress {
  public:
   Progress(bool quiet, std::string label, int64_t total);
-  ~Progress();  // takes the line off the terminal
+  ~Progress();  // removes the line from the terminal
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -24,7 +24,7 @@ class Progress {
   int64_t total_;
   bool enabled_;
   bool terminal_;
-  bool is_drawn_ = false;  // on the terminal
+  bool is_drawn_ = false;  // whether the terminal shows the line
   Clock::time_point start_ = Clock::now();
   Clock::time_point next_draw_;
 };

@@ -43,7 +43,7 @@ int64_t seed_of(const Problem& problem, const Buffers& buffers);
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
 
-// Writes the largest logits of a row that is not ignored, which are in order.
+// Writes the largest logits, in order, of a row that is not ignored.
 template <class T>
 void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std::span<const TopLogit<T>> top,
                const LogSumExp<double>& lse) {
@@ -56,7 +56,7 @@ void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std:
   }
 }
 
-// Writes the log-probabilities of the targets of a row that is not ignored. `z` holds a logit for each;
+// Writes the log-probabilities of the targets of a row that is not ignored. There is a logit for each;
 // targets of other ranks get 0.
 template <class T>
 void write_target_log_probs(const Problem& problem, const Buffers& buffers, int64_t row,
@@ -64,9 +64,9 @@ void write_target_log_probs(const Problem& problem, const Buffers& buffers, int6
   if (buffers.target_log_probs == nullptr) return;
   for (size_t i = 0; i < logits.size(); ++i) {
     const auto k = static_cast<int64_t>(i);
-    const bool is_told = is_here(problem, target_of_row(problem, buffers.targets, row, k));
+    const bool is_mine = is_here(problem, target_of_row(problem, buffers.targets, row, k));
     store_from_double(buffers.target_log_probs, problem.stats_dtype(), row * problem.targets_per_row + k,
-                      is_told ? lse.log_p(double{logits[i]}) : 0);
+                      is_mine ? lse.log_p(double{logits[i]}) : 0);
   }
 }
 
