@@ -93,7 +93,7 @@ struct LossOutput {
   std::vector<int64_t> shape;
   Workspace values;
 
-  // Without the byte that gives an empty output its memory.
+  // Leaves out the byte that gives an empty output its memory.
   std::span<std::byte> bytes() const { return values.bytes().first(bytes_of(shape, type).value()); }
 };
 

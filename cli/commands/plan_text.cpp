@@ -183,7 +183,7 @@ std::string choice_text(const ordered_json& chosen, const ordered_json& fastest,
 }  // namespace
 
 void add_notes(ordered_json& plans, const Problem& problem) {
-  // From the last plan, so that those before are still unchanged.
+  // The loop begins at the last plan, so that those before are still unchanged.
   for (auto plan = plans.end(); plan != plans.begin();) {
     --plan;
     if (std::any_of(plans.begin(), plan, [&](const auto& other) { return look_alike(*plan, other); }))

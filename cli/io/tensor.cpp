@@ -14,7 +14,7 @@ struct Row {
   std::string_view name;
   int bits;
 };
-// In the enumeration's order.
+// In the order of ElementType.
 constexpr std::array<Row, 20> kRows{
     {{"F64", 64},    {"F32", 32},    {"F16", 16},    {"BF16", 16},   {"I64", 64}, {"I32", 32}, {"I16", 16},
      {"I8", 8},      {"U64", 64},    {"U32", 32},    {"U16", 16},    {"U8", 8},   {"BOOL", 8}, {"F8_E4M3", 8},
