@@ -31,7 +31,7 @@ void report(const Problem& problem, const Backend& backend, const Plan& plan) {
   std::fprintf(
       stderr,
       "logitless: N %lld, V %lld, D %lld: %s on %s (%s), %lld tokens and %lld columns at once, %lld columns "
-      "kept, workspace %llu bytes, %s F, %s; %s because: %s\n",
+      "kept, workspace %llu bytes, %s matmuls, %s; %s because: %s\n",
       static_cast<long long>(problem.tokens), static_cast<long long>(problem.vocab),
       static_cast<long long>(problem.hidden), plan_kind_name(plan.kind), backend.name, plan.config.c_str(),
       static_cast<long long>(plan.token_chunk), static_cast<long long>(plan.vocab_window),
