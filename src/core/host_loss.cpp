@@ -178,7 +178,7 @@ void write_row_stats(const Problem& problem, const Buffers& buffers, int64_t row
   const DType dtype = problem.stats_dtype();
   store_if(buffers.max, dtype, row, stats.max);
 #define LOGITLESS_STORE(name, part, kind, ...) \
-  store_if(buffers.name, dtype, row, told_sum(SumKind::kind, stats.part, stats));
+  store_if(buffers.name, dtype, row, plain_sum(SumKind::kind, stats.part, stats));
   LOGITLESS_ROW_SUMS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
   if (buffers.argmax != nullptr) buffers.argmax[row] = stats.argmax;

@@ -60,7 +60,7 @@ LOGITLESS_HD inline T rebased_sum(SumKind kind, T sum, T factor) {
 
 // Returns the sum of the logits themselves from one relative to the maximum.
 template <class T>
-LOGITLESS_HD inline T told_sum(SumKind kind, T part, const RowStats<T>& stats) {
+LOGITLESS_HD inline T plain_sum(SumKind kind, T part, const RowStats<T>& stats) {
   return moved_sum(part, mass_of(kind, stats), offset_of(stats.max));
 }
 

@@ -117,7 +117,7 @@ template <class T>
 __device__ inline void store_stats(const Buffers& out, int64_t row, const RowStats<double>& stats) {
   store_if<T>(out.max, row, stats.max);
 #define LOGITLESS_STORE(name, part, kind, ...) \
-  store_if<T>(out.name, row, told_sum(SumKind::kind, stats.part, stats));
+  store_if<T>(out.name, row, plain_sum(SumKind::kind, stats.part, stats));
   LOGITLESS_ROW_SUMS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
   if (out.argmax != nullptr) out.argmax[row] = stats.argmax;
