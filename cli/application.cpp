@@ -95,7 +95,7 @@ int run_application(int argc, const char* const* argv, std::span<const AddComman
       ->capture_default_str();
   app.add_option(
       "--backend", globals.backend,
-      "Backend, and if you like its engine, as NAME[:ENGINE]; see 'logitless info'. Default: the best");
+      "Backend, with or without its engine, as NAME[:ENGINE]; see 'logitless info'. Default: the best");
 
   for (const AddCommand add : commands) add(app, globals);
   refuse_empty_values(app);

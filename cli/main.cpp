@@ -10,7 +10,7 @@ using logitless::cli::GlobalOptions;
 
 // The Python package's `logitless` runs this one command itself, and this program for all others.
 void add_model(CLI::App& app, const GlobalOptions&) {
-  CLI::App* command = app.add_subcommand("model", "Cost of a training step (Python package only)");
+  CLI::App* command = app.add_subcommand("model", "Show the cost of a training step (Python package only)");
   command->prefix_command()->fallthrough(false);
   command->set_help_flag();
   command->callback([] {

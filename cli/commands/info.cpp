@@ -151,14 +151,14 @@ ordered_json collect(const GlobalOptions& globals) {
 }  // namespace
 
 void add_info_command(CLI::App& app, const GlobalOptions& globals) {
-  CLI::App* command = app.add_subcommand(
-      "info", "Version, backends, CUDA devices and why each is usable or not, device facts");
+  CLI::App* command =
+      app.add_subcommand("info", "Show the version, the backends and devices, which are usable, and why");
   command->footer(
       "\nExamples:\n"
       "  logitless info\n"
       "  logitless --json info | jq .cuda_devices\n"
       "\n"
-      "For each dtype it says which kernels compute it and why.\n");
+      "For each dtype it shows the kernels that are chosen, with the reason.\n");
   command->callback([&globals] { print_report(collect(globals), globals.json); });
 }
 

@@ -349,7 +349,7 @@ void run(const LossRequest& request, const GlobalOptions& globals) {
 
 void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   CLI::App* command =
-      app.add_subcommand("loss", "Loss, perplexity, accuracy and gradients of tensors in files");
+      app.add_subcommand("loss", "Compute loss, perplexity, accuracy and gradients of tensors in files");
   const auto request = std::make_shared<LossRequest>();
   const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->group(group);

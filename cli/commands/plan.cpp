@@ -160,7 +160,8 @@ void run_plan(PlanOptions options, const GlobalOptions& globals, const CLI::App&
 }  // namespace
 
 void add_plan_command(CLI::App& app, const GlobalOptions& globals) {
-  CLI::App* command = app.add_subcommand("plan", "Plans for a head of any size: workspace, cost and time");
+  CLI::App* command =
+      app.add_subcommand("plan", "Show the plans for a head of any size: workspace, cost and time");
   const auto options = std::make_shared<PlanOptions>();
   command->add_option("--model", options->model,
                       "A published model's head (see --list-models), a config.json, or a folder with one. It "
