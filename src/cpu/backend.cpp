@@ -46,7 +46,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
   return "";
 }
 
-// Calls the kernel of float32.
+// Runs the fp32 kernel: divergences take float32 products.
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
   const Kernels& kernels = select_kernels(Problem{}, options.engine);
   const auto stage =

@@ -6,10 +6,10 @@
 
 namespace logitless::cpu {
 
-// Vectorised kernels on the host's processor for fp32, bf16 and fp16.
+// The backend with vectorised kernels for fp32, bf16 and fp16 on the host's processor.
 const Backend& backend();
 
-// A problem with its kernels and its schedule. run/run.cpp runs it.
+// A problem with its kernels and its schedule; run/run.cpp runs it.
 class CpuPlan final : public BackendPlan {
  public:
   CpuPlan(const Problem& problem, const Kernels& kernels, const Shape& shape, const Schedule& schedule,
@@ -21,7 +21,7 @@ class CpuPlan final : public BackendPlan {
 
  private:
   const Problem problem_;
-  [[maybe_unused]] const Kernels& kernels_;  // not in a build without kernels
+  [[maybe_unused]] const Kernels& kernels_;  // unused in a build without kernels
   const Shape shape_;
   const Schedule schedule_;
   const ParallelFor pool_;

@@ -1,4 +1,4 @@
-// In place of the kernels and of what runs them: plans are made for every instruction set that has a name of
+// Stands in for the kernels and for what runs them. Plans are made for every instruction set with a name of
 // its own, and nothing runs.
 #include "core/status.h"
 #include "cpu/backend.h"

@@ -9,12 +9,12 @@
 namespace logitless::cpu {
 namespace {
 
-// 448 = 14 * 32: no register tile of AVX-512 is left part empty, whichever side the block is on. A block's
-// panels (448 x D) stay near the second level cache; rows of more units get half the block, which is no
-// slower and leaves more of a small budget for exp_logits.
+// 448 = 14 * 32 fills the register tiles of AVX-512 on either side of a product. A block's panels (448 x D)
+// stay near the second level cache. Rows of more units get half the block: it is no slower, and leaves more
+// of a small budget for exp logits.
 constexpr int64_t kVocabBlock = 448;
 constexpr int64_t kWideUnits = 1280;
-constexpr int64_t kPanelColumns = 32;  // of the widest register tile; the block is a multiple for all
+constexpr int64_t kPanelColumns = 32;  // columns of the widest register tile; the block is a multiple for all
 constexpr int64_t kTokenUnits = 256;   // K of one partial sum of d_weight
 constexpr int64_t kMaxRange = 1024;
 
@@ -23,21 +23,22 @@ int64_t avoid_aliasing(int64_t words) {
   return words % 256 == 0 ? words + 16 : words;
 }
 
-// Two backward windows, their gradients and panels, should stay in the last level cache, which grows with the
-// number of cores: larger ones read memory, smaller ones pay more barriers. The rest serves small budgets.
+// Two backward windows, with their gradients and panels, should stay in the last level cache, which grows
+// with the number of cores. Larger windows read memory, smaller ones pay more barriers. Other sizes serve
+// small budgets.
 constexpr int64_t kWindowBytesPerThread = int64_t{5} << 19;
 constexpr int64_t kLargestWindow = 16;
 constexpr int64_t kForwardWindow = 32;
 
-// The least work of a thread: several times what it takes to wake one and to wait for it.
+// The least work that earns a thread: several times what it takes to wake one and to wait for it.
 constexpr double kLeastThreadSeconds = 200e-6;
 
 // Bytes a second that one thread moves when it packs or adds matrices, for predicted times.
 constexpr double kPackBytesPerSecond = 8e9;
-// What fresh memory costs: a page fault and its zeros, 0.1 s for 256 MiB.
+// The cost of fresh memory, page faults and zeros: 0.1 s for 256 MiB.
 constexpr double kFreshBytesPerSecond = 2.3e9;
 
-// Of a problem in a group, the one with the most work.
+// Returns a group's problem as the rank with the most work has it.
 Problem largest_shard(Problem p) {
   if (!p.in_group()) return p;
   p.vocab = p.group_vocab;
@@ -130,8 +131,8 @@ class Planner {
     return plan;
   }
 
-  // The schedule for this rank's shard, which has no more blocks than there were planned, and needs no more
-  // memory.
+  // Returns the schedule for this rank's shard. The shard has at most as many blocks as were planned, so it
+  // needs no more memory.
   Schedule of_shard(Schedule schedule, const Shape& shape) const {
     if (schedule.keeps_in_gradient) {
       schedule.kept_blocks = blocks_kept_in_gradient(shard_, shape, schedule.token_chunk);
@@ -141,7 +142,7 @@ class Planner {
     return schedule;
   }
 
-  // Windows are those of the draws (sparsified/arena.h), whatever the budget; and lists of kept elements have
+  // Windows are those of the draws (sparsified/arena.h), whatever the budget. Lists of kept elements have
   // room for all rows. Chunks take turns with the packed rows of hidden.
   std::vector<Plan> sparsified() {
     for (int64_t chunk : token_chunks()) {
@@ -153,7 +154,7 @@ class Planner {
     return offered();
   }
 
-  // All tokens, then halves of that in whole token blocks: the sums over tokens stay the same.
+  // All tokens, then halves of that in whole token blocks, so that the sums over tokens stay the same.
   std::vector<int64_t> token_chunks() const {
     const int64_t all = std::max<int64_t>(problem_.tokens, 1);
     const int64_t unit = problem_.needs_backward() ? shape_.token_block : 8 * kernels_.mr;
@@ -164,7 +165,7 @@ class Planner {
     return chunks;
   }
 
-  // From the largest windows to those of a block.
+  // Lists schedules from the largest windows to windows of one block.
   std::vector<Schedule> schedules(int64_t chunk) const {
     const int64_t block_bytes = shape_.vocab_block * element_bytes(kernels_) *
                                 (chunk + (problem_.has.d_hidden ? shape_.hidden_padded : 0));
@@ -192,8 +193,8 @@ class Planner {
            problem_.dtype.d_weight != DType::kF32;
   }
 
-  // Blocks whose exp_logits fit into their own rows of d_weight: all whole ones, or none; the last one may be
-  // short.
+  // Counts the blocks whose exp logits fit into their own rows of d_weight: all whole blocks, or none. The
+  // last block may be short.
   int64_t blocks_kept_in_gradient(const Problem& p, const Shape& shape, int64_t chunk) const {
     if (!keeps_exp_logits(p) || !p.has.d_weight || p.accumulate.d_weight) return 0;
     if (chunk < p.tokens) return 0;
@@ -211,7 +212,7 @@ class Planner {
     return counter.used();
   }
 
-  // As many kept blocks as the budget has room for, and all of them.
+  // Considers as many kept blocks as the budget has room for, and all of them.
   void consider_kept(Schedule schedule) {
     schedule.kept_blocks = shape_.blocks;
     consider(schedule);
@@ -258,8 +259,9 @@ class Planner {
     return cost;
   }
 
-  // The kept elements of a trained model's softmax: about a quarter of the most that a row can have. A
-  // product with scattered rows of memory takes several times as long as its arithmetic in a matrix product.
+  // Assumes the kept elements of a trained model's softmax: about a quarter of the most that a row can have.
+  // A product with scattered rows of memory takes several times as long as its arithmetic in a matrix
+  // product.
   double sparsified_cost() const {
     constexpr double kKeptShare = 0.25;
     constexpr double kScattered = 8;
@@ -273,14 +275,14 @@ class Planner {
     return ceil_div(std::max<int64_t>(problem_.tokens, 1), schedule.token_chunk);
   }
 
-  // Of one thread: arithmetic, and what every chunk does anew to the whole weight.
+  // One thread's seconds: the arithmetic, and what every chunk repeats for the whole weight.
   double work_seconds(const Schedule& schedule) const {
     const double weight = static_cast<double>(problem_.vocab) * static_cast<double>(problem_.hidden);
     const auto chunks = static_cast<double>(chunks_of(schedule));
     const double cost = cost_of(schedule);
     double bytes = weight * 4 * cost;
     double hidden_bytes = 0;
-    if (schedule.sweeps_vocabulary) {  // every window packs all rows of hidden anew
+    if (schedule.sweeps_vocabulary) {  // every window packs all rows of hidden again
       const auto windows = static_cast<double>(ceil_div(shape_.blocks, schedule.backward_window));
       hidden_bytes =
           windows * static_cast<double>(problem_.tokens) * static_cast<double>(problem_.hidden) * 16;
@@ -291,7 +293,7 @@ class Planner {
     return arithmetic + (chunks * bytes + hidden_bytes) / kPackBytesPerSecond;
   }
 
-  // What threads wait at the ends of a chunk's windows: less where other windows are alive.
+  // Seconds that threads wait at the ends of a chunk's windows; other windows that are alive shorten it.
   double wait_seconds(const Schedule& schedule) const {
     const auto ends = [&](int64_t size, int64_t more_alive) {
       return static_cast<double>(ceil_div(shape_.blocks, size)) / static_cast<double>(1 + more_alive);
@@ -324,7 +326,7 @@ class Planner {
   }
 
   const Problem& shard_;
-  const Problem problem_;  // what is planned for: of a group the largest shard, so that all ranks plan alike
+  const Problem problem_;  // the planned problem; in a group the largest shard, so that all ranks plan alike
   std::string reason_;     // before kernels_, whose choice writes it
   const Kernels& kernels_;
   const Shape shape_;
@@ -332,7 +334,7 @@ class Planner {
   const int threads_;
   const uint64_t budget_;
   std::map<PlanKind, Candidate> best_;
-  DefaultCandidates<Candidate> near_fastest_;  // without a budget
+  DefaultCandidates<Candidate> near_fastest_;  // used without a budget
   Candidate smallest_;
 };
 

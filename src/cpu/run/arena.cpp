@@ -8,7 +8,7 @@
 namespace logitless::cpu {
 namespace {
 
-// As many as the stages add at most.
+// An upper bound of the groups that the stages add.
 int64_t most_groups(const Problem& p, const Shape& s, const Schedule& schedule) {
   const int64_t forward =
       p.is_sparsified() ? draw_windows(s.blocks) : ceil_div(s.blocks, schedule.forward_window);
@@ -51,7 +51,7 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
   w.packed_block = workspace.take<int64_t>(1);
   if (p.top_k > 0 || draws_elements(p)) {
     w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
-    w.found = workspace.take<float>(s.vocab_block + kVectorRoom);
+    w.element_logits = workspace.take<float>(s.vocab_block + kVectorRoom);
   }
   return w;
 }

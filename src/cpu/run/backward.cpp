@@ -6,11 +6,11 @@
 namespace logitless::cpu {
 namespace {
 
-// Columns of a gradient done together: their panels, 256 units deep, stay in the second level cache while all
-// strips pass by.
+// Columns of a gradient that are computed together. Their panels, 256 units deep, stay in the second level
+// cache while all strips pass by.
 constexpr int64_t kPartColumns = 256;
 
-// Where the sum of d_weight over chunks is kept, of row j of a block; null when one chunk is all.
+// Returns the sum of d_weight over chunks for row j of a block; null where one chunk is all.
 float* running_row(const Runner& run, int64_t block, int64_t j, int64_t column) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
@@ -128,7 +128,7 @@ void store_d_hidden(const Runner& run, const Chunk& chunk, const Range& rows) {
   }
 }
 
-// Kept or recomputed exp_logits of rows [row, row + rows) to gradients.
+// Turns kept or recomputed exp logits of rows [row, row + rows) into gradients.
 void finish_rows(const Runner& run, const LogitStrip& strip, const std::byte* exp_logits, std::byte* dz,
                  const float* logit_offset, int64_t row) {
   const Arena& arena = run.arena;
@@ -145,7 +145,7 @@ void finish_rows(const Runner& run, const LogitStrip& strip, const std::byte* ex
                            {exp_logits, dz, factor, c, arena.target_gradient.data() + row * run.targets()});
 }
 
-// Gradients of one block's logits: from kept exp_logits, or from the logits once more.
+// Computes the gradients of one block's logits, from kept exp logits or from logits computed again.
 void gradient_task(const Runner& run, int worker_index, int64_t block, const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
   const bool kept = run.is_kept(block);
@@ -176,7 +176,8 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
       run.kernels.gradient_strip(strip, run.transform(w, row), k, dz, stride);
       continue;
     }
-    // The same exp_logits as the forward pass would have kept, so the result does not depend on the budget.
+    // These exp logits are those that the forward pass would have kept, so the result does not depend on the
+    // budget.
     if (!kept) {
       const BlockStats stats{.max = logit_offset + row, .sum_exp = unused, .target_logit = unused_logits};
       run.kernels.softmax_strip(strip, run.transform(w, row), stats, dz, stride);
@@ -185,7 +186,7 @@ void gradient_task(const Runner& run, int worker_index, int64_t block, const Ran
   }
 }
 
-// The weight's rows of a block as panels with K along the vocabulary, for d_hidden.
+// Packs the weight's rows of a block as panels with K along the vocabulary, for d_hidden.
 void pack_panels(const Runner& run, int64_t block) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
@@ -241,7 +242,7 @@ BackwardStage::BackwardStage(const Runner& run, const Chunk& chunk, const Range&
       windows_(ceil_div(blocks.size(), run.schedule.backward_window)),
       hidden_rows_(rows_per_range(run, chunk.count, kTasksPerThread * run.schedule.threads)) {
   const int64_t alive = run.schedule.backward_windows_alive;
-  Sums sums[kMostWindowsAlive];  // of the windows whose partials come next
+  Sums sums[kMostWindowsAlive];  // sums of the windows whose partials come next
   TaskGroups::Id made = TaskGroups::kNone;
   TaskGroups::Id hidden = TaskGroups::kNone;
   for (int64_t w = 0; w <= windows_; ++w) {
@@ -273,7 +274,8 @@ BlockTasks BackwardStage::gradient_tasks(int64_t w) const {
   return {run_, window(w), chunk_.count, true};
 }
 
-// The consumers of a window's gradients, long tasks first. The sums of d_hidden have the order of the blocks.
+// Adds the consumers of a window's gradients, long tasks first. The sums of d_hidden have the order of the
+// blocks.
 BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskGroups::Id made,
                                             TaskGroups::Id panels, TaskGroups::Id hidden_before) const {
   const Problem& p = run_.problem;
@@ -297,8 +299,8 @@ BackwardStage::Sums BackwardStage::add_sums(TaskGroups& groups, int64_t w, TaskG
   return sums;
 }
 
-// One thread computes all columns of a block of d_weight when there are blocks for half of the threads:
-// two that write the same rows at a time both fault on every fresh page, and each zeros one.
+// Where there are blocks for half of the threads, one thread computes all columns of a block of d_weight. Two
+// threads that write the same rows at a time would both fault on every fresh page, and each would zero one.
 int64_t BackwardStage::weight_splits(int64_t w) const {
   return 2 * window(w).size() < run_.schedule.threads ? run_.shape.ranges : 1;
 }

@@ -21,8 +21,8 @@ BlockStats block_stats(const Runner& run, int64_t partial, int64_t row) {
   return stats;
 }
 
-// After the strip's statistics. Whoever has a block of a row adds its large logits, in any order, under the
-// row's lock: the largest of all do not depend on it.
+// Adds the strip's large logits to the rows' largest, after the strip's statistics. Workers with blocks of
+// the same row add in any order, under the row's lock: the order does not change the largest of all.
 void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip, const float* max,
                 int64_t block, int64_t row) {
   for (int64_t i = 0; i < strip.rows; ++i) {
@@ -31,14 +31,14 @@ void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip
     const float known = least.load(std::memory_order_relaxed);
     if (max[i] < known) continue;
     const int64_t count = run.kernels.select_row(
-        {strip.z + i * strip.stride, strip.padded_columns, known, w.columns.data(), w.found.data()});
+        {strip.z + i * strip.stride, strip.padded_columns, known, w.columns.data(), w.element_logits.data()});
     const auto best = run.best_of_row(row + i);
     const int64_t first = run.problem.vocab_start + block * run.shape.vocab_block;
     const RowLock lock(top.lock);
     int64_t taken = top.count;
     for (int64_t j = 0; j < count && w.columns[static_cast<size_t>(j)] < strip.columns; ++j) {
       const auto at = static_cast<size_t>(j);
-      taken = insert_top(best, taken, {w.found[at], first + w.columns[at]});
+      taken = insert_top(best, taken, {w.element_logits[at], first + w.columns[at]});
     }
     top.count = static_cast<int32_t>(taken);
     if (taken == run.problem.top_k) least.store(best.back().z, std::memory_order_relaxed);
@@ -66,7 +66,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
   }
 }
 
-// Sums of the blocks' class weights, one for each column without.
+// Sums the blocks' class weights; without any, each column counts one.
 void sum_weights(const Runner& run) {
   const Problem& p = run.problem;
   for (int64_t block = 0; block < static_cast<int64_t>(run.arena.block_weight.size()); ++block) {
@@ -102,7 +102,7 @@ void merge_rows(const Runner& run, const Range& window, int64_t partial, const R
   }
 }
 
-// From the logits of the targets of the chunk's row i, the caller's row `row`.
+// Writes the target-logit statistic of the chunk's row i, which is the caller's row `row`.
 void finish_targets(const Runner& run, int64_t i, int64_t row) {
   RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
   const std::span<const float> logits = run.target_logits(i);
@@ -115,7 +115,7 @@ void finish_targets(const Runner& run, int64_t i, int64_t row) {
 
 }  // namespace
 
-void tell_rows(const Runner& run, const Chunk& chunk, const Range& rows) {
+void write_row_outputs(const Runner& run, const Chunk& chunk, const Range& rows) {
   if (run.problem.targets_per_row == 0 && run.problem.top_k == 0) return;
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
@@ -144,7 +144,7 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
                        [this](int64_t task, int) { begin_draws(run_, chunk_, chunk_.rows(task)); });
   }
   Id merged = TaskGroups::kNone;
-  Id merged_before = TaskGroups::kNone;  // one window earlier
+  Id merged_before = TaskGroups::kNone;  // the merge one window earlier
   for (int64_t w = 0; w < windows_; ++w) {
     if (draws_) {
       begun = groups.add(tasks, {begun, merged}, [this, w](int64_t task, int) {
@@ -175,7 +175,7 @@ int64_t ForwardStage::partial(int64_t w) const {
   return w % alive_ * run_.schedule.forward_window;
 }
 
-// Draws wait for every window.
+// Draws wait for every window, so all windows are cut as the last one is.
 BlockTasks ForwardStage::block_tasks(int64_t w) const {
   return {run_, window(w), chunk_.count, draws_ || w + 1 == windows_};
 }
@@ -184,7 +184,7 @@ void ForwardStage::finish(const Range& rows) const {
   for (int64_t i = rows.start; i < rows.end; ++i) {
     finish_targets(run_, i, run_.arena.rows[static_cast<size_t>(chunk_.first + i)]);
   }
-  if (run_.group == nullptr) tell_rows(run_, chunk_, rows);
+  if (run_.group == nullptr) write_row_outputs(run_, chunk_, rows);
   if (draws_ && !run_.joins_group()) settle_draws(run_, chunk_, rows);
 }
 

@@ -35,7 +35,7 @@ std::byte* Runner::d_weight_row(int64_t row, int64_t column) const {
          row_offset(problem.dtype.d_weight, buffers.d_weight_stride, row, column);
 }
 
-// Workers have numbers of the plan's, not of the pool's: that may have more.
+// Workers are numbered by the plan. The pool may have more workers, with numbers of its own.
 void Runner::loop(int64_t tasks, LoopBody body) const {
   const int64_t workers = std::min<int64_t>(schedule.threads, tasks);
   std::atomic<int64_t> next{0};
@@ -61,8 +61,8 @@ std::byte* Runner::kept_exp_logits(int64_t block) const {
          block * schedule.token_chunk * shape.vocab_block * element_bytes(kernels);
 }
 
-// In the place of kept exp_logits in the workspace. Other blocks share the partials of the windows that are
-// alive in turn.
+// Kept blocks have their gradients in place of their exp logits in the workspace. Other blocks take turns
+// with the partials of the windows that are alive.
 std::byte* Runner::block_gradients(int64_t block) const {
   if (is_kept(block) && !schedule.keeps_in_gradient) return kept_exp_logits(block);
   const int64_t bytes = schedule.token_chunk * shape.vocab_block * element_bytes(kernels);

@@ -23,7 +23,7 @@ void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
   }
 }
 
-// Token blocks of [hidden_padded / nr, units, nr]: K of d_weight runs along the tokens.
+// Packs a token block as [hidden_padded / nr, units, nr]: K of d_weight runs along the tokens.
 void pack_token_block(const Runner& run, const Chunk& chunk, int64_t token_block) {
   const Shape& s = run.shape;
   const Kernels& k = run.kernels;
@@ -35,7 +35,7 @@ void pack_token_block(const Runner& run, const Chunk& chunk, int64_t token_block
                      run.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
 }
 
-// dz at the target from its own logit, in double: a p - g may cancel.
+// Returns dz at the target from its own logit, in double: a p - g may cancel.
 double target_gradient(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t row,
                        double target_logit, double q, const LogSumExp<double>& lse) {
   const double weight = row_weights(loss, row).target;
@@ -44,8 +44,8 @@ double target_gradient(const Runner& run, const HostLoss& loss, const RowCoeffic
   return dz_element(k, lse.log_p(target_logit), weight, q) * slope;
 }
 
-// What is subtracted at the targets of the chunk's row i and, after a forward pass, dz there. Of a target
-// that comes several times, each time all of it.
+// Writes what is subtracted at the targets of the chunk's row i and, after a forward pass, dz there. A target
+// that comes several times gets the whole of it each time.
 void load_targets(const Runner& run, const HostLoss& loss, const RowCoefficients<double>& k, int64_t i,
                   int64_t row, const LogSumExp<double>& lse, double fold) {
   const Problem& p = run.problem;
@@ -80,7 +80,7 @@ void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chu
   const Problem& p = run.problem;
   const Arena& arena = run.arena;
   const bool from_buffers = !p.needs_forward();
-  // Gradients of the dot products carry the logit scale; that of the bias is divided by it again.
+  // Gradients of the dot products carry the logit scale; the bias' gradient is divided by it again.
   const double fold = p.scale != 0 ? p.scale : 1;
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const auto at = static_cast<size_t>(i);

@@ -12,28 +12,28 @@
 namespace logitless::cpu {
 namespace {
 
-// The losses of the chunk's rows, in order.
+// Writes the losses of the chunk's rows, in order.
 void write_losses(const Runner& run, const Chunk& chunk, HostLossWriter& writer) {
   for (int64_t i = 0; i < chunk.count; ++i) {
     writer.add(run.arena.rows[static_cast<size_t>(chunk.first + i)], run.arena.stats[static_cast<size_t>(i)]);
   }
 }
 
-// The statistics of the chunk's rows become those of all ranks, which are told. In the thread that runs the
-// plan, between two loops.
+// Merges the statistics of the chunk's rows over all ranks and writes the outputs that they give. Runs in the
+// thread that runs the plan, between two loops.
 void join_group(const Runner& run, const Chunk& chunk) {
   const auto rows = static_cast<size_t>(chunk.count);
-  for (size_t i = 0; i < rows && run.problem.top_k > 0; ++i) {  // the id -1 where there are fewer columns
+  for (size_t i = 0; i < rows && run.problem.top_k > 0; ++i) {  // the id is -1 where there are fewer columns
     const auto best = run.best_of_row(static_cast<int64_t>(i));
     std::fill(best.begin() + run.arena.top_rows[i].count, best.end(), TopLogit<float>{0, -1});
   }
   join_over_group(run.problem, *run.group, run.pool, run.arena.stats.first(rows), run.arena.top_best,
                   run.arena.gathered);
-  run.loop(chunk.row_tasks(), [&](int64_t task, int) { tell_rows(run, chunk, chunk.rows(task)); });
+  run.loop(chunk.row_tasks(), [&](int64_t task, int) { write_row_outputs(run, chunk, chunk.rows(task)); });
 }
 
-// Losses, row coefficients and gradients. What they wait for, where they are in one loop with the first half:
-// `loaded` and `stats`.
+// Computes losses, row coefficients and gradients. `loaded` and `stats` are the groups that they wait for,
+// where they are in one loop with the first half.
 void finish_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk, TaskGroups& groups,
                   const Loaded& loaded, TaskGroups::Id stats) {
   const Problem& p = run.problem;
@@ -64,15 +64,15 @@ void run_chunk(const Runner& run, HostLossWriter& writer, const Chunk& chunk) {
   finish_chunk(run, writer, chunk, rest, {}, TaskGroups::kNone);
 }
 
-// The run with the coefficients of the chunk's rows, for a problem with other gradients wanted.
+// Returns the run with the coefficients of the chunk's rows, for a problem with other gradients.
 Runner rows_of(const Runner& run, const Problem& problem, const Chunk& chunk) {
   const Arena arena = with_rows_of(run.arena, problem, chunk.first, chunk.count);
   return {problem,   run.buffers, run.schedule, run.kernels,  run.pool,
           run.shape, arena,       run.group,    run.row_count};
 }
 
-// d_weight and d_bias window by window, once all rows' coefficients are known. The sums over tokens have
-// the order that they have in any other plan.
+// Computes d_weight and d_bias window by window, once all rows' coefficients are known. The sums over tokens
+// have the same order in every plan.
 void sweep_vocabulary(const Runner& run) {
   Problem problem = run.problem;
   problem.has.d_hidden = false;
@@ -125,7 +125,8 @@ void run_sparsified_chunk(const Runner& run, const HostLoss& loss, HostLossWrite
   if (p.needs_backward()) finish_rows(run, loss, chunk);
 }
 
-// From the rows on; the outputs of the forward pass begin as those of ignored rows.
+// Runs a sparsified problem, whose rows are known. The outputs of the forward pass already hold the values of
+// ignored rows.
 void run_sparsified(const Runner& run, const HostLoss& loss) {
   const Problem& p = run.problem;
   const SparsifiedArena& t = run.arena.sparsified;
@@ -156,8 +157,8 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   }
   // 1 / scale must be a float, for the bias' gradient.
   if (std::abs(problem.scale) < std::numeric_limits<float>::min()) work.scale = 0;
-  // Logits do not depend on the matrices: only the bias can have a gradient. Of a rank without columns
-  // nothing.
+  // With a scale of 0 logits do not depend on the matrices: only the bias can have a gradient. A rank without
+  // columns has no gradient.
   if (work.scale == 0 || work.vocab == 0) {
     work.has.d_hidden = false;
     work.has.d_weight = false;

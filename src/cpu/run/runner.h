@@ -19,9 +19,9 @@ namespace logitless::cpu {
 inline constexpr int kMaxStripRows = 16;  // at least every kernel's mr
 inline constexpr int kMaxStripTargets = kMaxStripRows * static_cast<int>(kMostTargetsPerRow);
 inline constexpr int64_t kTasksPerThread = 16;  // enough to even out the ends of the threads
-inline constexpr int64_t kTaskRows = 64;        // of a task that passes over rows, and no matrix product
+inline constexpr int64_t kTaskRows = 64;        // rows of a task that runs no matrix product
 
-// One run in progress: what every step of it reads.
+// One run in progress: everything that its steps read.
 struct Runner {
   const Problem& problem;
   const Buffers& buffers;
@@ -30,12 +30,12 @@ struct Runner {
   const ParallelFor& pool;
   const Shape shape;
   const Arena arena;
-  const Communicator* group;  // null: none
+  const Communicator* group;  // null without a group
   int64_t row_count = 0;      // rows that are not ignored
 
   // Whether ranks meet between the passes over the logits and the rows.
   bool joins_group() const { return group != nullptr && problem.needs_forward(); }
-  // Of a row; and their logits, of the chunk's row.
+  // Targets of a row; then the target logits of the chunk's row.
   int64_t targets() const { return problem.target_count(); }
   std::span<const float> target_logits(int64_t row) const {
     return arena.target_logit.subspan(static_cast<size_t>(row * targets()), static_cast<size_t>(targets()));
@@ -51,13 +51,13 @@ struct Runner {
   std::byte* d_hidden_row(int64_t row) const;
   std::byte* d_weight_row(int64_t row, int64_t column = 0) const;
 
-  // body(task, worker) for every task, by at most schedule.threads workers.
+  // Calls body(task, worker) for every task, on at most schedule.threads workers.
   void loop(int64_t tasks, LoopBody body) const;
   WorkerArena worker(int index) const;
-  // Of a strip that begins with the chunk's row.
+  // The transform of a strip that begins with the chunk's row.
   LogitTransform<float> transform(const WorkerArena& w, int64_t row) const;
-  // Where a kept block's exp_logits are, and where the gradients of any block's logits will be; the
-  // logit_offsets of exp_logits; the block's panels for d_hidden.
+  // Places of a kept block's exp logits, of the gradients of any block's logits, of the logit offsets of exp
+  // logits, and of the block's panels for d_hidden.
   std::byte* kept_exp_logits(int64_t block) const;
   std::byte* block_gradients(int64_t block) const;
   float* block_offset(int64_t block) const;
@@ -65,15 +65,16 @@ struct Runner {
   bool is_kept(int64_t block) const {
     return block < schedule.kept_blocks && (!schedule.keeps_in_gradient || gradient_can_keep());
   }
-  // A plan does not know how d_weight lies in memory. Where exp_logits cannot, they are computed again.
+  // Whether d_weight's memory can hold exp logits, which a plan does not know. Otherwise they are computed
+  // again.
   bool gradient_can_keep() const {
     return buffers.d_weight_stride == problem.hidden &&
            reinterpret_cast<uintptr_t>(buffers.d_weight) % sizeof(float) == 0;
   }
 };
 
-// Workers that share a row meet rarely, and hold it for some hundred elements. The flag is 0 while nobody has
-// it.
+// A row's lock. Workers that share a row meet rarely, and hold it for some hundred elements. The flag is 0
+// while the lock is free.
 class RowLock {
  public:
   explicit RowLock(int32_t& flag) : flag_(flag) {
@@ -87,7 +88,7 @@ class RowLock {
   std::atomic_ref<int32_t> flag_;
 };
 
-// Blocks, columns, or rows of a chunk.
+// A range of blocks, columns, or rows of a chunk.
 struct Range {
   int64_t start = 0;
   int64_t end = 0;
@@ -101,12 +102,12 @@ struct Chunk {
   bool is_first = false;
   bool is_last = false;
 
-  // Tasks of kTaskRows rows, and the rows of each.
+  // Number of tasks of kTaskRows rows, and the rows of each.
   int64_t row_tasks() const { return ceil_div(count, kTaskRows); }
   Range rows(int64_t task) const { return {task * kTaskRows, std::min(count, (task + 1) * kTaskRows)}; }
 };
 
-// All rows, chunk by chunk.
+// Calls the body for all rows, chunk by chunk.
 template <class Body>
 void for_chunks(const Runner& run, const Body& body) {
   for (int64_t first = 0; first < run.row_count; first += run.schedule.token_chunk) {
@@ -115,22 +116,23 @@ void for_chunks(const Runner& run, const Body& body) {
   }
 }
 
-// logits.cpp: packs a block of the weight unless the worker holds it; dot products of a strip with
-// it; the strip as the softmax kernels want it.
+// logits.cpp. In order: packs a block of the weight unless the worker holds it; computes dot products of a
+// strip with it; returns the strip as the softmax kernels want it.
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void forget_packed_blocks(const Runner& run);
 void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);
 LogitStrip logit_strip(const Runner& run, const WorkerArena& w, int64_t block, int64_t row, int rows,
                        int32_t* target_columns);
-// t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
+// Returns t'(z) of a logit as the kernels compute it: 0 where it has reached the softcap.
 inline double softcap_slope(const Problem& problem, double z, double inverse_temperature) {
   return logit_transform<float>(problem).slope(z, static_cast<float>(inverse_temperature));
 }
-// Splits `rows` into equal ranges of whole strips so that about `wanted` come out; returns rows a range.
+// Splits `rows` into about `wanted` equal ranges of whole strips; returns the rows of a range.
 int64_t rows_per_range(const Runner& run, int64_t rows, int64_t wanted);
 
-// Tasks over the rows of a window's blocks: one for each block, which packs it once, where blocks are as many
-// as threads; and small ones for the last blocks of all, so that all threads end together.
+// Tasks over the rows of a window's blocks. Where there are as many blocks as threads, each block is one
+// task, which packs it once. The last blocks of all are cut into small tasks, so that all threads end
+// together.
 class BlockTasks {
  public:
   struct Task {
@@ -146,13 +148,13 @@ class BlockTasks {
   int64_t rows_, range_, ranges_, whole_;
 };
 
-// rows.cpp: gathers hidden rows and targets of the chunk, and for d_weight packs rows as panels. Returns
-// the groups of both.
+// rows.cpp: gathers hidden rows and targets of the chunk, and packs rows as panels for d_weight. Returns the
+// groups of both.
 struct Loaded {
   TaskGroups::Id rows = TaskGroups::kNone, panels = TaskGroups::kNone;
 };
 Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups);
-// lse and row coefficients of rows of the chunk, from the statistics or from the buffers.
+// Computes lse and row coefficients of rows of the chunk, from the statistics or from the buffers.
 void load_coefficients(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Range& rows);
 
 // backward.cpp
@@ -160,11 +162,11 @@ void store_d_bias(const Runner& run);
 void zero_d_hidden(const Runner& run, bool ignored_only);
 void zero_d_weight(const Runner& run);
 
-// The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made, says what the next
-// ones come after, and lives until they have run.
+// The groups of tasks of a chunk, stage by stage. A stage adds its groups when it is made and says what the
+// next groups come after. It lives until they have run.
 
-// forward.cpp: statistics of the chunk's rows into arena.stats, exp_logits of kept blocks, draws of
-// sparsified gradients.
+// forward.cpp: computes the chunk's rows' statistics into arena.stats, the exp logits of kept blocks, and
+// draws of sparsified gradients.
 class ForwardStage {
  public:
   ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& groups, TaskGroups::Id rows);
@@ -172,7 +174,7 @@ class ForwardStage {
 
  private:
   Range window(int64_t w) const;
-  int64_t partial(int64_t w) const;  // of the window's first block in the statistics of blocks
+  int64_t partial(int64_t w) const;  // the place of the window's first block in the statistics of blocks
   BlockTasks block_tasks(int64_t w) const;
   void finish(const Range& rows) const;
 
@@ -183,11 +185,11 @@ class ForwardStage {
   TaskGroups::Id stats_ = TaskGroups::kNone;
 };
 
-// Writes the chunk's outputs beside the losses, from statistics of all ranks.
-void tell_rows(const Runner& run, const Chunk& chunk, const Range& rows);
+// Writes the chunk's outputs other than losses, from statistics of all ranks.
+void write_row_outputs(const Runner& run, const Chunk& chunk, const Range& rows);
 
-// backward.cpp: gradients of blocks from the chunk's rows, in windows. The sums of a window run beside the
-// gradients of the logits of the next.
+// backward.cpp: computes gradients of blocks from the chunk's rows, in windows. A window's sums run beside
+// the gradients of the next window's logits.
 class BackwardStage {
  public:
   BackwardStage(const Runner& run, const Chunk& chunk, const Range& blocks, TaskGroups& groups,
@@ -207,7 +209,7 @@ class BackwardStage {
   const Chunk& chunk_;
   const Range blocks_;
   const int64_t windows_;
-  const int64_t hidden_rows_;  // in a task of d_hidden
+  const int64_t hidden_rows_;  // rows in a task of d_hidden
 };
 
 }  // namespace logitless::cpu

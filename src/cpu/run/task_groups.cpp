@@ -59,7 +59,7 @@ TaskGroups::Claim TaskGroups::claim() {
 
 void TaskGroups::work(int worker) {
   for (;;) {
-    // Before the search: a group that ends during it changes the number, and wait() returns at once.
+    // Read before the search: a group that ends during it changes the number, and wait() returns at once.
     const uint32_t seen = finished_.load(std::memory_order_acquire);
     const Claim claimed = claim();
     if (claimed.group == nullptr) {
@@ -69,7 +69,7 @@ void TaskGroups::work(int worker) {
     }
     TaskGroup& group = *claimed.group;
     group.body(claimed.task, worker);
-    // Releases this task, and the last one acquires the others, so that who sees 0 sees all.
+    // Releases this task. The last task acquires the others, so that whoever sees 0 sees all.
     if (group.left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       finished_.fetch_add(1, std::memory_order_release);
       finished_.notify_all();

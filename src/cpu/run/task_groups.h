@@ -11,8 +11,8 @@
 
 namespace logitless::cpu {
 
-// A function of (task, worker): a copy of a lambda that captures at most two references or numbers, so that
-// nothing is allocated. Captured references outlive the loop.
+// A function of (task, worker), copied from a lambda that captures at most two references or numbers, so that
+// nothing is allocated. Captured references must outlive the loop.
 class TaskBody {
  public:
   TaskBody() = default;
@@ -32,8 +32,8 @@ class TaskBody {
   void (*call_)(const std::byte* body, int64_t task, int worker) = nullptr;
 };
 
-// Tasks that may run at once, after all tasks of some groups before. A cache line of its own, and of one size
-// on every machine, as plans count it.
+// Tasks that may run at once, after all tasks of some groups before. Each group has a cache line of its own.
+// The size is the same on every machine because plans count it.
 struct alignas(64) TaskGroup {
   static constexpr int kMostBefore = 4;
   TaskBody body;
@@ -43,11 +43,12 @@ struct alignas(64) TaskGroup {
   std::atomic<int64_t> left{0};  // tasks that are not done
 };
 
-// Runs groups of tasks in one loop of the pool, without barriers: a worker takes the first task, in the order
-// in which groups were added, whose groups before are done. So a late worker delays what depends on the task
-// that it holds, and nothing else. A worker waits, asleep, only while every task that is not claimed depends
-// on one that another worker is running; and returns when all are claimed. One worker alone, whichever the
-// pool starts first, never waits and runs everything: groups come after groups that were added before.
+// Runs groups of tasks in one loop of the pool, without barriers.
+// A worker takes the first task whose groups before are done, in the order in which groups were added. So a
+// late worker delays only what depends on the task that it holds. A worker waits, asleep, only while every
+// unclaimed task depends on one that another worker is running. It returns when all tasks are claimed.
+// One worker alone, whichever the pool starts first, never waits and runs everything, because a group only
+// comes after groups that were added before.
 class TaskGroups {
  public:
   using Id = int32_t;
@@ -57,10 +58,11 @@ class TaskGroups {
   TaskGroups(const TaskGroups&) = delete;
   TaskGroups& operator=(const TaskGroups&) = delete;
 
-  // kNone, as a group before, is done; and so is a group without tasks, of which nothing is added.
+  // Adds a group. A group without tasks is not added and counts as done; so does kNone in `after`.
   Id add(int64_t tasks, std::initializer_list<Id> after, TaskBody body);
 
-  // Once. `workers` tasks of the pool, whose numbers, not the pool's own, are the workers of the bodies.
+  // Runs all groups; to be called once. `workers` tasks of the pool run the bodies. The bodies' workers are
+  // the numbers of these tasks, not the pool's own.
   void run(const ParallelFor& parallel_for, int workers);
 
  private:
@@ -76,7 +78,7 @@ class TaskGroups {
   std::span<TaskGroup> groups_;
   Id count_ = 0;
   std::atomic<Id> first_{0};           // every task of the groups before is claimed
-  std::atomic<uint32_t> finished_{0};  // groups that are done: who waits, waits for this to change
+  std::atomic<uint32_t> finished_{0};  // groups that are done; waiting workers wait for a change
 };
 
 }  // namespace logitless::cpu

@@ -1,7 +1,7 @@
-// Divergences of rows of two heads (core/divergence.h has the arithmetic of a column, one number at a time).
+// Divergences of rows of two heads; core/divergence.h has the arithmetic of one column in scalars.
 // No include guard: kernels-inl.h includes this once per target.
 
-// Columns that are logits at once; sums of a block are added up in double.
+// Columns that are logits at once. Sums of a block are added up in double.
 inline constexpr int64_t kDivergenceBlock = 512;
 
 // Logits of a block of a row, -inf past its end.
@@ -9,7 +9,7 @@ struct LogitBlock {
   HWY_ALIGN float z[kDivergenceBlock];
 };
 
-// Columns [first, first + count) of a row. Returns their number in whole vectors.
+// Loads columns [first, first + count) of a row. Returns their number, rounded up to whole vectors.
 HWY_INLINE int64_t load_logits(const HeadProducts& head, int64_t row, int64_t first, int64_t count,
                                LogitBlock* block) {
   const DF df;
@@ -84,7 +84,7 @@ HWY_INLINE VF times_log_lanes(VF x, VF log_y) {
   return hn::IfThenZeroElse(hn::Eq(x, hn::Zero(DF())), hn::Mul(x, log_y));
 }
 
-// As divergence_column().
+// Computes divergence_column() on lanes.
 HWY_INLINE DivergenceLanes divergence_lanes(const Mixture<float>& mixture, VF log_p, VF log_q) {
   const DF df;
   const VF zero = hn::Zero(df), none = hn::Set(df, kNegativeInfinity);
@@ -108,13 +108,13 @@ HWY_INLINE DivergenceLanes divergence_lanes(const Mixture<float>& mixture, VF lo
   const VF large = exp_lanes(hn::IfThenElse(q_is_larger, log_q, log_p)), small = hn::Mul(large, ratio);
   const VF large_part = hn::IfThenElse(q_is_larger, beta, rest);
   const VF small_part = hn::IfThenElse(q_is_larger, rest, beta);
-  // As there; `tail_columns` is what the rounding of 1 + less leaves, which log(1 + less) differs by.
+  // log1p(less) as in divergence_column(): log(near), and the part that the rounding of 1 + less lost.
   const VF one = hn::Set(df, 1.0f), less = hn::Mul(small_part, hn::Sub(ratio, one)),
            near = hn::Add(one, less);
   const auto is_near = hn::Gt(ratio, hn::Set(df, 0.5f));
   const VF over_large = hn::IfThenElse(is_near, near, hn::MulAdd(small_part, ratio, large_part));
-  const VF tail_columns = hn::IfThenElseZero(is_near, hn::Sub(less, hn::Sub(near, one)));
-  const VF log_large = hn::Neg(hn::Add(log_lanes(over_large), tail_columns));
+  const VF lost = hn::IfThenElseZero(is_near, hn::Sub(less, hn::Sub(near, one)));
+  const VF log_large = hn::Neg(hn::Add(log_lanes(over_large), lost));
   const VF log_small = hn::Sub(log_large, distance);
   const VF large_term = times_log_lanes(large, log_large), small_term = times_log_lanes(small, log_small);
   const VF difference = hn::Sub(large, small);
@@ -161,7 +161,7 @@ void divergence_values(const Divergence& d, int64_t row) {
   if (d.entropy != nullptr) row_number(d.entropy, row) = student.entropy;
 }
 
-// G of a block of logits, in the place of the student's.
+// Writes G of a block of logits in place of the student's logits.
 HWY_INLINE void gradient_block(const Divergence& d, int64_t row, int64_t padded, LogitBlock* zs,
                                const LogitBlock& zt) {
   const DF df;

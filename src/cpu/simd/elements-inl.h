@@ -1,5 +1,5 @@
-// Loads and stores of the caller's types and of elements. No include guard: kernels-inl.h includes this once
-// per target.
+// Loads and stores of the caller's types and of elements.
+// No include guard: kernels-inl.h includes this once per target.
 
 HWY_INLINE VF bf16_to_lanes(const uint16_t* bits) {
   const DF df;
@@ -20,7 +20,7 @@ HWY_INLINE VF f16_to_lanes(const uint16_t* bits) {
 #endif
 }
 
-// Round to nearest even, NaN stays NaN (as core/dtype.h does it).
+// Rounds to nearest even, NaN stays NaN (as core/dtype.h does it).
 HWY_INLINE void lanes_to_bf16(VF v, uint16_t* out) {
 #if LOGITLESS_BF16_PAIRS
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v.raw)));
@@ -56,7 +56,7 @@ HWY_INLINE VF load_element(const Element* p) {
 HWY_INLINE void store_element(VF v, Element* p) {
   lanes_to_bf16(v, p);
 }
-// Two vectors side by side in one conversion.
+// Stores two vectors side by side with one conversion.
 HWY_INLINE void store_elements2(VF v0, VF v1, Element* p) {
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v1.raw, v0.raw)));
 }
@@ -92,7 +92,7 @@ HWY_INLINE VF load_lanes_of(const void* source, DType dtype, int64_t index) {
   return dtype == DType::kBF16 ? bf16_to_lanes(bits) : f16_to_lanes(bits);
 }
 
-// To a 16-bit format and back; kF32: as they are.
+// Rounds to a 16-bit format and back; kF32 leaves the values as they are.
 HWY_INLINE VF rounded_lanes(VF v, DType to) {
   HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)];
   if (to == DType::kBF16) {
@@ -111,7 +111,8 @@ inline float rounded_scalar(float v, DType to) {
   return to == DType::kF16 ? f16_to_float(float_to_f16(v)) : v;
 }
 
-// `count` numbers of any input type to elements. Bf16 pairs come from bf16, or from what is rounded to it.
+// Converts `count` numbers of any input type to elements. Bf16 pairs come from bf16, or from what is rounded
+// to it.
 void convert_elements(const void* source, DType dtype, DType round_to, int64_t count, Element* out) {
   constexpr DType kElement = sizeof(Element) == 2 ? DType::kBF16 : DType::kF32;
   if (dtype == kElement && (round_to == DType::kF32 || round_to == dtype)) {

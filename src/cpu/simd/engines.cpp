@@ -13,14 +13,15 @@ namespace logitless::cpu {
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows the name.
+// Reads cpuid, because not every compiler's __builtin_cpu_supports knows the name.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 #endif
 
-// Empty when this machine runs the kernels of that name. Views, as runs ask and allocate nothing.
+// Returns why this machine cannot run the kernels of that name, or an empty view. Runs call it, so it
+// allocates nothing.
 std::string_view why_machine_lacks(std::string_view name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -49,12 +50,12 @@ bool bf16_dot_is_fast() {
 #endif
 }
 
-// Of an operand, as the products see it.
+// The dtype that the products round an operand to.
 DType product_dtype(const Problem& problem, DType dtype) {
   return problem.rounds(dtype) ? problem.compute_dtype : dtype;
 }
 
-void tell(std::string* reason, std::string_view text) {
+void set_reason(std::string* reason, std::string_view text) {
   if (reason != nullptr) *reason = text;
 }
 
@@ -63,7 +64,7 @@ const Kernels* usable_bf16_pairs() {
   return k != nullptr && why_machine_lacks(k->name).empty() ? k : nullptr;
 }
 
-// Those compiled in, or of them those that this machine runs.
+// Names the engines that are compiled in, or only those that this machine runs.
 std::string engines(bool usable) {
   std::string names;
   const auto add = [&](const Kernels& k) {
@@ -80,7 +81,7 @@ const Kernels& best_fp32(std::string* reason) {
   for (const Kernels& k : fp32_kernels()) {
     const std::string_view why_not = why_machine_lacks(k.name);
     if (why_not.empty()) {
-      tell(reason, lacking.empty() ? std::string_view("the best of this build") : lacking);
+      set_reason(reason, lacking.empty() ? std::string_view("the best of this build") : lacking);
       return k;
     }
     lacking = why_not;
@@ -112,19 +113,19 @@ const Kernels& select_kernels(const Problem& problem, const std::string& engine,
                     product_dtype(problem, problem.dtype.weight) == DType::kBF16;
   const Kernels* pairs = usable_bf16_pairs();
   if (pairs != nullptr && bf16 && (engine == pairs->name || (engine.empty() && bf16_dot_is_fast()))) {
-    tell(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "requested");
+    set_reason(reason, engine.empty() ? "bf16 operands, whose dot product is the faster here" : "requested");
     return *pairs;
   }
   for (const Kernels& k : fp32_kernels()) {
     if (engine != k.name) continue;
-    tell(reason, "requested");
+    set_reason(reason, "requested");
     return k;
   }
   const Kernels& best = best_fp32(reason);
   if (pairs != nullptr && !engine.empty()) {
     if (reason != nullptr) *reason = engine + " multiplies bf16 by bf16 only";
   } else if (pairs != nullptr && bf16) {
-    tell(reason, "the bf16 dot product is no faster here");
+    set_reason(reason, "the bf16 dot product is no faster here");
   }
   return best;
 }

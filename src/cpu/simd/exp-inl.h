@@ -1,6 +1,7 @@
 // Vectorised exp and tanh. No include guard: kernels-inl.h includes this once per target.
 
-// 2^n for an integral n in [-150, 128] times x; halves, as 2^128 and subnormal powers are no exponents.
+// Multiplies x by 2^n for an integral n in [-150, 128]. It takes two halves, because 2^128 and subnormal
+// powers do not fit an exponent.
 HWY_INLINE VF scale_by_power_of_two(VF x, VF n) {
 #if HWY_TARGET == HWY_AVX3
   return VF{_mm512_scalef_ps(x.raw, n.raw)};
@@ -8,7 +9,7 @@ HWY_INLINE VF scale_by_power_of_two(VF x, VF n) {
   const DF df;
   const hn::RebindToSigned<DF> di;
 #if LOGITLESS_PORTABLE
-  // In plain C++ a NaN has no integer; x is NaN then, so any will do.
+  // In plain C++ a NaN has no integer. x is NaN then, so any n will do.
   n = hn::IfThenZeroElse(hn::IsNaN(n), n);
 #endif
   const auto ni = hn::ConvertTo(di, n);
@@ -20,7 +21,7 @@ HWY_INLINE VF scale_by_power_of_two(VF x, VF n) {
 #endif
 }
 
-// x kept within [-104, 89], where exp is 0 and infinity in fp32; NaN stays NaN.
+// Clamps x to [-104, 89], where exp is 0 and infinity in fp32; NaN stays NaN.
 HWY_INLINE VF clamp_exponent(VF x) {
   const DF df;
   const VF low = hn::Set(df, -104.0f);
@@ -33,8 +34,8 @@ HWY_INLINE VF clamp_exponent(VF x) {
 #endif
 }
 
-// exp of a clamped argument. exp(x) = 2^n exp(r), r = x - n ln 2 in two steps, |r| <= ln(2) / 2; the
-// polynomial's own relative error is 3e-9, so about one unit in the last place in all.
+// exp of a clamped argument. exp(x) = 2^n exp(r), r = x - n ln 2 in two steps, |r| <= ln(2) / 2. The
+// polynomial's own relative error is 3e-9, so the whole error is about one unit in the last place.
 HWY_INLINE VF exp_clamped(VF x) {
   const DF df;
   const VF magic = hn::Set(df, 12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer

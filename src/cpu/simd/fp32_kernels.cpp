@@ -1,5 +1,5 @@
-// fp32 kernels for every target that Highway compiles here; anything without one of these runs "portable".
-#ifdef LOGITLESS_NO_AVX512  // to compile less for tests
+// fp32 kernels for every target that Highway compiles here. A machine with none of these runs "portable".
+#ifdef LOGITLESS_NO_AVX512  // fewer targets compile faster, for tests
 #define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
 #else
 #define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))

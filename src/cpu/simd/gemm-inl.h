@@ -1,5 +1,6 @@
-// Register-tiled GEMM kernels. No include guard: kernels-inl.h includes this once per target.
-// Rows x two vectors of accumulators stay in registers over kSumUnits of K; each K step loads two vectors of
+// Register-tiled GEMM kernels.
+// No include guard: kernels-inl.h includes this once per target.
+// Rows x two vectors of accumulators stay in registers over kSumUnits of K. Each K step loads two vectors of
 // the panel and broadcasts one unit of every row.
 
 #if HWY_TARGET == HWY_AVX3
@@ -14,9 +15,9 @@ inline constexpr int kMr = 4;
 
 inline constexpr size_t kPrefetchSteps = 12;
 
-// Units of K in one partial sum; the last one has what is left, fewer than twice as many. The rounding error
-// of a sum of n terms in order grows as n; that of partial sums of 256 that are added in order, as 16 sqrt(n)
-// up to n = 2^16.
+// Units of K in one partial sum; the last one has the rest, fewer than twice as many.
+// The rounding error of a sum of n terms in order grows as n. With partial sums of 256 terms, added in order,
+// it grows as 16 sqrt(n) up to n = 2^16.
 inline constexpr int64_t kSumUnits = 256;
 
 #if LOGITLESS_BF16_PAIRS
@@ -32,8 +33,8 @@ HWY_INLINE VF multiply_add_unit(VF acc, const uint32_t* a, const uint32_t* b) {
 }
 #endif
 
-// One register tile over the `units` of K that a and b begin at. Row i of a rows operand is reached from
-// every third row's pointer, so that 14 rows take five address registers and no spill.
+// Computes one register tile over the `units` of K that a and b begin at. A rows operand has a pointer for
+// every third row and reaches the others from it, so that 14 rows take five address registers and no spill.
 template <int kRows, bool kColumnsOperand>
 HWY_INLINE void multiply_tile(const GemmStrip& g, const uint32_t* HWY_RESTRICT a_begin,
                               const uint32_t* HWY_RESTRICT b, int64_t units, bool add,

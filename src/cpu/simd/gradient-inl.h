@@ -1,5 +1,5 @@
-// From exp_logits or logits to gradients of the dot products. No include guard: kernels-inl.h includes this
-// once per target.
+// Gradients of the dot products, from exp logits or logits.
+// No include guard: kernels-inl.h includes this once per target.
 
 void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, const StripCoefficients& k,
                     void* dz, int64_t dz_stride) {
@@ -35,7 +35,7 @@ void gradient_strip(const LogitStrip& strip, const LogitTransform<float>& t, con
     for (int at = i * strip.targets; at < (i + 1) * strip.targets; ++at) {
       const int32_t y = strip.target[at];
       if (y < 0) continue;
-      // At the target p a - g may cancel: in double, and before any rounding to an element.
+      // At the target p a - g may cancel, so it is computed in double and before any rounding to an element.
       const double zy = z[y];
       const double w = strip.class_weight == nullptr ? 1.0 : strip.class_weight[y];
       const LogSumExp<double> known{k.lse[i], k.lse_residual[i]};
@@ -55,7 +55,7 @@ void finish_strip(const LogitStrip& strip, const FinishStrip& f) {
     const VF factor = hn::Set(df, f.factor[i]);
     if (f.c == nullptr) {
       for (int64_t j = 0; j < strip.columns;
-           j += 2 * lanes) {  // exp_logits are padded to two vectors with zeros
+           j += 2 * lanes) {  // exp logits are padded to two vectors with zeros
         const VF v0 = hn::Mul(load_element(exp_logits + j), factor);
         const VF v1 = hn::Mul(load_element(exp_logits + j + lanes), factor);
         store_elements2(v0, v1, row + j);

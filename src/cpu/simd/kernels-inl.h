@@ -1,6 +1,7 @@
 // All kernels of one target, with fp32 units or, with LOGITLESS_BF16_PAIRS, bf16 pairs. Included once per
-// target and unit. LOGITLESS_UNITS is the namespace of the unit; LOGITLESS_BEFORE_KERNELS and
-// LOGITLESS_AFTER_KERNELS set and restore the instruction set.
+// target and unit.
+// LOGITLESS_UNITS is the namespace of the unit. LOGITLESS_BEFORE_KERNELS and LOGITLESS_AFTER_KERNELS set and
+// restore the instruction set.
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
@@ -42,11 +43,11 @@ using VF = hn::Vec<DF>;
 
 }  // namespace
 
-// Evaluated by the compiler: its code would be of this instruction set, and tables are read on any processor.
+// The compiler evaluates it: its code would be of this instruction set, and tables are read on any processor.
 consteval Kernels make_kernels(const KernelFacts& facts) {
   const bool agree = facts.mr == kMr && facts.nr == static_cast<int>(2 * hn::MaxLanes(DF())) &&
                      facts.pair == static_cast<int>(kPair);
-  if (!agree) throw "KernelFacts say otherwise";  // refused by the compiler
+  if (!agree) throw "KernelFacts say otherwise";  // the compiler rejects it
   Kernels k{facts};
   k.gemm_rows = gemm_rows;
   k.gemm_columns = gemm_columns;

@@ -13,7 +13,7 @@ struct Divergence;
 
 namespace logitless::cpu {
 
-// Facts that plans need of an instruction set's kernels; a build without kernels has these alone.
+// Facts about an instruction set's kernels that plans need. A build without kernels has these alone.
 struct KernelFacts {
   const char* name = "";
   int mr = 0;                // rows of the register tile
@@ -55,7 +55,7 @@ struct MatrixView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t stride = 0;            // elements
-  DType round_to = DType::kF32;  // numbers of other dtypes are rounded to it; kF32: they are not
+  DType round_to = DType::kF32;  // numbers of other dtypes are rounded to it; kF32 rounds nothing
   bool rounds() const { return round_to != DType::kF32 && round_to != dtype; }
 };
 
@@ -64,11 +64,11 @@ struct LogitStrip {
   float* z = nullptr;  // in: dot products; scratch of the kernel afterwards
   int64_t stride = 0;
   int rows = 0;
-  int64_t columns = 0;                  // real ones
+  int64_t columns = 0;                  // without the padding
   int64_t padded_columns = 0;           // the rest of the output rows is set to zero
   const int32_t* target = nullptr;      // [rows, targets] columns of them, negative when not in this block
   const float* class_weight = nullptr;  // [columns], null: all one
-  int targets = 1;                      // of a row
+  int targets = 1;                      // targets of a row
 };
 
 // Statistics of one block, each [rows] but for target_logit; null where not wanted.
@@ -76,15 +76,15 @@ struct BlockStats {
   float* max = nullptr;
   float* sum_exp = nullptr;       // sum exp(z - max)
   float* target_logit = nullptr;  // [rows, targets], written for targets in this block only
-  // Relative to max; so is `weighted`: sum w (z - max), of a masked block sum w z.
+  // Statistics relative to max; so is `weighted`: sum w (z - max), for a masked block sum w z.
 #define LOGITLESS_MEMBER(name, part, ...) float* part = nullptr;
   LOGITLESS_OPTIONAL_SUMS(LOGITLESS_MEMBER)
 #undef LOGITLESS_MEMBER
   int32_t* argmax = nullptr;  // first column of the maximum
 };
 
-// dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_residual, every vector [rows],
-// but g [rows, targets]: of a target that comes several times, the sum each time.
+// Coefficients of dz = ((p (a + b log p) + c w) - g [target]) t'(z), log p = (z - lse) - lse_residual. Every
+// vector is [rows], but g is [rows, targets]. A target that comes several times has the sum each time.
 struct StripCoefficients {
   const float* lse = nullptr;
   const float* lse_residual = nullptr;
@@ -94,8 +94,8 @@ struct StripCoefficients {
   const float* g = nullptr;
 };
 
-// Stored exp_logits A = exp(z - max) t'(z) of one strip to dz = factor * A + c w, then the exact value at the
-// target; dz may be in the exp_logits' place. Both have the strip's stride.
+// Turns stored exp logits A = exp(z - max) t'(z) of one strip into dz = factor * A + c w, then writes the
+// exact value at the target. dz may lie in place of the exp logits. Both have the strip's stride.
 struct FinishStrip {
   const void* exp_logits = nullptr;     // elements
   void* dz = nullptr;                   // elements
@@ -110,7 +110,7 @@ struct SparseElement {
   float value = 0;
 };
 
-// Room for a vector more: lists of elements are written by whole vectors, of 16 lanes at most.
+// Room for one more vector: lists of elements are written by whole vectors, of 16 lanes at most.
 inline constexpr int64_t kVectorRoom = 16;
 
 // One row of logits of one vocabulary block, of which some elements are kept: each with the probability
@@ -120,11 +120,13 @@ struct DrawRow {
   int64_t padded_columns = 0;  // whole vectors, -inf past the end
   float lse_estimate = 0;
   float threshold = 0;
-  float offset = 0;            // in (0, 1): where the draw begins
-  float* q = nullptr;          // [padded_columns] scratch
-  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
-  float* logits = nullptr;     // out: their z, as much room
-  // Of draw_each_row: each element is kept by itself while its uniform * threshold < q. Stream: of column 0.
+  float offset = 0;    // in (0, 1): where the draw begins
+  float* q = nullptr;  // [padded_columns] scratch
+  int32_t* columns =
+      nullptr;  // out: columns of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;  // out: their z, with the same room
+  // Inputs of draw_each_row, which keeps each element by itself where its uniform * threshold < q. `stream`
+  // is the stream of column 0.
   uint32_t row_bits = 0, stream = 0;
   uint64_t seed = 0;
 };
@@ -134,8 +136,9 @@ struct SelectRow {
   const float* z = nullptr;
   int64_t padded_columns = 0;  // whole vectors
   float least = 0;
-  int32_t* columns = nullptr;  // out: of the block, ascending; room for a vector more than padded_columns
-  float* logits = nullptr;     // out: their z, as much room
+  int32_t* columns =
+      nullptr;  // out: columns of the block, ascending; room for a vector more than padded_columns
+  float* logits = nullptr;  // out: their z, with the same room
 };
 
 // sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.
@@ -151,39 +154,41 @@ struct AddRows {
 struct Kernels : KernelFacts {
   void (*gemm_rows)(const GemmStrip&) = nullptr;
   void (*gemm_columns)(const GemmStrip&) = nullptr;
-  // Elements of the first row, zeros up to padded.
+  // Converts the first row to elements, with zeros up to `padded`.
   void (*convert_row)(const MatrixView& source, int64_t count, int64_t padded, void* elements) = nullptr;
-  // Panels of the transpose: rows [0, rows) become columns, units of `depth` elements along K. rows is
-  // padded with zeros to `panels` panels. [panel][ceil(depth / pair)][nr]
+  // Packs panels of the transpose: rows [0, rows) become columns, units of `depth` elements along K. Rows are
+  // padded with zeros to `panels` panels: [panel][ceil(depth / pair)][nr]
   void (*pack_transposed)(const MatrixView& source, int64_t rows, int64_t depth, int64_t panels,
                           uint32_t* out) = nullptr;
-  // K runs along the rows: [panel][units][width], zero padded to `panels` panels of `width` columns.
+  // Packs panels with K along the rows: [panel][units][width], zero padded to `panels` panels of `width`
+  // columns.
   void (*pack_interleaved)(const MatrixView& source, int64_t rows, int64_t columns, int64_t units,
                            int64_t panels, int64_t width, uint32_t* out) = nullptr;
-  // Logits to statistics, and exp(z - max) t'(z) to `exp_logits` when not null.
+  // Turns dot products into logits and statistics, and writes exp(z - max) t'(z) to `exp_logits` when not
+  // null.
   void (*softmax_strip)(const LogitStrip&, const LogitTransform<float>&, const BlockStats&, void* exp_logits,
                         int64_t exp_logits_stride) = nullptr;
-  // Logits to gradients of the dot products.
+  // Turns logits into gradients of the dot products.
   void (*gradient_strip)(const LogitStrip&, const LogitTransform<float>&, const StripCoefficients&, void* dz,
                          int64_t dz_stride) = nullptr;
   void (*finish_strip)(const LogitStrip&, const FinishStrip&) = nullptr;
   // sums[j] += sum_i dz[i, j]
   void (*add_column_sums)(const void* dz, int64_t stride, int64_t rows, int64_t columns,
                           float* sums) = nullptr;
-  // out[j] = factor * values[j] (+ out[j]); out fp32, bf16 or fp16, rounded once.
+  // out[j] = factor * values[j] (+ out[j]); out is fp32, bf16 or fp16 and is rounded once.
   void (*store_row)(const float* values, int64_t count, float factor, bool add, DType dtype,
                     void* out) = nullptr;
   // out[i] = exp(x[i])
   void (*exp_row)(const float* x, int64_t count, float* out) = nullptr;
-  // How many elements were kept.
+  // Returns how many elements were kept.
   int64_t (*draw_row)(const DrawRow&) = nullptr;
   int64_t (*draw_each_row)(const DrawRow&) = nullptr;
-  // Elements of a row of logits that are not below `least`, NaNs among them: how many.
+  // Selects elements of a row of logits that are not below `least`, NaNs among them; returns how many.
   int64_t (*select_row)(const SelectRow&) = nullptr;
   void (*add_rows)(const AddRows&) = nullptr;
-  // Of the first rows.
+  // Returns the dot product of the two first rows.
   float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;
-  // One row of float32 products of two heads.
+  // Computes one row of a divergence, from float32 products of two heads.
   void (*divergence_values)(const Divergence&, int64_t row) = nullptr;
   void (*divergence_gradient)(const Divergence&, int64_t row) = nullptr;
 };
@@ -198,18 +203,18 @@ inline DType element_dtype(const Kernels& k) {
 
 // Kernels compiled in, best first: avx512, avx2, neon, portable.
 std::span<const Kernels> fp32_kernels();
-// The bf16 dot product's, null where not compiled in.
+// The kernels of the bf16 dot product, null where not compiled in.
 const Kernels* bf16_pair_kernels();
 
 // Names of the instruction sets that this machine can run, best first: "avx512_bf16, avx512, avx2, portable".
 std::string usable_engines();
 
-// Empty when `engine` (empty: the best) can run here, else why not.
+// Returns why `engine` (empty: the best) cannot run here; empty when it can.
 std::string why_engine_unavailable(const std::string& engine);
 
-// The kernels for the problem's types. `engine` empty picks the best: bf16 pairs for bf16 inputs where their
-// dot product is faster than fp32 arithmetic. "avx512_bf16" means pairs for bf16 inputs and avx512 for all
-// others. Tells why these in `reason` when it is not null.
+// Returns the kernels for the problem's types. An empty `engine` picks the best: bf16 pairs for bf16 inputs
+// where their dot product is faster than fp32 arithmetic. "avx512_bf16" means pairs for bf16 inputs and
+// avx512 for all others. Writes the reason for the choice to `reason` when it is not null.
 const Kernels& select_kernels(const Problem& problem, const std::string& engine,
                               std::string* reason = nullptr);
 

@@ -1,8 +1,7 @@
 // Vectorised natural logarithm. No include guard: kernels-inl.h includes this once per target.
 
-// Of positive normal numbers; NaN stays NaN. x = 2^e m with m in [1/sqrt(2), sqrt(2)), and log m = 2
-// atanh(s), s = (m - 1) / (m + 1), |s| <= 0.172, by the series of atanh, whose first term left out is below
-// 2^-31 of it.
+// Logarithm of positive normal numbers; NaN stays NaN. x = 2^e m with m in [1/sqrt(2), sqrt(2)), and log m =
+// 2 atanh(s), s = (m - 1) / (m + 1), |s| <= 0.172. The series of atanh ends before a term below 2^-31 of it.
 HWY_INLINE VF log_lanes(VF x) {
   const DF df;
   const hn::RebindToSigned<DF> di;
@@ -19,7 +18,7 @@ HWY_INLINE VF log_lanes(VF x) {
   series = hn::MulAdd(series, s2, hn::Set(df, 2.0f / 7));
   series = hn::MulAdd(series, s2, hn::Set(df, 2.0f / 5));
   series = hn::MulAdd(series, s2, hn::Set(df, 2.0f / 3));
-  // 2 s = f - s f, so that the large part of log m is f itself, without a rounding.
+  // 2 s = f - s f keeps f itself, without a rounding, as the large part of log m.
   VF log = hn::MulAdd(s, hn::Sub(hn::Mul(s2, series), f), f);
   log = hn::MulAdd(e, hn::Set(df, 1.42860677e-06f), log);
   log = hn::MulAdd(e, hn::Set(df, 0.693145752f), log);  // ln 2, upper 16 bits: e * it is exact

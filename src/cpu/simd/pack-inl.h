@@ -3,7 +3,7 @@
 inline constexpr int64_t kPair = static_cast<int64_t>(sizeof(uint32_t) / sizeof(Element));
 inline constexpr int64_t kPackChunk = 128;  // units of K packed at a time: a 16 KiB stretch of the panel
 
-// Units [first, first + count) of row `row`; from memory when it holds elements already, else through
+// Returns units [first, first + count) of row `row`: from memory when it holds elements already, else through
 // `buffer`. A row past the end, and the odd last element of a pair, are zeros.
 HWY_INLINE const Element* row_chunk(const MatrixView& source, int64_t row, int64_t rows, int64_t depth,
                                     int64_t first, int64_t count, Element* buffer) {
@@ -26,8 +26,8 @@ inline constexpr int kPackRows = 2;
 inline constexpr int kPackRows = 4;
 #endif
 
-// Asks for `count` elements of a row from `column` on, as far as they exist. Packing reads short stretches of
-// many rows, each on a page of its own, where hardware prefetchers see nothing coming.
+// Prefetches `count` elements of a row from `column` on, as far as they exist. Packing reads short stretches
+// of many rows, each on a page of its own, where hardware prefetchers see nothing coming.
 HWY_INLINE void prefetch_row(const MatrixView& source, int64_t row, int64_t rows, int64_t column,
                              int64_t count, int64_t columns) {
   if (row >= rows || column >= columns) return;
@@ -37,7 +37,7 @@ HWY_INLINE void prefetch_row(const MatrixView& source, int64_t row, int64_t rows
   for (int64_t i = 0; i < wanted; i += 64) hwy::Prefetch(data + i);
 }
 
-// kPackRows rows of units to columns of group, 4 x 4 at a time; a column goes to out + k * nr.
+// Transposes kPackRows rows of units, 4 x 4 at a time; column k goes to out + k * nr.
 HWY_INLINE void transpose_rows(const Element* const rows[kPackRows], int64_t count, int64_t nr,
                                uint32_t* HWY_RESTRICT out) {
   int64_t k = 0;
@@ -92,7 +92,8 @@ void pack_transposed(const MatrixView& source, int64_t rows, int64_t depth, int6
 }
 
 #if LOGITLESS_BF16_PAIRS
-// `count` elements of a row from `column` on, where they lie or converted into the buffer; null: no such row.
+// Returns `count` elements of a row from `column` on, where they lie or converted into the buffer; null where
+// there is no such row.
 HWY_INLINE const uint16_t* elements_of_row(const MatrixView& source, int64_t row, int64_t rows,
                                            int64_t column, int64_t count, uint16_t* buffer) {
   if (row >= rows) return nullptr;
@@ -104,7 +105,7 @@ HWY_INLINE const uint16_t* elements_of_row(const MatrixView& source, int64_t row
 }
 #endif
 
-// Columns [column, column + width) of unit row `unit`, a whole number of vectors, at most two.
+// Interleaves columns [column, column + width) of unit row `unit`: a whole number of vectors, at most two.
 HWY_INLINE void interleave_units(const MatrixView& source, int64_t rows, int64_t columns, int64_t unit,
                                  int64_t column, int64_t width, uint32_t* HWY_RESTRICT out) {
   const int64_t present = HWY_MAX(int64_t{0}, HWY_MIN(width, columns - column));

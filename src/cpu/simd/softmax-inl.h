@@ -1,9 +1,9 @@
-// What happens to a strip of dot products while it is in cache. No include guard: kernels-inl.h includes this
-// once per target.
+// The work on a strip of dot products while it is in cache.
+// No include guard: kernels-inl.h includes this once per target.
 
 inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// The softcap of a row's logits, which are over its temperature.
+// The softcap of a row's logits, which are already divided by its temperature.
 HWY_INLINE float row_softcap(const LogitTransform<float>& t, int row) {
   return t.softcap * t.inverse_temperature_of(row);
 }
@@ -15,8 +15,7 @@ HWY_INLINE VF transform_lanes(VF dot, VF scale, VF bias, float softcap) {
   return hn::Mul(hn::Set(df, softcap), tanh_lanes(hn::Div(z, hn::Set(df, softcap))));
 }
 
-// t'(z) = 1 - (z / softcap)^2
-// A division, so that it is 0 where z has reached the softcap.
+// t'(z) = 1 - (z / softcap)^2, with a division so that it is 0 where z has reached the softcap.
 HWY_INLINE VF softcap_slope(VF z, VF softcap) {
   const DF df;
   const VF r = hn::Div(z, softcap);
@@ -25,7 +24,7 @@ HWY_INLINE VF softcap_slope(VF z, VF softcap) {
 
 HWY_INLINE float max_of_lanes(VF v) {
 #if LOGITLESS_PORTABLE
-  // Highway's own begins at the lowest finite number: too high for -inf alone.
+  // Highway's own maximum begins at the lowest finite number, which is too high for -inf alone.
   HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
   hn::Store(v, DF(), lanes);
   float max = kNegativeInfinity;
@@ -36,7 +35,7 @@ HWY_INLINE float max_of_lanes(VF v) {
 #endif
 }
 
-// Dot products to logits in place; columns past the end become -inf. Returns the maximum of the row.
+// Turns dot products into logits in place; columns past the end become -inf. Returns the row's maximum.
 HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform<float>& t,
                                int row) {
   const DF df;
@@ -68,12 +67,13 @@ HWY_INLINE float sum_of_lanes(VF v) {
   return hn::GetLane(hn::SumOfLanes(DF(), v));
 }
 
-// Sums of exp(z - logit_offset): themselves, times z - logit_offset, and squared.
+// Sums over exp(z - logit offset): plain, times z - logit offset, and squared.
 struct ExpSums {
   float exp = 0, offset = 0, square = 0;
 };
 
-// Of a row, as far as they are wanted; and the exp_logits times t'(z) to `exp_logits` when not null.
+// Returns a row's sums, as far as they are wanted. Writes the exp logits times t'(z) to `exp_logits` when not
+// null.
 template <bool kWantOffset, bool kWantSquare, bool kSoftcap>
 HWY_INLINE ExpSums exp_sums(const float* HWY_RESTRICT z, int64_t padded, float logit_offset, float softcap,
                             Element* HWY_RESTRICT exp_logits) {
@@ -139,15 +139,15 @@ HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, floa
   return total;
 }
 
-// The first column that holds `value`, which may be a NaN; -1 for none.
+// Returns the first column that holds `value`, which may be a NaN; -1 for none.
 HWY_INLINE int32_t first_of(const float* HWY_RESTRICT z, int64_t padded, float value) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF v = hn::Set(df, value);
   for (int64_t j = 0; j < padded; j += lanes) {
     const VF zj = hn::LoadU(df, z + j);
-    const auto found = std::isnan(value) ? hn::IsNaN(zj) : hn::Eq(zj, v);
-    const intptr_t at = hn::FindFirstTrue(df, found);
+    const auto matches = std::isnan(value) ? hn::IsNaN(zj) : hn::Eq(zj, v);
+    const intptr_t at = hn::FindFirstTrue(df, matches);
     if (at >= 0) return static_cast<int32_t>(j + at);
   }
   return -1;
@@ -160,7 +160,7 @@ void softmax_strip(const LogitStrip& strip, const LogitTransform<float>& t, cons
     Element* row_exp_logits =
         exp_logits == nullptr ? nullptr : static_cast<Element*>(exp_logits) + i * exp_logits_stride;
     const float max = transform_row(z, strip, t, i);
-    // All -inf (a masked block): any finite logit_offset makes its exp_logits 0, where -inf would make them
+    // A masked block is all -inf. Any finite logit offset makes its exp logits 0, where -inf would make them
     // NaN.
     const float logit_offset = max == kNegativeInfinity ? 0.0f : max;
     const auto exp_logits_of_row = t.softcap != 0 ? wanted_exp_sums<true> : wanted_exp_sums<false>;

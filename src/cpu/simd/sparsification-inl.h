@@ -1,15 +1,15 @@
-// Kernels that find elements of a row, drawn or large, and those of sparsified gradients. No include guard:
-// kernels-inl.h includes this once per target.
+// Kernels that find elements of a row, drawn or large, and kernels of sparsified gradients.
+// No include guard: kernels-inl.h includes this once per target.
 
 // Appends the columns from j on that are in the mask, with their logits z, to the `count` that the row has.
 // Returns how many.
 template <class Row, class Mask>
-HWY_INLINE int64_t store_outputs(const Row& row, int64_t count, int64_t j, VF z, Mask found) {
+HWY_INLINE int64_t append_elements(const Row& row, int64_t count, int64_t j, VF z, Mask mask) {
   const DF df;
   const hn::RebindToSigned<DF> di;
   const auto columns = hn::Iota(di, static_cast<int32_t>(j));
-  hn::CompressStore(columns, hn::RebindMask(di, found), di, row.columns + count);
-  return static_cast<int64_t>(hn::CompressStore(z, found, df, row.logits + count));
+  hn::CompressStore(columns, hn::RebindMask(di, mask), di, row.columns + count);
+  return static_cast<int64_t>(hn::CompressStore(z, mask, df, row.logits + count));
 }
 
 int64_t select_row(const SelectRow& row) {
@@ -19,17 +19,18 @@ int64_t select_row(const SelectRow& row) {
   int64_t count = 0;
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
     const VF z = hn::LoadU(df, row.z + j);
-    const auto found = hn::Not(hn::Lt(z, least));
-    if (!hn::AllFalse(df, found)) count += store_outputs(row, count, j, z, found);
+    const auto mask = hn::Not(hn::Lt(z, least));
+    if (!hn::AllFalse(df, mask)) count += append_elements(row, count, j, z, mask);
   }
   return count;
 }
 
-// One systematic draw over all columns of the row, taken lane by lane: elements of q < threshold lie end to
-// end in the order of lanes, and one is kept where its stretch reaches the next multiple of the threshold
-// past the offset. Lanes need only know where their stretches begin, from the sums of the lanes before, so
-// all run side by side. Whatever rounding those sums have, every lane begins at a uniform point, so no
-// probability depends on it.
+// One systematic draw over all columns of the row, lane by lane. Elements of q < threshold lie end to end in
+// the order of lanes. One is kept where its stretch reaches the next multiple of the threshold past the
+// offset.
+// A lane only needs to know where its stretch begins, from the sums of the lanes before, so all lanes run
+// side by side. Whatever rounding those sums have, every lane begins at a uniform point, so no probability
+// depends on it.
 int64_t draw_row(const DrawRow& row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
@@ -60,12 +61,12 @@ int64_t draw_row(const DrawRow& row) {
     const auto kept = hn::Or(drawn, hn::Ge(q, threshold));
     if (hn::AllFalse(df, kept)) continue;
     reached = hn::Sub(reached, hn::IfThenElseZero(drawn, threshold));
-    count += store_outputs(row, count, j, hn::LoadU(df, row.z + j), kept);
+    count += append_elements(row, count, j, hn::LoadU(df, row.z + j), kept);
   }
   return count;
 }
 
-// draw_uniform() of draw_stream_bits().
+// draw_uniform() of draw_stream_bits(), on lanes.
 HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
   const DF df;
   const hn::RebindToUnsigned<DF> du;
@@ -90,12 +91,12 @@ int64_t draw_each_row(const DrawRow& row) {
     const VF q = exp_lanes(hn::Sub(z, lse_estimate));
     const auto kept = hn::Or(hn::Ge(q, threshold), hn::Lt(hn::Mul(uniform_lanes(row, j), threshold), q));
     if (hn::AllFalse(df, kept)) continue;
-    count += store_outputs(row, count, j, z, kept);
+    count += append_elements(row, count, j, z, kept);
   }
   return count;
 }
 
-// sums += rows[0..kRows) with their weights; the next group is fetched meanwhile, as rows lie anywhere.
+// sums += rows[0..kRows) with their weights. The next group is fetched meanwhile, because rows lie anywhere.
 template <DType kType, bool kRounds, int kRows>
 HWY_INLINE void add_row_group(const AddRows& g, const SparseElement* rows, const SparseElement* next) {
   const DF df;
@@ -151,7 +152,7 @@ void add_rows(const AddRows& g) {
   add_rows_of<DType::kF16>(g);
 }
 
-// Rounded, where the matrix is.
+// Loads lanes of the matrix, rounded where the matrix is.
 HWY_INLINE VF operand_lanes(const MatrixView& m, int64_t j) {
   return rounded_lanes(load_lanes_of(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
 }

@@ -7,7 +7,8 @@
 namespace logitless::cpu {
 namespace {
 
-// Ranges are closed by their columns, or by elements, and then two neighbors have more than one range's.
+// A range is closed by its columns or by its elements. In the second case two neighbors together have more
+// elements than a range may have.
 int64_t most_ranges(const Problem& p, int64_t capacity) {
   return ceil_div(p.vocab, kRangeColumns) + 2 * ceil_div(p.tokens * capacity, range_elements(p)) + 2;
 }

@@ -13,10 +13,11 @@
 
 namespace logitless::cpu {
 
-// Vocabulary blocks are drawn in windows 0, 1, 2-3, 4-7, ... of at most kLargestDrawWindow: after each, rows
-// know more of their lse, which is the lse_estimate of the next. A doubling of the columns seen costs a row
-// no more than 1 / threshold elements of the first draw, even where all columns are alike. Windows depend on
-// nothing but the number of blocks, as elements do on the lse_estimates.
+// Vocabulary blocks are drawn in windows 0, 1, 2-3, 4-7, ... of at most kLargestDrawWindow.
+// After each window, rows know more of their lse, which becomes the lse estimate of the next. Doubling the
+// columns seen costs a row at most 1 / threshold elements of the first draw, even where all columns are
+// alike.
+// Windows depend on nothing but the number of blocks, because elements depend on the lse estimates.
 inline constexpr int64_t kLargestDrawWindow = 64;
 inline constexpr int64_t kDoublings = 6;  // 2^kDoublings = kLargestDrawWindow
 
@@ -34,14 +35,13 @@ inline int64_t draw_windows(int64_t blocks) {
   return blocks == 0 ? 0 : draw_window_of(blocks - 1) + 1;
 }
 
-// Whether a sparsified run draws elements itself: all but a backward pass that is given a forward pass'
-// draws.
+// Whether a sparsified run draws elements itself: every run but a backward pass with a forward pass' draws.
 inline bool draws_elements(const Problem& p) {
   return p.is_sparsified() && !(p.has.draws && p.pass == Pass::kBackward);
 }
 
-// What a forward pass draws: Buffers::draws, or a part of the workspace. Rows are those that are not ignored,
-// in order.
+// The draws of a forward pass: Buffers::draws, or a part of the workspace. Rows are those that are not
+// ignored, in order.
 struct Draws {
   std::span<int64_t> seed;            // [1]
   std::span<int32_t> count;           // [N] elements of a row
@@ -53,20 +53,20 @@ struct Draws {
 Draws lay_out_draws(const Problem& problem, const Shape& shape, Workspace& workspace);
 
 // Room of a row's list, its target included. A block's elements are added to a list that was sparsified down
-// to what a row can have at most in the end (sparsified.h), and no column comes twice.
+// to what a row can have at most in the end (sparsified.h). No column comes twice.
 int64_t row_capacity(const Problem& problem, const Shape& shape);
 
-// A row while its elements are drawn by several threads.
+// A row while several threads draw its elements.
 struct RowDraw {
   int32_t lock = 0;
-  LogSumExp<double> known;  // of the exp_logits that are known so far: at most lse
+  LogSumExp<double> known;  // sum of the exp logits that are known so far: at most lse
 };
 
-// Columns whose gradients one task adds up: so many, or so many elements of all rows, at most.
+// One task adds up the gradients of at most so many columns, or of so many elements of all rows.
 inline constexpr int64_t kRangeColumns = 1024;
 inline constexpr int64_t kRangeElements = 8192;
 
-// Parts that a long sum of rows is split into, so that threads share it and its order depends on neither.
+// Parts of a long sum of rows. Threads share them, and the order of the sum depends on no number of threads.
 inline constexpr int64_t kSumParts = 64;
 
 struct SparsifiedArena {
@@ -93,7 +93,7 @@ struct SparsifiedWorker {
   std::span<float> q;                 // [vocab_block]
   std::span<float> sums;              // [hidden_padded]
   std::span<SparseElement> elements;  // [the largest range's] row and gradient, column by column
-  std::span<int32_t> end;             // [kRangeColumns] of each column's elements
+  std::span<int32_t> end;             // [kRangeColumns] end of each column's elements
 };
 
 SparsifiedArena lay_out_sparsified(const Problem& problem, const Shape& shape, int64_t token_chunk,

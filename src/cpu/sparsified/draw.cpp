@@ -10,22 +10,22 @@
 namespace logitless::cpu {
 namespace {
 
-// Not above any logit: q is at least 1, so a block without any lse_estimate is kept as a whole. Not -inf,
-// whose distance from a logit of -inf is NaN.
+// An estimate that is not above any logit: q is at least 1, so a block without any lse estimate is kept as a
+// whole. It is not -inf, whose distance from a logit of -inf is NaN.
 constexpr float kNoEstimate = std::numeric_limits<float>::lowest();
 
-// A lse_estimate above lse would draw elements of p >= threshold too. These are computed in an order of their
-// own, so they may be off in their last bits.
+// An lse estimate above lse would also draw elements of p >= threshold. Estimates are sums in an order of
+// their own, so they may be off in their last bits.
 constexpr float kEstimateMargin = 0x1p-10f;
 
-// A float below what is known of lse by more than its own rounding; in a group, whose elements are drawn
-// once, by more than that of exp_logits, too, so that what lse would keep is drawn.
+// Returns a float below the known part of lse by more than its own rounding. A group draws elements once.
+// There the margin also covers the rounding of exp logits, so that everything that lse would keep is drawn.
 float estimate_below(const Problem& p, double known) {
   if (p.in_group()) known -= kEstimateMargin;
   return std::max(static_cast<float>(known - std::fabs(known) * 0x1p-20), kNoEstimate);
 }
 
-// The target's logit: a lower bound of lse, and after training not far below it.
+// Returns the target's logit: a lower bound of lse, and after training not far below it.
 float first_estimate(const Runner& run, const Chunk& chunk, int64_t i) {
   const Problem& p = run.problem;
   const Buffers& b = run.buffers;
@@ -59,11 +59,10 @@ int32_t draw_again(const Runner& run, int64_t i, SparseElement* list, int32_t co
   return kept;
 }
 
-// A row's elements are added by whoever has a block of it, in any order, under the row's lock. A
-// list that has no room is sparsified first, by the second draw with what is known of the row's lse by then
-// (core/sparsification.h says why that changes nothing in the end). What is left then is at most
-// sparsified_row_capacity() elements but for a probability of 2e-28, and a block more always fits behind
-// them.
+// Any worker with a block of a row adds the row's elements, in any order, under the row's lock.
+// A list that has no room is sparsified first, by the second draw with what is known of the row's lse by
+// then; core/sparsification.h says why that changes nothing in the end. The list then has at most
+// sparsified_row_capacity() elements, but for a probability of 2e-28. One more block always fits behind them.
 
 // Elements of one block that the first draw kept, and the block's lse.
 struct BlockDraw {
@@ -89,8 +88,9 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
         row.known.log_p(lse_estimate) > 0 ? LogSumExp<double>{lse_estimate, 0} : row.known;
     bound.low -= kBoundMargin;
     count = draw_again(run, i, list, count, bound);
-    // This has the probability 2e-28, see above: memory safety is not left to chance. No logit of the list is
-    // above bound.high, so raising bound.low leaves nothing in the end; infinite and NaN bounds end here too.
+    // This has the probability 2e-28, see above, but memory safety is not left to chance. No logit of the
+    // list is above bound.high, so raising bound.low leaves nothing in the end. Infinite and NaN bounds end
+    // here as well.
     while (count + drawn.count > room) {
       bound.low += std::numbers::ln2;
       count = std::isfinite(bound.value()) ? draw_again(run, i, list, count, bound) : 0;
@@ -119,7 +119,7 @@ void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const auto at = static_cast<size_t>(chunk.first + i);
     d.count[at] = 0;
-    // A backward pass knows lse itself; of shards it is that of all.
+    // A backward pass knows lse itself; for shards it is the lse of all columns.
     if (run.problem.pass == Pass::kBackward) {
       const double lse = load_as_double(run.buffers.lse, run.problem.stats_dtype(), run.arena.rows[at]);
       d.lse_estimate[at] = std::isfinite(lse) ? estimate_below(run.problem, lse) : kNoEstimate;
@@ -160,9 +160,9 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
   for (int i = 0; i < strip.rows; ++i) {
     const auto source = static_cast<uint32_t>(run.arena.rows[static_cast<size_t>(chunk.first + row + i)]);
     const float largest = sum[i];
-    sum[i] *= stats.sum_exp[i];  // of the q of all columns
+    sum[i] *= stats.sum_exp[i];  // sum of q over all columns
     const float offset = draw_uniform(draw_bits(seed, source, kFirstDrawStream + first_stream));
-    constexpr float kBelow = 1 - 0x1p-16f;  // further than the rounding of sums and exp_logits
+    constexpr float kBelow = 1 - 0x1p-16f;  // further than the rounding of sums and exp logits
     constexpr float kLeastUniform = 0x1p-24f;
     // Most blocks of most rows end here: the draw does not reach its first multiple of the threshold.
     if (each ? largest < threshold * (kLeastUniform * kBelow)
@@ -180,7 +180,7 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
     draw.offset = offset;
     draw.q = w.sparsified.q.data();
     draw.columns = w.columns.data();
-    draw.logits = w.found.data();
+    draw.logits = w.element_logits.data();
     const int64_t count = (each ? run.kernels.draw_each_row : run.kernels.draw_row)(draw);
     if (count == 0) continue;
     const LogSumExp<double> lse{stats.max[i], std::log(stats.sum_exp[i])};
@@ -197,7 +197,8 @@ void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   }
 }
 
-Weighed reweight(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse) {
+ElementWeight reweight(const Runner& run, int64_t i, const SparseElement& element,
+                       const LogSumExp<double>& lse) {
   const Draws& d = run.arena.sparsified.draws;
   const Problem& p = run.problem;
   const auto threshold = static_cast<float>(p.threshold);

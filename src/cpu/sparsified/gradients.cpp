@@ -24,15 +24,15 @@ void add_row(const Runner& run, std::span<const float> row, float value, std::sp
 
 // One row's numbers, in double; coefficients carry the logits' scale.
 struct Row {
-  int64_t at = 0;      // of the rows that are not ignored
-  int64_t source = 0;  // the caller's
+  int64_t at = 0;      // index among the rows that are not ignored
+  int64_t source = 0;  // the caller's row
   int64_t target = -1;
   LogSumExp<double> lse;
   RowCoefficients<double> k;
   double inverse_temperature = 1;
 };
 
-// As two floats in every pass, so that a backward pass that is given lse has the same bits.
+// Returns lse as two floats in every pass, so that a backward pass with lse as an input has the same bits.
 LogSumExp<double> lse_of(const Runner& run, const HostLoss& loss, const Chunk& chunk, const Row& row) {
   if (!run.problem.needs_forward()) return known_lse(loss, row.source);
   const LogSumExp<float> saved =
@@ -56,7 +56,7 @@ Row make_row(const Runner& run, const HostLoss& loss, const Chunk& chunk, int64_
   return row;
 }
 
-// (a + b log p) t'(z): what a probability is multiplied by.
+// The factor of a probability: (a + b log p) t'(z).
 double factor_of(const Row& row, double z, double slope) {
   return probability_factor(row.k, row.lse.log_p(z)) * slope;
 }
@@ -67,16 +67,17 @@ double target_gradient(const Problem& p, const Row& row, double z) {
   return dz_element(k, row.lse.log_p(z), 1.0, 1) * softcap_slope(p, z, row.inverse_temperature);
 }
 
-// The row's list of columns and gradients of their dot products. Returns its length.
+// Writes the row's list of columns and gradients of their dot products. Returns its length.
 int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* variance) {
   const Problem& p = run.problem;
   const SparsifiedArena& t = run.arena.sparsified;
   const SparseElement* drawn = t.row(t.draws.elements, row.at).data();
-  SparseElement* out = t.row(t.elements, row.at).data();  // may be the same: written behind what is read
+  SparseElement* out =
+      t.row(t.elements, row.at).data();  // may be the same memory: written behind what is read
   const int32_t count = t.draws.count[static_cast<size_t>(row.at)];
   int32_t size = 0;
-  // Without a sum of exp_logits there is no draw, and every element of the exact gradient is NaN: one of the
-  // row is.
+  // Without a finite sum of exp logits there is no draw, and every element of the exact gradient is NaN. One
+  // element of the row is made NaN here.
   if (!std::isfinite(row.lse.value())) {
     out[size++] = {static_cast<int32_t>(std::max<int64_t>(row.target, 0)), static_cast<float>(NAN)};
     variance->add_exact(NAN);
@@ -85,7 +86,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   for (int32_t k = 0; k < count; ++k) {
     const SparseElement element = drawn[k];
     if (element.index == row.target) continue;
-    const Weighed w = reweight(run, row.at, element, row.lse);
+    const ElementWeight w = reweight(run, row.at, element, row.lse);
     if (w.weight == 0) continue;
     const double factor =
         factor_of(row, element.value, softcap_slope(p, element.value, row.inverse_temperature));
@@ -160,8 +161,8 @@ int64_t cut_ranges(const Runner& run) {
   return ranges;
 }
 
-// The range's elements, column by column and in the order of the rows: a counting sort. w.end then has the
-// end of each column.
+// Sorts the range's elements by column and then by row (a counting sort). w.end then has the end of each
+// column.
 void sort_by_column(const Runner& run, const Range& range, const SparsifiedWorker& w) {
   const SparsifiedArena& t = run.arena.sparsified;
   int32_t at = 0;
@@ -197,7 +198,7 @@ void write_d_weight(const Runner& run, int64_t column, std::span<const SparseEle
   run.kernels.store_row(sums.data(), p.hidden, 1, p.accumulate.d_weight, p.dtype.d_weight, out);
 }
 
-// c: the sum of label smoothing's coefficients.
+// c is the sum of label smoothing's coefficients.
 void write_d_bias(const Runner& run, int64_t column, std::span<const SparseElement> list, double c) {
   const Problem& p = run.problem;
   double sum = p.label_smoothing > 0 ? c * class_weight(run, column) : 0;

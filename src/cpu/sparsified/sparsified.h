@@ -5,31 +5,33 @@
 
 namespace logitless::cpu {
 
-// draw.cpp. Before the first window of a chunk: empty lists of its rows, and the lse_estimates that need no
-// statistics.
+// draw.cpp. Before the first window of a chunk: empties the lists of its rows, and makes the lse estimates
+// that need no statistics.
 void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows);
-// Before the window of vocabulary blocks that begins at `start`: lse_estimates of lse from the blocks before.
+// Before the window of vocabulary blocks that begins at `start`: makes lse estimates from the blocks before.
 void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, const Range& rows);
-// Draws from a strip of logits with the block's statistics of its rows; row: of the chunk.
+// Draws from a strip of logits with the block's statistics of its rows. `row` is the strip's first row in the
+// chunk.
 void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const LogitStrip& strip,
                 const BlockStats& stats, int64_t block, int64_t row);
-// After the last window of a forward pass: the lists as a backward pass takes them.
+// After the last window of a forward pass: leaves the lists as a backward pass takes them.
 void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows);
 
 // The weight of an element of row i (of those that are not ignored) in the gradient, given lse, and its exact
 // probability.
-struct Weighed {
+struct ElementWeight {
   float weight = 0;  // 0: left out
   float probability = 0;
 };
-Weighed reweight(const Runner& run, int64_t i, const SparseElement& element, const LogSumExp<double>& lse);
+ElementWeight reweight(const Runner& run, int64_t i, const SparseElement& element,
+                       const LogSumExp<double>& lse);
 
-// gradients.cpp: the kept elements' gradients of the chunk's rows, their d_hidden and what they were made of.
+// gradients.cpp: computes the kept elements' gradients of the chunk's rows and their d_hidden.
 void finish_rows(const Runner& run, const HostLoss& loss, const Chunk& chunk);
-// d_weight and d_bias, from the elements of all rows.
+// Computes d_weight and d_bias, from the elements of all rows.
 void finish_columns(const Runner& run);
-// Label smoothing's part of the gradients, c_i w_j for every i and j, is added exactly: as the rank one
-// matrix that it is.
+// Label smoothing's part of the gradients, c_i w_j for every i and j, is a matrix of rank one and is added
+// exactly.
 void sum_weight(const Runner& run);  // sum_j w_j C_j, before the rows
 void sum_hidden(const Runner& run);  // sum_i c_i E_i, after them
 
