@@ -10,7 +10,7 @@
 namespace logitless_test {
 namespace {
 
-// One for all rows, or a different one for each.
+// Chooses one temperature for all rows, or a different one for each.
 void choose_temperature(Random& random, Case* c) {
   logitless::Problem& p = c->problem;
   if (random.chance(0.2)) {
@@ -24,7 +24,7 @@ void choose_temperature(Random& random, Case* c) {
   }
 }
 
-// Further statistics, drawn last: cases are otherwise as they were without.
+// Chooses further statistics. They are drawn last, so that a seed's case is otherwise the one without them.
 void choose_statistics(Random& random, Case* c) {
   logitless::Problem& p = c->problem;
   p.has.mean_logit = random.chance(0.4);
@@ -43,7 +43,7 @@ std::vector<double> weights(Random& random, int64_t count, logitless_dtype dtype
   return out;
 }
 
-// Small ones, those around the blocks of the kernels, and anything between.
+// Draws a small dimension, one around the blocks of the kernels, or any between.
 int64_t random_dimension(Random& random, int64_t largest) {
   if (random.chance(0.4)) {
     return std::min(largest, random.pick<int64_t>({1,   2,   3,   6,   7,   8,   13,  14,  15,  16,

@@ -10,7 +10,7 @@
 namespace logitless_test {
 namespace {
 
-// What double arithmetic may be off by, relative to the terms of a sum: far below every output's rounding.
+// The error of double arithmetic relative to the terms of a sum: far below every output's rounding.
 constexpr double kDoubleArithmetic = 1e-12;
 
 double largest_error(const std::vector<double>& a, const std::vector<double>& b) {
@@ -19,8 +19,8 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return largest;
 }
 
-// A number that is compared. wanted: the tensor that a plan needs for it; dtype: its own, else that of
-// statistics.
+// A number that is compared. `wanted` is the tensor that a plan needs for it. `dtype` is its own dtype, else
+// that of statistics.
 struct Compared {
   const char* name;
   std::vector<double> Outputs::*got;
@@ -52,7 +52,7 @@ constexpr Compared kCompared[] = {
 #undef LOGITLESS_GRADIENT
 #undef LOGITLESS_COMPARED
 
-// An error of a sum over several targets is as many times larger.
+// The factor by which the error of a sum over several targets is larger.
 double times_of(const Compared& each, double target_weight) {
   return each.got == &Outputs::target_logit ? target_weight : 1;
 }
@@ -119,23 +119,22 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   Arithmetic out;
   const bool is_short = engine.shortens_gradients(p);
   out.gradient = rounding_unit(is_short ? product_dtype(p, p.dtype.hidden) : stats_dtype(p));
-  if (p.has.temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // its inverse, the product
-  if (stats_dtype(p) == LOGITLESS_F64) out.exp = 0x1p-52;  // exp and log are off by one unit,
+  if (p.has.temperature != 0 || p.temperature != 1) out.logit_roundings += 2;  // inverse and product
+  if (stats_dtype(p) == LOGITLESS_F64) out.exp = 0x1p-52;  // exp and log are off by one unit
   if (!engine.is_device()) return out;
   if (stats_dtype(p) == LOGITLESS_F64) {
-    if (p.softcap > 0) out.logit_roundings += 4;  // tanh by two
+    if (p.softcap > 0) out.logit_roundings += 4;  // tanh is off by two
     return out;
   }
   out.exp = 0x1p-23;  // expf
-  // A matrix instruction of 16-bit operands adds 16 products to its sum at a time, before compute capability
-  // 9.0 8, and cuts off what is over: twice the error of a rounding.
+  // A matrix instruction of 16-bit operands adds 16 products to its sum at a time (8 before compute
+  // capability 9.0). It cuts off what is over, which is twice the error of a rounding.
   const double at_a_time = engine.engine == "mma" ? 8 : 16;
   if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / at_a_time);
   if (engine.is_fused()) {
-    out.exp = 0x1p-22;  // ex2.approx
-    out.logit_roundings +=
-        3;  // its argument to base 2: of log2(e), of the scale and of the logit_offset times it
-    // The softcap as cap - 2 cap / (1 + 2^x): near 0 an error of 2.5 x 2^-23 cap, by 2^x, the sum and the
+    out.exp = 0x1p-22;         // ex2.approx
+    out.logit_roundings += 3;  // to base 2: roundings of log2(e), the scale and the logit offset times it
+    // The softcap as cap - 2 cap / (1 + 2^x): near 0 its error is 2.5 x 2^-23 cap, from 2^x, the sum and the
     // reciprocal.
     if (p.softcap > 0 && truth_.terms.logit > 0) {
       double least = p.temperature;
@@ -159,14 +158,14 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
   Bounds out;
   out.logit = bound(naive.logits, t.logits, t.terms.logit);
   out.lse = bound(naive.lse, t.lse, t.terms.logit) + arithmetic.exp;
-  // max - z_y, and the log of a sum of at most V exp_logits.
+  // nll is max - z_y plus the log of a sum of at most V exp logits.
   const double nll_terms = 2 * t.terms.logit + std::log(static_cast<double>(c_.problem.vocab));
   out.nll =
       bound(naive.nll, t.nll, nll_terms * t.terms.target_weight) + arithmetic.exp * t.terms.target_weight;
   out.entropy = bound(naive.entropy, t.entropy, t.terms.entropy) + arithmetic.exp * t.terms.entropy;
   out.mean_logit = bound(naive.mean_logit, t.mean_logit, t.terms.logit);
-  // Logits are in it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so are the exp_logits' own errors;
-  // each of its two logs is at most 2 log V.
+  // Logits enter it with the weights 2 q and 2 p, q = p^2 / sum p^2, and so do the exp logits' own errors.
+  // Each of its two logs is at most 2 log V.
   const double log_terms = 4 * t.terms.logit + 4 * std::log(static_cast<double>(c_.problem.vocab));
   out.log_sum_sq_probs = bound(naive.log_sum_sq_probs, t.log_sum_sq_probs, log_terms) + 4 * arithmetic.exp;
   out.d_hidden = gradient(naive.d_hidden, t.d_hidden, t.terms.d_hidden);
@@ -176,7 +175,7 @@ Bounds Expected::bounds(const Answer& naive, const Arithmetic& arithmetic) const
     out.loss = bound(naive.row_loss, t.row_loss, t.terms.row_loss) + 2 * arithmetic.exp * t.terms.row_loss;
     return out;
   }
-  // A sum: the rows' errors add up, and each addition rounds once, in double.
+  // The loss is a sum: the rows' errors add up, and each addition rounds once, in double.
   const double summing = rounding_unit(LOGITLESS_F64) * static_cast<double>(t.row_loss.size());
   for (size_t i = 0; i < t.row_loss.size(); ++i) {
     out.loss += 2 * std::fabs(naive.row_loss[i] - t.row_loss[i]) +
@@ -246,7 +245,7 @@ void Expected::check(const Outputs& got, const Bounds& bounds) const {
   if (p.targets_per_row > 0) check_target_log_probs(got, bounds.logit + bounds.lse);
 }
 
-// A largest logit is found, up to the logits' own errors; the count fits to it.
+// The argmax has a largest logit, up to the logits' own errors, and the count fits to it.
 void Expected::check_argmax(const Outputs& got, double logit_error) const {
   double correct = 0;
   ASSERT_EQ(got.argmax.size(), truth_.argmax.size());
@@ -284,8 +283,8 @@ void Expected::check_target_log_probs(const Outputs& got, double error) const {
   EXPECT_TRUE(close("target_log_probs", got.target_log_probs, expected, error, stats_dtype(c_.problem)));
 }
 
-// Where every logit is off by less than an error, so is the r-th largest of them, and that of the id found
-// there is off by twice as much.
+// Where every logit is off by less than an error, so is the r-th largest logit. The logit of the id in that
+// place is off by twice as much.
 void Expected::check_top(const Outputs& got, const Bounds& bounds) const {
   const logitless::Problem& p = c_.problem;
   const auto k = static_cast<size_t>(p.top_k), vocab = static_cast<size_t>(p.vocab);

@@ -10,13 +10,13 @@
 
 namespace logitless_test {
 
-// How far a result may be off before it is rounded to the dtype of its output.
+// The error that a result may have before it is rounded to the dtype of its output.
 struct Bounds {
   double lse = 0, nll = 0, entropy = 0, logit = 0, mean_logit = 0, log_sum_sq_probs = 0, loss = 0;
   double d_hidden = 0, d_weight = 0, d_bias = 0;
 };
 
-// Each of them.
+// All members of Bounds.
 inline constexpr double Bounds::*kBounds[] = {&Bounds::lse,   &Bounds::nll,        &Bounds::entropy,
                                               &Bounds::logit, &Bounds::mean_logit, &Bounds::log_sum_sq_probs,
                                               &Bounds::loss,  &Bounds::d_hidden,   &Bounds::d_weight,
@@ -24,13 +24,13 @@ inline constexpr double Bounds::*kBounds[] = {&Bounds::lse,   &Bounds::nll,     
 
 Bounds operator*(double factor, const Bounds& bounds);
 Bounds operator+(const Bounds& a, const Bounds& b);
-// Of each the larger.
+// The larger of the two for each member.
 Bounds either(const Bounds& a, const Bounds& b);
 
-// What the arithmetic of an engine rounds, beside what the naive computation of the same precision does.
+// Roundings of an engine's arithmetic beyond those of the naive computation of the same precision.
 struct Arithmetic {
   double gradient = 0;         // relative error of one rounding of the gradient of a logit
-  double logit_roundings = 1;  // of the largest term of a logit, in units of the statistics' dtype
+  double logit_roundings = 1;  // roundings of the largest term of a logit, in units of the statistics' dtype
   double exp = 0;              // relative error of an exponential
 };
 
@@ -43,13 +43,13 @@ class Expected {
 
   const Answer& truth() const { return truth_; }
 
-  // Of the arithmetic of an engine, with row statistics that are rounded on their way to the gradients.
+  // Bounds for an engine's arithmetic, with row statistics that are rounded on their way to the gradients.
   Bounds bounds_of(const Engine& engine) const;
-  // The reference backend computes in double, so only its outputs are rounded; but not where a backward pass
-  // begins from a rounded lse.
+  // The reference backend computes in double, so its bounds cover the rounding of outputs only. Gradients
+  // have bounds_of() where a backward pass begins from a rounded lse.
   Bounds tightest_bounds_of(const Engine& engine) const;
 
-  // Every output of a run. Failures name output, index, got, expected and the bound.
+  // Checks every output of a run. Failures name output, index, got, expected and the bound.
   void check(const Engine& engine, const Outputs& got) const { check(got, tightest_bounds_of(engine)); }
   void check(const Outputs& got, const Bounds& bounds) const;
 
@@ -63,17 +63,17 @@ class Expected {
 
   const Case& c_;
   Answer truth_, naive_;
-  Answer naive_short_;       // the gradient of the logits rounded; only of 16-bit operands of one format
-  Answer naive_exp_logits_;  // kept exponentials rounded; only of bfloat16 operands, with engines on a device
+  Answer naive_short_;       // rounds the logits' gradient; only for 16-bit operands of one format
+  Answer naive_exp_logits_;  // rounds kept exponentials; only for bfloat16 operands on a device's engines
 };
 
 // |got - expected| <= error + one rounding of expected to the dtype; NaN matches NaN.
 bool is_close(double got, double expected, double error, logitless_dtype dtype);
-// Element by element.
+// Compares element by element.
 testing::AssertionResult close(const char* what, const std::vector<double>& got,
                                const std::vector<double>& expected, double error, logitless_dtype dtype);
 
-// Those of a run; of an Answer, or of other Outputs.
+// Compares the gradients of a run with those of an Answer, or of other Outputs.
 template <class Gradients>
 void expect_gradients(const Outputs& got, const Gradients& expected, const Bounds& bounds,
                       logitless_dtype dtype = LOGITLESS_F32) {
@@ -82,7 +82,8 @@ void expect_gradients(const Outputs& got, const Gradients& expected, const Bound
   EXPECT_TRUE(close("d_bias", got.d_bias, expected.d_bias, bounds.d_bias, dtype));
 }
 
-// Two runs agree in losses and gradients, each with its own error; per-row outputs must be in the same order.
+// Expects two runs to agree in losses and gradients, each with its own error. Per-row outputs must be in the
+// same order.
 void expect_same_results(const Case& c, const Outputs& a, const Outputs& b, const Bounds& bounds);
 
 }  // namespace logitless_test

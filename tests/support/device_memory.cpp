@@ -22,7 +22,7 @@ size_t round_up(size_t bytes) {
   return (bytes + kDeviceBoundary - 1) / kDeviceBoundary * kDeviceBoundary;
 }
 
-// The memory of one run after another: allocating is slower than the runs are.
+// Memory that one run after another uses: allocating is slower than the runs are.
 std::byte* block_of(size_t bytes) {
   static thread_local struct Block {
     ~Block() { cudaFree(data); }
@@ -39,7 +39,7 @@ std::byte* block_of(size_t bytes) {
   return static_cast<std::byte*>(block.data);
 }
 
-// Its end waits for the run, as the block is used again.
+// A stream whose end waits for the run, because the block is used again.
 struct Stream {
   Stream() { check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreate"); }
   ~Stream() {
@@ -57,7 +57,7 @@ void run_on_device(const std::vector<GuardedMemory*>& memory, size_t workspace_b
   struct Copy {
     GuardedMemory* memory;
     std::span<std::byte> host;
-    size_t offset;  // in the block
+    size_t offset;  // bytes into the block
   };
   std::vector<Copy> copies;
   size_t used = 0;

@@ -26,7 +26,7 @@ logitless::ContextOptions options_of(const Engine& engine, int threads) {
   return options;
 }
 
-// Empty: it is usable.
+// Returns why an engine is not usable; empty when it is.
 std::string why_unusable(const Engine& engine) {
   try {
     logitless::Context context(options_of(engine, 1));
@@ -54,27 +54,27 @@ void run_on_threads(int64_t tasks, logitless_task body, void* body_data, void* p
 }  // namespace
 
 std::vector<Engine> engines() {
-  std::vector<Engine> found = host_engines();
+  std::vector<Engine> out = host_engines();
   const std::vector<Engine> on_device = device_engines();
-  found.insert(found.end() - 1, on_device.begin(), on_device.end());
-  return found;
+  out.insert(out.end() - 1, on_device.begin(), on_device.end());
+  return out;
 }
 
 std::vector<Engine> host_engines() {
-  std::vector<Engine> found;
+  std::vector<Engine> out;
   for (const char* engine : {"avx512_bf16", "avx512", "avx2", "neon", "portable"}) {
-    if (usable({"cpu", engine})) found.push_back({"cpu", engine});
+    if (usable({"cpu", engine})) out.push_back({"cpu", engine});
   }
-  found.push_back({"reference", ""});
-  return found;
+  out.push_back({"reference", ""});
+  return out;
 }
 
 std::vector<Engine> device_engines() {
-  std::vector<Engine> found;
+  std::vector<Engine> out;
   for (const char* engine : {"sm90", "mma", "portable"}) {
-    if (usable({"cuda", engine})) found.push_back({"cuda", engine});
+    if (usable({"cuda", engine})) out.push_back({"cuda", engine});
   }
-  return found;
+  return out;
 }
 
 std::string why_no_device() {

@@ -19,7 +19,7 @@
 
 namespace logitless_test {
 
-// The error of a call that must be refused.
+// Returns the error of a call that must be refused.
 template <class Call>
 logitless::Error refusal(const Call& call) {
   try {
@@ -42,7 +42,7 @@ inline bool all_finite(const std::vector<double>& values) {
   return std::ranges::all_of(values, [](double v) { return std::isfinite(v); });
 }
 
-// The ids of the k largest of a row's logits, NaN first, of equals the smaller id.
+// The ids of the k largest of a row's logits: NaN first, and the smaller id of equal ones.
 inline std::vector<double> largest_ids(const std::vector<double>& logits, int64_t k) {
   std::vector<double> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -61,7 +61,8 @@ class EngineTest : public testing::TestWithParam<Engine> {
   // A plain problem in the engine's most precise format.
   Case plain(uint64_t seed, PlainSize size) const { return plain_case(seed, size, engine().plain_dtype()); }
 
-  // The first random problems from a seed on that the engine can run and `change` takes, as it changes them.
+  // The first random problems from a seed on that the engine can run and `change` accepts, as it changes
+  // them.
   std::vector<Case> random_cases(uint64_t seed, uint64_t count, CaseLimits limits = {},
                                  const std::function<bool(Case*)>& change = {}) const {
     limits.allow_fp64 = limits.allow_fp64 && engine().has_float64();
@@ -76,15 +77,15 @@ class EngineTest : public testing::TestWithParam<Engine> {
   Outputs solve(const Case& c, size_t budget = 0) const { return logitless_test::solve(context_, c, budget); }
   Bounds bounds_of(const Case& c) const { return Expected(c).bounds_of(engine()); }
 
-  // Where the statistics of parts of the vocabulary are joined, each joining rounds them once more, as each
-  // part of d_hidden is rounded.
+  // Bounds where statistics of parts of the vocabulary are joined: each joining rounds them once more, and
+  // each part of d_hidden is rounded.
   Bounds joined_bounds(const Case& c, const Expected& expected, size_t parts) const {
     const double times = static_cast<double>(parts + 1);
     const double unit = times * (stats_dtype(c.problem) == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24);
     Bounds bounds = times * expected.bounds_of(engine());
-    bounds.lse += unit;  // of log(sum_exp): one rounding of its argument
+    bounds.lse += unit;  // log(sum_exp): one rounding of its argument
     bounds.nll += unit;
-    bounds.log_sum_sq_probs += 3 * unit;  // of both sums, one of them twice
+    bounds.log_sum_sq_probs += 3 * unit;  // roundings of both sums, one of them used twice
     return bounds;
   }
 
@@ -98,8 +99,8 @@ class EngineTest : public testing::TestWithParam<Engine> {
     return bytes;
   }
 
-  // The ways to one gradient: in one run and in two, of a mean and of every row's own loss times `upstream`,
-  // exact and sparsified with every element kept, whose draws are each pass's own or the forward pass's.
+  // The ways to one gradient: in one run and in two; of a mean and of every row's own loss times `upstream`;
+  // exact, and sparsified with every element kept, by each pass' own draws or by the forward pass'.
   std::vector<Case> ways(const Case& c, double upstream) const {
     std::vector<Case> out;
     for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {

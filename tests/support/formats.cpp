@@ -12,8 +12,8 @@ struct Format {
   const char* name;
   size_t size;
   int precision;     // significant bits
-  int min_exponent;  // of the smallest normal number
-  int max_exponent;  // of the largest number
+  int min_exponent;  // exponent of the smallest normal number
+  int max_exponent;  // exponent of the largest number
 };
 
 // In the order of the enumeration.
@@ -24,7 +24,8 @@ const Format& format_of(logitless_dtype dtype) {
   return kFormats[dtype - LOGITLESS_F32];
 }
 
-// A 16-bit format has its sign first, then the exponent, whose bias is the largest one, then the fraction.
+// A 16-bit format has its sign first, then the exponent, then the fraction. The exponent's bias is the
+// largest exponent.
 double decode(uint16_t bits, const Format& format) {
   const int fraction = format.precision - 1, most = (1 << (15 - fraction)) - 1;
   const int exponent = (bits >> fraction) & most, stored = bits & ((1 << fraction) - 1);
@@ -84,7 +85,7 @@ double rounded(double value, logitless_dtype dtype) {
   return std::fabs(result) > largest ? std::copysign(INFINITY, value) : result;
 }
 
-// By bytes: buffers are aligned to their elements at most.
+// Copies bytes, because buffers are at most aligned to their elements.
 double load(const void* data, logitless_dtype dtype, int64_t index) {
   return with_type(dtype, [&](auto value) {
     std::memcpy(&value, static_cast<const char*>(data) + static_cast<size_t>(index) * sizeof value,

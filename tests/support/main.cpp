@@ -1,6 +1,8 @@
-// main() of the test programs. With --device the program is there for the tests on a CUDA device: where none
-// is usable it says so and ends with 77, which ctest shows as skipped. With --slow-once tests whose names end
-// in Slow run on the newest engine of the host and on that of the device alone.
+// main() of the test programs.
+// With --device the program holds the tests on a CUDA device. Where no device is usable it says so and ends
+// with 77, which ctest shows as skipped.
+// With --slow-once, tests whose names end in Slow only run on the newest engine of the host and on that of
+// the device.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -32,7 +32,7 @@ class Materialised {
   }
 
  private:
-  // As the products see it.
+  // The operand as the products see it.
   std::vector<T> operand(const std::vector<double>& values, int32_t dtype) const {
     const logitless_dtype to = product_dtype(p_, dtype);
     std::vector<T> out(values.begin(), values.end());
@@ -45,7 +45,7 @@ class Materialised {
   }
   bool ignored(size_t i) const { return c_.target_of(static_cast<int64_t>(i)) == p_.ignore_index; }
   size_t target(size_t i) const { return static_cast<size_t>(c_.target_of(static_cast<int64_t>(i))); }
-  // Each column's weight as a target, the sum over those that are it; or the sum of their magnitudes.
+  // For each column, the sum of its weights as a target; or the sum of their magnitudes.
   std::vector<T> target_weights(size_t i, bool magnitudes = false) const {
     std::vector<T> q(vocab_);
     for (int64_t k = 0; k < c_.targets_per_row(); ++k) {
@@ -170,8 +170,8 @@ class Materialised {
     answer_.argmax[i] = static_cast<int64_t>(best);
   }
 
-  // Rounded to the operands' precision. Exponents have no end: an engine scales float16 gradients into their
-  // range.
+  // Rounds to the operands' precision, without an end of the exponents: an engine scales float16 gradients
+  // into their range.
   T shortened(T value) const {
     if (rounds_ == Rounds::kNothing || value == 0 || !std::isfinite(value)) return value;
     int exponent = 0;
@@ -184,8 +184,8 @@ class Materialised {
     T value, part, by_logit;
   };
 
-  // Through the losses to log_softmax, through it to the logits, through the softcap. Returns the factor of
-  // exp(z_ij - z_iy) in it.
+  // Differentiates through the losses to log_softmax, through log_softmax to the logits, and through the
+  // softcap. Returns the factor of exp(z_ij - z_iy) in it.
   T d_logits_row(size_t i, std::vector<Gradient>* d) const {
     const T* z = logits_.data() + i * vocab_;
     const size_t y = target(i);
@@ -224,7 +224,7 @@ class Materialised {
       T value = ((*d)[j].value + direct + probability * (d_lse - sum)) * slope;
       value = shortened(value);
       const T part = ((*d)[j].part + std::fabs(d_target_logit) * magnitude[j] + probability * terms) / t;
-      // Of the softcap's slope 1 - tanh^2: at most 2 tanh / cap times the rounding.
+      // The softcap's slope 1 - tanh^2 changes by at most 2 tanh / cap times the rounding.
       const T by_slope = p_.softcap > 0 ? part * 2 * t / static_cast<T>(p_.softcap) * logit_terms : 0;
       (*d)[j] = {value, part, probability * terms / t * logit_terms + by_slope};
     }

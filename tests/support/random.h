@@ -5,7 +5,7 @@
 
 namespace logitless_test {
 
-// The same numbers everywhere, unlike the distributions of <random>. (The generator is splitmix64.)
+// A generator (splitmix64) with the same numbers everywhere, unlike the distributions of <random>.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) { state_ = bits(); }
@@ -16,7 +16,7 @@ class Random {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
   }
-  // In [low, high], both included.
+  // A number in [low, high], both included.
   int64_t integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
   }

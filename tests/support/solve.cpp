@@ -17,8 +17,8 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
   return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
-// A problem as the list of tensors asks it.
-struct Asked : logitless::Problem {
+// A problem with the functions that the list of tensors calls.
+struct ListedProblem : logitless::Problem {
   bool is_sparsified() const { return gradient != LOGITLESS_EXACT; }
   bool needs_forward() const { return pass != LOGITLESS_BACKWARD; }
   bool needs_backward() const { return pass != LOGITLESS_FORWARD; }
@@ -28,7 +28,7 @@ struct Reduction {
   static constexpr int32_t kMean = LOGITLESS_REDUCTION_MEAN;
 };
 
-// is_top1 has a byte a row, and is read as words.
+// Takes is_top1 apart, which has a byte a row and is read as words.
 std::vector<double> bytes_of_words(const std::vector<double>& words, int64_t bytes) {
   std::vector<double> out;
   for (int64_t i = 0; i < bytes; ++i) {
@@ -38,7 +38,7 @@ std::vector<double> bytes_of_words(const std::vector<double>& words, int64_t byt
   return out;
 }
 
-// Whether rows of a whole number of 16 bytes do not all begin at a multiple of them.
+// Whether rows of a whole number of 16 bytes do not all begin at a multiple of 16 bytes.
 bool is_unaligned(int32_t dtype, int64_t columns, const Layout& layout) {
   const auto size = static_cast<int64_t>(size_of(as_dtype(dtype)));
   return columns * size % 16 == 0 && (layout.skew * size % 16 != 0 || layout.padding * size % 16 != 0);
@@ -117,7 +117,7 @@ int64_t RunTensors::elements(std::string_view shape) const {
 
 template <class Wanted>
 void RunTensors::add_listed(const Wanted& is_wanted) {
-  const Asked p{p_};
+  const ListedProblem p{p_};
   const auto add = [&](const ListedTensor& t) {
     const int64_t count = elements(t.shape);
     const Layout layout{0, c_.skew};

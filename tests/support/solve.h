@@ -10,8 +10,8 @@
 
 namespace logitless_test {
 
-// Outputs of runs, by the names of tensors; empty where nothing was asked for. Scalars are vectors of one,
-// draws 32-bit integers.
+// Outputs of runs, by the names of tensors; empty where not wanted. Scalars are vectors of one, draws are
+// 32-bit integers.
 struct Outputs {
 #define LOGITLESS_TENSOR(name, ...) std::vector<double> name;
 #include <logitless/tensors.def>
@@ -28,9 +28,9 @@ struct ListedTensor {
   TensorRole role;
   std::string_view shape;
 
-  // The statistics that shards are merged by.
+  // Whether it is one of the statistics by which shards are merged.
   bool is_merged() const { return role == TensorRole::STATISTIC && shape == "[N]"; }
-  // Told of rows by a forward pass.
+  // Whether it is an output of a forward pass for each row.
   bool is_of_rows() const { return is_merged() || (role == TensorRole::OUTPUT && shape.ends_with("[N]")); }
 };
 inline constexpr ListedTensor kTensors[] = {
@@ -45,18 +45,19 @@ class RunTensors {
   RunTensors(const logitless::Problem& problem, const Case& c);
 
   void add_inputs();
-  // Those of the problem's pass. Only a run on a device tells of invalid_targets.
+  // Adds the outputs of the problem's pass. Only a run on a device writes invalid_targets.
   void add_outputs(int64_t draws_bytes, bool on_device, bool only_losses);
-  // Inputs that a forward pass made.
+  // Adds inputs that a forward pass made.
   void add_known(const Outputs& known, int64_t draws_bytes);
-  // For functions on row statistics: those of shards, which they read and write, and all that follows from
-  // them.
+  // Adds the tensors of functions on row statistics: the statistics of shards, which they read and write, and
+  // all that follows from them.
   void add_statistics(const Outputs& from);
   void add_losses();
 
   const logitless::Buffers& buffers() const { return b_; }
   std::vector<GuardedMemory*> memory();
-  // The values of outputs and statistics. Anything written outside of them, or into an input, fails the test.
+  // Returns the values of outputs and statistics. Anything written outside of them, or into an input, fails
+  // the test.
   Outputs read();
 
  private:
@@ -66,14 +67,14 @@ class RunTensors {
         : name(its_name), tensor(dtype, rows, columns, layout), values(where) {}
     const char* name;
     Tensor tensor;
-    std::vector<double> Outputs::*values;  // null: of an input
+    std::vector<double> Outputs::*values;  // null for an input
   };
   const Tensor& input(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
                       const std::vector<double>& values, Layout layout);
   void* vector_input(const char* name, logitless_dtype dtype, const std::vector<double>& values);
   Tensor& output(const char* name, logitless_dtype dtype, int64_t rows, int64_t columns,
                  std::vector<double> Outputs::*values, Layout layout);
-  // Every listed one that a run may be given and that is wanted.
+  // Adds every listed tensor that a run may have and that is wanted.
   template <class Wanted>
   void add_listed(const Wanted& is_wanted);
   void add_gradients();
@@ -82,25 +83,27 @@ class RunTensors {
   const logitless::Problem& p_;
   const Case& c_;
   logitless_dtype stats_;
-  std::deque<Named> tensors_;  // deque: they never move
+  std::deque<Named> tensors_;  // a deque, so that they never move
   logitless::Buffers b_;
 };
 
 // The problem of one pass of a case: the passes differ in which options they allow.
 logitless::Problem pass_problem(const Case& c, logitless::Pass pass);
 
-// Plans and runs one pass with every output it can have. The problem is pass_problem() or one that was
-// changed after: its shard of the vocabulary, its budget. All memory is guarded, the workspace has exactly
-// the planned size and is full of NaN, and outputs begin as NaN; anything written outside an output, or into
-// an input, fails the test. On a device all of this holds of its copies of the memory. known: lse (and
-// entropy, and draws) for a backward pass. group: of a problem with group_size.
-// only_losses: of what a forward pass tells loss, lse and lse_residual alone.
+// Plans and runs one pass with every output that it can have.
+// The problem is pass_problem(), or one that was changed after: its shard of the vocabulary, its budget. All
+// memory is guarded. The workspace has exactly the planned size and is full of NaN, and outputs begin as NaN.
+// Anything written outside an output, or into an input, fails the test. On a device all of this holds for its
+// copies of the memory.
+// known: lse (and entropy, and draws) for a backward pass.
+// group: the communicator of a problem with group_size.
+// only_losses: a forward pass writes only loss, lse and lse_residual.
 Outputs run_pass(const logitless::Context& context, const logitless::Problem& problem, const Case& c,
                  const Outputs* known = nullptr, const logitless::Communicator* group = nullptr,
                  bool only_losses = false);
 
-// Runs the passes of the case's mode, a backward pass with what the forward pass made, and returns the
-// outputs of all.
+// Runs the passes of the case's mode, a backward pass with the forward pass' results, and returns the outputs
+// of all.
 Outputs solve_passes(const Case& c, const std::function<Outputs(logitless::Pass, const Outputs* known)>& run);
 Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes = 0);
 

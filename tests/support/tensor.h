@@ -9,7 +9,7 @@
 namespace logitless_test {
 
 // Bytes between two guards of a known pattern. The pattern is a NaN in every floating point format, so a
-// value read from a guard poisons what is computed from it; AddressSanitizer also sees the guards as not
+// value read from a guard poisons what is computed from it. AddressSanitizer also treats the guards as not
 // readable.
 class GuardedMemory {
  public:
@@ -24,11 +24,11 @@ class GuardedMemory {
   size_t size() const { return size_; }
   size_t skew() const { return skew_; }
   void fill(std::byte value);
-  // All of it with its guards, which may be read and written until they are closed: to copy it elsewhere and
-  // back.
+  // Opens the guards and returns the memory with them, to copy it elsewhere and back. They may be read and
+  // written until they are closed.
   std::span<std::byte> open_guards();
   void close_guards() { forbid_guards(true); }
-  // Empty, or which guard was written to.
+  // Returns which guard was written to; empty for none.
   std::string violation();
 
  private:
@@ -40,21 +40,21 @@ class GuardedMemory {
   std::byte* begin_;
 };
 
-// How a matrix lies in memory.
+// The place of a matrix in memory.
 struct Layout {
   int64_t padding = 0;  // elements after each row
   int64_t skew = 0;     // elements past a 64-byte boundary
 };
 
-// A matrix [rows, columns] (a vector has one column) of some dtype in guarded memory; the padding between its
-// rows is guarded too.
+// A matrix [rows, columns] (a vector has one column) of some dtype in guarded memory. The padding between its
+// rows is also guarded.
 class Tensor {
  public:
   Tensor(logitless_dtype dtype, int64_t rows, int64_t columns, Layout layout = {});
 
   void fill(const std::vector<double>& values);
   std::vector<double> values() const;
-  void remember();  // its present bytes, for unchanged()
+  void remember();  // keeps its present bytes, for unchanged()
 
   // Null where there is no element.
   void* data() { return memory_.size() == 0 ? nullptr : memory_.data(); }
@@ -63,7 +63,7 @@ class Tensor {
   logitless_dtype dtype() const { return dtype_; }
   GuardedMemory* memory() { return &memory_; }
 
-  // Empty, or what was written outside the elements.
+  // Describes what was written outside the elements; empty for nothing.
   std::string violation();
   bool unchanged() const;
 

@@ -120,11 +120,10 @@ struct DrawRow {
   int64_t padded_columns = 0;  // whole vectors, -inf past the end
   float lse_estimate = 0;
   float threshold = 0;
-  float offset = 0;    // in (0, 1): where the draw begins
-  float* q = nullptr;  // [padded_columns] scratch
-  int32_t* columns =
-      nullptr;  // out: columns of the block, ascending; room for a vector more than padded_columns
-  float* logits = nullptr;  // out: their z, with the same room
+  float offset = 0;            // in (0, 1): where the draw begins
+  float* q = nullptr;          // [padded_columns] scratch
+  int32_t* columns = nullptr;  // out: ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, with the same room
   // Inputs of draw_each_row, which keeps each element by itself where its uniform * threshold < q. `stream`
   // is the stream of column 0.
   uint32_t row_bits = 0, stream = 0;
@@ -136,9 +135,8 @@ struct SelectRow {
   const float* z = nullptr;
   int64_t padded_columns = 0;  // whole vectors
   float least = 0;
-  int32_t* columns =
-      nullptr;  // out: columns of the block, ascending; room for a vector more than padded_columns
-  float* logits = nullptr;  // out: their z, with the same room
+  int32_t* columns = nullptr;  // out: ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, with the same room
 };
 
 // sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.

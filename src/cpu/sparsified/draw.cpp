@@ -14,8 +14,8 @@ namespace {
 // whole. It is not -inf, whose distance from a logit of -inf is NaN.
 constexpr float kNoEstimate = std::numeric_limits<float>::lowest();
 
-// An lse estimate above lse would also draw elements of p >= threshold. Estimates are sums in an order of
-// their own, so they may be off in their last bits.
+// Subtracted from lse estimates. One above lse would also draw elements of p >= threshold. Estimates are sums
+// in an order of their own, so they may be off in their last bits.
 constexpr float kEstimateMargin = 0x1p-10f;
 
 // Returns a float below the known part of lse by more than its own rounding. A group draws elements once.

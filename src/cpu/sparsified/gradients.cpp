@@ -72,8 +72,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   const Problem& p = run.problem;
   const SparsifiedArena& t = run.arena.sparsified;
   const SparseElement* drawn = t.row(t.draws.elements, row.at).data();
-  SparseElement* out =
-      t.row(t.elements, row.at).data();  // may be the same memory: written behind what is read
+  SparseElement* out = t.row(t.elements, row.at).data();  // may be the same: written behind the reads
   const int32_t count = t.draws.count[static_cast<size_t>(row.at)];
   int32_t size = 0;
   // Without a finite sum of exp logits there is no draw, and every element of the exact gradient is NaN. One
