@@ -14,7 +14,7 @@ static const float kWeight[VOCAB * HIDDEN] = {1, 0, 0, 1, 2, 3};
 static const int64_t kTargets[TOKENS] = {0, 2};
 static const double kLogits[TOKENS][VOCAB] = {{1, 0, 2}, {0, 1, 3}};
 
-/* A plan for it, with one more option, which may be one that is there already. */
+/* Makes a plan for it, with one more option, which may repeat one of the others. */
 static logitless_status make_plan(const logitless_context* context, logitless_option more,
                                   logitless_plan** plan) {
   const logitless_option options[] = {{LOGITLESS_OPTION_PASS, LOGITLESS_FORWARD_BACKWARD, 0},

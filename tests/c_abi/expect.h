@@ -1,5 +1,5 @@
 #pragma once
-/* Counts what is not as expected: main() of a test returns failures != 0. */
+/* Counts expectations that fail: main() of a test returns failures != 0. */
 #include <logitless/logitless.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-"""The shared library exports exactly the functions that headers declare: exported_symbols.py NM LIBRARY HEADER..."""
+"""Checks that the shared library exports just the functions of its headers: exported_symbols.py NM LIBRARY HEADER..."""
 
 import re
 import subprocess

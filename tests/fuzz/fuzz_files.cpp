@@ -1,4 +1,5 @@
-// Any bytes as a tensor file: a reader refuses them with FileError, or what it says lies inside the file.
+// Reads any bytes as a tensor file. A reader either refuses them with FileError, or finds tensors that lie
+// inside the file.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Every byte of a tensor can be read.
+// Reads every byte of a tensor.
 void touch(std::span<const std::byte> bytes) {
   volatile unsigned sum = 0;
   for (const std::byte byte : bytes) sum = sum + std::to_integer<unsigned>(byte);

@@ -1,6 +1,6 @@
-// Random problems. Half of them are fields of any value, which planning refuses or accepts but always
-// survives; the others are small valid problems that every plan of every usable backend computes like
-// float64.
+// Random problems.
+// Half of them are fields of any value. Planning may refuse or accept these, but always survives. The others
+// are small valid problems, which every plan of every usable backend computes like float64.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -119,7 +119,7 @@ void compute(FuzzedDataProvider& input) {
   const bool is_fp16 = c.problem.dtype.hidden == LOGITLESS_F16 || c.problem.dtype.weight == LOGITLESS_F16;
   for (const auto* gradient : {&truth.d_hidden, &truth.d_weight, &truth.d_bias}) {
     for (const double value : *gradient) {
-      if (is_fp16 && std::fabs(value) > 0x1p15) return;  // it holds little more
+      if (is_fp16 && std::fabs(value) > 0x1p15) return;  // fp16 holds little more
     }
   }
   for (const size_t workspace : workspaces_of(best, c)) {

@@ -1,5 +1,5 @@
-// Writes inputs to start from into two folders: small valid files of every kind that the readers take, and
-// random bytes, long enough to be all fields of a problem.
+// Writes first inputs into two folders: small valid files of every kind that the readers take, and random
+// bytes, long enough for all fields of a problem.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The bounds of `logitless check`: they allow roundings, also where these cancel, and find real errors.
+// The bounds of `logitless check`: they allow roundings, even where these cancel, and find real errors.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ struct Known {
     return false;
   }
 
-  // What the target of row i adds to its logit's gradient: -1 / N without weights, with a mean.
+  // The target's part of its logit's gradient in row i: -1 / N without weights, with a mean.
   double target_part() const {
     return -(1 - c.problem.label_smoothing) / static_cast<double>(c.problem.tokens);
   }
@@ -42,7 +42,7 @@ struct Known {
   CheckOutputs truth;
 };
 
-// The grid draws numbers of options; these are fixed here, as an error that a bound must find depends on
+// The grid draws numbers of options. They are fixed here, because an error that a bound must find depends on
 // them.
 void set_numbers(CheckCase& c) {
   Problem& p = c.problem;
@@ -56,16 +56,16 @@ void set_numbers(CheckCase& c) {
   if (c.options == "all") p.scale = 1.25, p.softcap = 8, p.label_smoothing = 0.1, p.z_loss = 1e-3;
 }
 
-// Cases of the grid with these options, without its largest shape, which takes seconds.
+// Returns cases of the grid with these options, without its largest shape, which takes seconds.
 std::vector<CheckCase> cases(const std::string& options, bool one_element) {
-  std::vector<CheckCase> found;
+  std::vector<CheckCase> chosen;
   for (CheckCase c : check_grid(false)) {
     if (c.options != options || (c.problem.vocab == 1) != one_element || c.problem.tokens > 65) continue;
     set_numbers(c);
-    found.push_back(c);
+    chosen.push_back(c);
   }
-  EXPECT_FALSE(found.empty());
-  return found;
+  EXPECT_FALSE(chosen.empty());
+  return chosen;
 }
 
 TEST(CheckBounds, FindOneRowWithoutItsTarget) {
@@ -96,7 +96,7 @@ TEST(CheckBounds, FindOneWrongElementOfTheLogitsGradient) {
     if (c.problem.dtype.hidden != LOGITLESS_F32) continue;
     SCOPED_TRACE(c.name());
     const Known known(c);
-    // 2^-9 of a target's part: a single rounding to 16 bits.
+    // 2^-9 of a target's part is a single rounding to 16 bits.
     CheckOutputs got = known.truth;
     for (size_t k = 0; k < known.depth(); ++k) {
       got.d_hidden[k] +=
@@ -106,7 +106,7 @@ TEST(CheckBounds, FindOneWrongElementOfTheLogitsGradient) {
   }
 }
 
-// Logits that were rounded to 16 bits, and a row's statistics without one column.
+// The errors are logits that were rounded to 16 bits, and a row's statistics without one column.
 TEST(CheckBounds, FindRowsThatAreSlightlyOff) {
   for (const char* options : {"plain", "softcap", "temperature", "all"}) {
     for (const CheckCase& c : cases(options, false)) {
@@ -129,7 +129,7 @@ TEST(CheckBounds, FindRowsThatAreSlightlyOff) {
   }
 }
 
-// With one column dz = a - c - g is 0, and each term is rounded on its own, their difference not.
+// With one column dz = a - c - g is 0. Each term is rounded on its own, but their difference is not.
 TEST(CheckBounds, AllowTheRoundingOfTermsThatCancel) {
   for (const char* options : {"plain", "label_smoothing", "class-weight"}) {
     for (const CheckCase& c : cases(options, true)) {

@@ -1,4 +1,4 @@
-// Refusals of logitless_divergence_run. Its numbers are tested on every engine by tests/property.
+// Refusals of logitless_divergence_run. tests/property tests its numbers on every engine.
 #include <gtest/gtest.h>
 #include <logitless/divergence.h>
 

@@ -15,7 +15,7 @@ bool same(double a, double b) {
   return (std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b));
 }
 
-// NaN stays NaN, of whatever bits.
+// NaN stays NaN, whatever its bits.
 void expect_rounding(float value) {
   uint16_t expected = 0;
   logitless_test::store(&expected, LOGITLESS_F16, 0, value);
@@ -38,7 +38,7 @@ TEST(DType, EverySixteenBitNumberIsReadAndWritten) {
   }
 }
 
-// All signs, exponents and leading fraction bits, with low bits around the ties of both formats.
+// Covers all signs, exponents and leading fraction bits, with low bits around the ties of both formats.
 TEST(DType, RoundsToNearestEven) {
   for (uint32_t high = 0; high < 0x10000; ++high) {
     for (uint32_t low :

@@ -37,7 +37,7 @@ TEST(ParallelFor, OpenMPRunsEachTaskOnce) {
   for (int threads : {0, 1, 2, 5}) expect_each_task_once(openmp_parallel_for(threads));
 }
 
-// What the parent's threads ran before the fork, the child runs on threads of its own.
+// After a fork, the child runs the tasks on threads of its own.
 TEST(ParallelFor, OpenMPRunsEachTaskOnceInAForkedProcess) {
   const ParallelFor parallel_for = openmp_parallel_for(4);
   expect_each_task_once(parallel_for);

@@ -33,7 +33,7 @@ Plan whole(size_t bytes, double seconds) {
   return plan(PlanKind::kWhole, bytes, seconds);
 }
 
-// A rounding must gain its time by default, too, and little scratch is for tight budgets, unless nothing else
+// A rounding must gain its time by default as well. Little scratch is for tight budgets, unless no other plan
 // keeps to the default's bytes.
 Plan rounds(size_t bytes, double seconds) {
   Plan p = whole(bytes, seconds);
@@ -56,7 +56,7 @@ TEST(Plan, ByDefaultTheSmallestNearTheFastest) {
     std::vector<Plan> plans;
     size_t bytes;
     const char* choice = nullptr;
-    std::vector<Plan> within = {};  // the default's bytes, where others are listed then
+    std::vector<Plan> within = {};  // the plans for the default's bytes, where these differ
   };
   const Default defaults[] = {
       {{whole(90, 1)}, 90},

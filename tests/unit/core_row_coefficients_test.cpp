@@ -1,5 +1,5 @@
-// dz where rounding would take it away. That the coefficients are the loss's derivative is tested by
-// tests/property, with every option.
+// dz where rounding would take it away. tests/property tests, with every option, that the coefficients are
+// the loss's derivative.
 #include "core/row_coefficients.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace logitless {
 namespace {
 
-// At p = 0 no term is 0 times an infinity, of the target and of others, whatever coefficients are 0.
+// At p = 0 no term is 0 times an infinity, for the target and for others, whatever coefficients are 0.
 TEST(RowCoefficients, MaskedColumnsHaveFiniteGradients) {
   for (double a : {0.0, 0.5}) {
     for (double b : {0.0, -0.25}) {

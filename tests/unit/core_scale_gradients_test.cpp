@@ -1,4 +1,4 @@
-// logitless_scale_gradients: several arrays at once, what is 0, and what is refused.
+// logitless_scale_gradients: several arrays at once, factors and elements that are 0, and refusals.
 #include <gtest/gtest.h>
 #include <logitless/logitless.h>
 

@@ -33,7 +33,7 @@ TEST(Sparsification, UniformsAreInsideTheInterval) {
   EXPECT_LT(draw_uniform(UINT32_MAX), 1);
 }
 
-// Over each of the three arguments while the others stay.
+// Covers each of the three arguments while the others stay.
 TEST(Sparsification, UniformInEveryArgument) {
   constexpr size_t kCells = 64;
   for (uint32_t fixed : {0u, 1u, 77u, kFirstDrawStream + 448}) {
@@ -71,7 +71,7 @@ TEST(Sparsification, RowCapacity) {
   EXPECT_EQ(sparsified_row_capacity(1e-30, 1000), 1000);
   EXPECT_EQ(sparsified_row_capacity(1.0, 7), 7);
   EXPECT_EQ(sparsified_row_capacity(0x1p-10, 131072), 1024 + 362 + 48);
-  // The bound of its comment: exp(-64) for the mean 1 / threshold.
+  // The bound in the function's comment: exp(-64) for the mean 1 / threshold.
   for (double threshold : {1.0, 0.1, 0x1p-10, 0x1p-16}) {
     const double mean = 1 / threshold;
     const double t = static_cast<double>(sparsified_row_capacity(threshold, INT64_MAX)) - mean;

@@ -1,4 +1,4 @@
-// Where kernels of an instruction set promise more than the agreement of whole runs (tests/property) shows:
+// Properties of an instruction set's kernels that the agreement of whole runs (tests/property) does not show:
 // exp, conversions at the ends of the formats, how often a draw keeps an element.
 #include <gtest/gtest.h>
 
@@ -108,8 +108,8 @@ TEST_P(CpuKernels, ConvertsAndStoresRows) {
   for (const float v : sum) ASSERT_EQ(v, 1.5f);
 }
 
-// Every element is kept with min(1, q / threshold), and the number of small ones is one of two neighbors:
-// over offsets at regular distances the counts of each are known to a step or two.
+// Every element is kept with min(1, q / threshold), and the number of small ones is one of two neighbors.
+// Over offsets at regular distances the counts of each are known to a step or two.
 TEST_P(CpuKernels, DrawsEveryElementAsOftenAsItShould) {
   constexpr int64_t kColumns = 96;
   constexpr int kOffsets = 4096;

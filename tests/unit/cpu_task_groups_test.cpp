@@ -12,7 +12,7 @@
 namespace logitless::cpu {
 namespace {
 
-// A thread for every task of a loop, all at once.
+// A pool with a thread for every task of a loop, all at once.
 ParallelFor threads_for(int threads) {
   return {threads, [](int64_t tasks, LoopBody body) {
             std::vector<std::jthread> all;
@@ -26,7 +26,7 @@ ParallelFor reverse(int threads) {
           }};
 }
 
-// Groups of which every task checks that the groups before are done, and counts itself.
+// Groups whose tasks check that the groups before are done, and count themselves.
 class Checked {
  public:
   explicit Checked(size_t groups) : memory_(groups), groups_(memory_), done_(groups) {}
@@ -41,7 +41,7 @@ class Checked {
     counts_.emplace_back(static_cast<size_t>(tasks), 0);
     return groups_.add(tasks, after, [this, group](int64_t task, int worker) { check(group, task, worker); });
   }
-  // The task does not end before all tasks of `group` have.
+  // Keeps the task from ending before all tasks of group `until` have ended.
   void hold(size_t group, int64_t task, size_t until) {
     held_group_ = group;
     held_task_ = task;
@@ -108,9 +108,9 @@ TEST(TaskGroups, NoneAndEmptyGroups) {
   EXPECT_EQ(groups.add(2, {TaskGroups::kNone}), 0);
 }
 
-// A pipeline as the gradients are: a late task of the third window's holds up what comes after it, while the
-// other worker runs the first half of each later window. With a barrier anywhere, the late task would wait
-// for ever.
+// A pipeline like that of the gradients. A late task of the third window holds up what comes after it, while
+// the other worker runs the first half of each later window. With a barrier anywhere, the late task would
+// wait for ever.
 TEST(TaskGroups, ALateTaskHoldsUpOnlyWhatDependsOnIt) {
   constexpr int kWindows = 20;
   for (int workers : {2, 3, 7}) {
@@ -126,7 +126,7 @@ TEST(TaskGroups, ALateTaskHoldsUpOnlyWhatDependsOnIt) {
   }
 }
 
-// Those who find nothing ready sleep, and are woken.
+// Workers that find nothing ready sleep, and are woken.
 TEST(TaskGroups, AChainOfSingleTasks) {
   constexpr int kLength = 500;
   Checked groups(kLength);

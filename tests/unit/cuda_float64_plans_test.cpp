@@ -59,7 +59,7 @@ TEST(CudaFloat64Plans, TheArenaHasRoomForFloat64) {
   }
 }
 
-// Nothing of N x V or V x D, in as few bytes as float32 takes, twice.
+// The smallest plan has nothing of N x V or V x D. It takes twice the bytes of float32.
 TEST(CudaFloat64Plans, TheSmallestIsTwiceThatOfFloat32) {
   const auto least = [](DType dtype) {
     const Problem p = problem_of({8192, 128256, 1024}, Pass::kForwardBackward, dtype);

@@ -1,5 +1,5 @@
-// Plans of ranks that hold shards of one vocabulary, for a made-up device: all have the same chunks of
-// tokens, none needs more memory than the largest shard, and every number that is exchanged has a place.
+// Plans of ranks that hold shards of one vocabulary, for a made-up device. All have the same chunks of
+// tokens, none needs more memory than the largest shard, and every exchanged number has a place.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ TEST(CudaGroupPlans, RanksPlanAlike) {
     for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       expect_alike(Pass::kForwardBackward, dtype, 2048, engine);
     }
-    expect_alike(Pass::kForwardBackward, DType::kBF16, 1003, engine);  // copied rows
+    expect_alike(Pass::kForwardBackward, DType::kBF16, 1003, engine);  // rows are copied
     expect_alike(Pass::kForward, DType::kBF16, 2048, engine);
     expect_alike(Pass::kBackward, DType::kBF16, 2048, engine);
   }

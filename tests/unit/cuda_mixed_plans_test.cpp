@@ -15,13 +15,13 @@ Problem mixed(Pass pass, DType hidden, DType weight) {
   return validated(p);
 }
 
-// The same head with both operands in float32, which nothing is copied of.
+// Seconds of the same head with both operands in float32, of which nothing is copied.
 double float32_seconds(Pass pass, size_t budget = 0) {
   return best(mixed(pass, DType::kF32, DType::kF32), budget).predicted_seconds;
 }
 
-// A copied weight came in windows of 24 columns, as nothing said that these cost more: ten times the
-// time.
+// A copied weight once came in windows of 24 columns, because plans did not know that these cost more. It
+// took ten times the time.
 TEST(CudaMixedPlans, TheLossAloneCostsAboutOneProduct) {
   const Plan plan = best(mixed(Pass::kForward, DType::kF32, DType::kBF16));
   EXPECT_GE(detail_of(plan).vocab_window, 4096) << plan.config;
@@ -35,10 +35,11 @@ TEST(CudaMixedPlans, ExpLogitsAreKeptBesideACopyOfTheWeight) {
   EXPECT_LT(plan.predicted_seconds, 1.02 * float32_seconds(Pass::kForwardBackward)) << plan.config;
   EXPECT_LT(
       best(mixed(Pass::kForwardBackward, DType::kF32, DType::kBF16), 160 * kMiB).predicted_seconds,
-      1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // whose room for kept exp_logits is larger
+      1.1 * float32_seconds(Pass::kForwardBackward, 160 * kMiB));  // float32 has more room for exp logits
 }
 
-// Beside the products: the weight once (where all of it is copied) or for each pass over it.
+// Plans count the copies beside the products: one of the weight where all of it is copied, else one for each
+// pass over it.
 TEST(CudaMixedPlans, CopiesAreCounted) {
   const double bytes = 128256.0 * 2048 * (2 + 4), seconds = bytes / 5e12;
   EXPECT_GT(best(mixed(Pass::kForward, DType::kF32, DType::kBF16)).predicted_seconds,
@@ -47,7 +48,7 @@ TEST(CudaMixedPlans, CopiesAreCounted) {
             float32_seconds(Pass::kForwardBackward) + seconds);
 }
 
-// Products in bf16 of fp32 tensors with fp32 gradients: as under autocast.
+// Products in bf16 of fp32 tensors with fp32 gradients, as under autocast.
 Problem computed_in(DType dtype, Pass pass, int64_t tokens = 8192) {
   Problem p = mixed(pass, DType::kF32, DType::kF32);
   p.tokens = tokens;
@@ -71,8 +72,8 @@ TEST(CudaMixedPlans, ComputeDtypeChoosesTheKernels) {
   EXPECT_EQ(best(computed_in(DType::kF32, Pass::kForwardBackward)).engine, "portable");
 }
 
-// Two conversions of the weight, or one where all of it has room: 4% and 2.5% of three products of 8192
-// tokens.
+// The cost is two conversions of the weight, or one where all of it has room: 4% and 2.5% of three products
+// of 8192 tokens.
 TEST(CudaMixedPlans, ComputeDtypeCostsTheConversionsOnly) {
   const Problem problem = computed_in(DType::kBF16, Pass::kForwardBackward);
   const Problem bf16 = with_tensors_in(DType::kBF16, problem);

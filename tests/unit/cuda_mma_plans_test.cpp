@@ -1,4 +1,4 @@
-// The mma engine as plans know it: never chosen unasked, what it refuses, its stages, partials and groups of
+// The mma engine in plans: it is never chosen by default. Tests its refusals, stages, partials and groups of
 // rows.
 #include <gtest/gtest.h>
 
@@ -24,19 +24,19 @@ Device ampere() {
 
 constexpr Head kHead{8192, 128256, 4096};
 
-TEST(MmaPlans, ChosenOnlyWhenAskedFor) {
+TEST(MmaPlans, ChosenOnlyByName) {
   const logitless::Problem p = head_problem(kHead);
-  const Choice unasked = choose_engine(p, ampere(), "");
-  EXPECT_STREQ(unasked.engine->name(), "portable");
-  EXPECT_NE(unasked.reason.find("mma: experimental, opt in with backend cuda:mma"), std::string::npos)
-      << unasked.reason;
-  const Choice asked = choose_engine(p, ampere(), "mma");
-  EXPECT_STREQ(asked.engine->name(), "mma");
-  EXPECT_EQ(asked.reason, "requested");
+  const Choice by_default = choose_engine(p, ampere(), "");
+  EXPECT_STREQ(by_default.engine->name(), "portable");
+  EXPECT_NE(by_default.reason.find("mma: experimental, opt in with backend cuda:mma"), std::string::npos)
+      << by_default.reason;
+  const Choice by_name = choose_engine(p, ampere(), "mma");
+  EXPECT_STREQ(by_name.engine->name(), "mma");
+  EXPECT_EQ(by_name.reason, "requested");
   for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.engine, "mma");
 }
 
-TEST(MmaPlans, RefusesOthersByName) {
+TEST(MmaPlans, RefusesOtherProblems) {
   const Engine& mma = *engine_named("mma");
   EXPECT_EQ(mma.why_not(ampere(), DType::kF32), "mma needs both operands in bf16, or both in fp16");
   Device small = ampere();
@@ -75,8 +75,8 @@ TEST(MmaPlans, GroupsFollowL2) {
   EXPECT_LE(large.partials, 33);
 }
 
-// Of all devices whose facts are known: plans by this engine and by the other, all of whose times follow the
-// vendor's rates.
+// Every device whose facts are known has plans by this engine and by the other, and all their times follow
+// the vendor's rates.
 TEST(MmaPlans, EveryModelOfDeviceHasPlans) {
   const logitless::Problem p = head_problem(kHead);
   const double flop = 3 * 2.0 * 8192 * 128256 * 4096;

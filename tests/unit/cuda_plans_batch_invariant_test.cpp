@@ -1,5 +1,5 @@
-// With batch_invariant nothing that the order of a row's sums follows depends on rows, budget, pass or
-// device.
+// With batch_invariant, rows, budget, pass and device have no part in anything that sets the order of a row's
+// sums.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,14 +51,14 @@ TEST(CudaBatchInvariantPlans, SumsFollowColumnsAlone) {
                                               {DType::kF32, DType::kF32},
                                               {DType::kF32, DType::kBF16}};
   for (const auto& [hidden, weight] : operands) {
-    for (const char* asked : {"", "portable"}) {
+    for (const char* engine : {"", "portable"}) {
       for (const int64_t vocab : kVocabs) {
         for (const int64_t tokens : {1, 300, 8192}) {
           for (const int processors : {108, 132}) {
             for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
               const Problem p = problem_of(tokens, vocab, pass, hidden, weight);
               for (const size_t budget : {size_t{0}, size_t{1}, 40 * kMiB, 200 * kMiB}) {
-                for (const Plan& plan : make_plans(p, device_of(processors), asked, budget)) {
+                for (const Plan& plan : make_plans(p, device_of(processors), engine, budget)) {
                   check(p, plan, hidden != DType::kF16);
                 }
               }
@@ -84,7 +84,7 @@ TEST(CudaBatchInvariantPlans, WindowsOfCopiesAreWholePartials) {
   }
 }
 
-// No exp_logits could be kept, so no pass has sums relative to logit_offsets.
+// Exp logits cannot be kept, so no pass has sums relative to logit offsets.
 TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoOffsets) {
   for (const Pass pass : {Pass::kForward, Pass::kForwardBackward}) {
     Problem p = problem_of(300, 3011, pass, DType::kBF16, DType::kBF16);
@@ -93,8 +93,7 @@ TEST(CudaBatchInvariantPlans, LabelSmoothingHasNoOffsets) {
   }
 }
 
-// Partials of two sums a row, beside what a loss alone takes otherwise; within a budget of fewer rows at a
-// time.
+// The bytes are partials of two sums a row, beside the loss's own. A small budget takes fewer rows at a time.
 TEST(CudaBatchInvariantPlans, TheirBytes) {
   for (const int64_t tokens : {8192, 65536}) {
     const Problem p = problem_of(tokens, 128256, Pass::kForward, DType::kBF16, DType::kBF16);

@@ -32,7 +32,7 @@ Problem sparsified_problem(const Head& head, double threshold) {
   return validated(p);
 }
 
-// A loss alone takes little, gradients keep all exp_logits where there is room, and sparsified ones need
+// A loss alone takes little, gradients keep all exp logits where there is room, and sparsified ones need
 // little room.
 TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   for (const Head& head : kHeads) {
@@ -55,8 +55,8 @@ TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   }
 }
 
-// By default: little time for much memory, and of no head more than a quarter of its float32 logits + 64 MiB
-// while a plan within that costs 6% at most.
+// By default a plan spends much memory only for much time. It takes at most a quarter of the head's float32
+// logits + 64 MiB while a plan within that costs at most 6%.
 TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {
   for (Head head : kHeads) {
     for (const int64_t less : {0, 1, 500, 777}) {
@@ -115,16 +115,16 @@ TEST(CudaPlans, TheWorkspaceIsWhatTheLayoutTakes) {
   }
 }
 
-// Between the budgets of keeping all exp_logits and of making them again there are some for a chunk of
-// tokens.
+// Some budgets get a chunk of tokens. They lie between those that keep all exp logits and those that compute
+// them again.
 TEST(CudaPlans, EveryKindIsChosenByABudget) {
-  for (const auto& [dtype, asked] : {std::pair{DType::kBF16, "sm90"}, std::pair{DType::kF32, "portable"}}) {
+  for (const auto& [dtype, engine] : {std::pair{DType::kBF16, "sm90"}, std::pair{DType::kF32, "portable"}}) {
     const Problem problem = head_problem({2000, 555, 72, "small"}, Pass::kForwardBackward, dtype);
     std::set<PlanKind> kinds;
     size_t before = SIZE_MAX;
     try {
       for (size_t budget = 0;; budget = before - 1) {
-        const Plan plan = best(problem, budget, asked);
+        const Plan plan = best(problem, budget, engine);
         ASSERT_LT(plan.workspace_bytes, before);
         before = plan.workspace_bytes;
         kinds.insert(plan.kind);
@@ -132,7 +132,7 @@ TEST(CudaPlans, EveryKindIsChosenByABudget) {
     } catch (const Error& error) {
       EXPECT_EQ(error.status(), Status::kBudgetTooSmall);
     }
-    EXPECT_EQ(kinds, (std::set{PlanKind::kWhole, PlanKind::kTokenChunks, PlanKind::kVocabChunks})) << asked;
+    EXPECT_EQ(kinds, (std::set{PlanKind::kWhole, PlanKind::kTokenChunks, PlanKind::kVocabChunks})) << engine;
   }
 }
 
@@ -141,23 +141,24 @@ TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   ampere.capability = 80;
   const Problem bf16 = head_problem(kHeads[0]);
   const Problem f32 = head_problem(kHeads[0], Pass::kForwardBackward, DType::kF32);
-  const auto told = [](const Problem& problem, const Device& device, const char* asked) {
+  const auto engine_and_reason = [](const Problem& problem, const Device& device, const char* engine) {
     std::set<std::string> texts;
-    for (const Plan& plan : make_plans(problem, device, asked, 0)) {
+    for (const Plan& plan : make_plans(problem, device, engine, 0)) {
       texts.insert(plan.engine + ": " + plan.reason);
     }
     EXPECT_EQ(texts.size(), 1U);
     return *texts.begin();
   };
-  EXPECT_EQ(told(bf16, h200(), ""), "sm90: compute capability 9.0, 16-bit operands");
-  EXPECT_EQ(told(bf16, h200(), "sm90"), "sm90: requested");
-  EXPECT_EQ(told(bf16, h200(), "portable"), "portable: requested");
-  EXPECT_EQ(told(f32, h200(), ""), "portable: sm90 needs both operands in bf16, or both in fp16");
-  EXPECT_EQ(told(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
+  EXPECT_EQ(engine_and_reason(bf16, h200(), ""), "sm90: compute capability 9.0, 16-bit operands");
+  EXPECT_EQ(engine_and_reason(bf16, h200(), "sm90"), "sm90: requested");
+  EXPECT_EQ(engine_and_reason(bf16, h200(), "portable"), "portable: requested");
+  EXPECT_EQ(engine_and_reason(f32, h200(), ""),
+            "portable: sm90 needs both operands in bf16, or both in fp16");
+  EXPECT_EQ(engine_and_reason(bf16, ampere, ""), "portable: sm90 needs compute capability 9.0, not 8.0");
 }
 
-// A flat softmax keeps so much of a small vocabulary that sparsification would be slower; then the plan is
-// exact, unless a budget makes that one slow or the caller knows better.
+// A flat softmax keeps so much of a small vocabulary that sparsification would be slower. Then the plan is
+// exact, unless a budget makes an exact plan slow or the caller knows better.
 TEST(CudaPlans, SparsificationThatWouldBeSlowerIsExact) {
   struct Case {
     Head head;
@@ -188,39 +189,39 @@ TEST(CudaPlans, SparsificationThatWouldBeSlowerIsExact) {
   EXPECT_NE(choose_plan(make_plans(problem, ampere, "", 0), 0).kind, PlanKind::kSparsified);
 }
 
-// A forward pass that keeps draws and the backward pass that reads them have nothing in common but sizes.
+// A forward pass that keeps draws and the backward pass that reads them have only sizes in common.
 TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
   int sparsified = 0, exact = 0;
   for (int64_t vocab = 500; vocab < 300000; vocab = vocab * 5 / 4) {
     for (const int64_t hidden : {int64_t{64}, int64_t{1600}, int64_t{4096}}) {
-      std::set<bool> found;
+      std::set<bool> kinds;
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         for (const size_t budget : {size_t{0}, 900 * kMiB}) {
           Problem p = head_problem({3000, vocab, hidden}, pass);
           p.gradient = GradientMethod::kSparsified;
           p.has.draws = true;
           if (pass == Pass::kBackward) p.has.d_weight = budget == 0;
-          for (const char* asked : {"", "portable"}) {
-            const Plan plan = best(validated(p), budget, asked);
+          for (const char* engine : {"", "portable"}) {
+            const Plan plan = best(validated(p), budget, engine);
             EXPECT_GE(plan.draws_bytes, 64U);
-            found.insert(plan.kind == PlanKind::kSparsified);
+            kinds.insert(plan.kind == PlanKind::kSparsified);
           }
         }
       }
-      EXPECT_EQ(found.size(), 1U) << vocab << " x " << hidden;
-      (*found.begin() ? sparsified : exact) += 1;
+      EXPECT_EQ(kinds.size(), 1U) << vocab << " x " << hidden;
+      (*kinds.begin() ? sparsified : exact) += 1;
     }
   }
   EXPECT_GT(sparsified, 10);
   EXPECT_GT(exact, 10);
 }
 
-// Nor does a switch that is turned between them change what the draws are.
+// A switch that is turned between the passes does not change the layout of draws.
 TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
   for (const auto& [tokens, vocab, hidden, threshold] : {std::tuple{8192, 32768, 2048, 0x1p-10},
                                                          {32768, 32768, 1024, 0x1p-10},
                                                          {8192, 128256, 2048, 0x1p-12}}) {
-    std::set<size_t> found;
+    std::set<size_t> draws_bytes;
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const bool allow : {false, true}) {
         Problem p = head_problem({tokens, vocab, hidden}, pass, DType::kF32);
@@ -228,10 +229,10 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
         p.has.draws = true;
         p.threshold = threshold;
         p.allow_tf32 = allow;
-        found.insert(best(validated(p), 0).draws_bytes);
+        draws_bytes.insert(best(validated(p), 0).draws_bytes);
       }
     }
-    EXPECT_EQ(found.size(), 1U) << tokens << " x " << vocab << " x " << hidden;
+    EXPECT_EQ(draws_bytes.size(), 1U) << tokens << " x " << vocab << " x " << hidden;
   }
 }
 
@@ -271,7 +272,7 @@ TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
   }
 }
 
-// Lists have room for what is expected of any softmax, and indices for all of it.
+// Lists have room for the elements expected of any softmax, and indices for all of it.
 TEST(CudaPlans, SparsifiedListsHaveRoom) {
   for (double threshold : {1.0, 0.5, 0x1p-4, 0x1p-9, 0x1p-13, 1e-30}) {
     for (int64_t vocab : {int64_t{1}, int64_t{2}, int64_t{9}, int64_t{50}, int64_t{1000}, int64_t{262144}}) {
@@ -289,7 +290,7 @@ TEST(CudaPlans, SparsifiedListsHaveRoom) {
   }
 }
 
-// All ranks' lse_estimates become one, and the dense columns of all are those of the vocabulary.
+// All ranks' lse estimates become one, and the dense columns of all ranks are those of the vocabulary.
 TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   Problem problem = sparsified_problem({64, 128000, 64}, 0x1p-9);
   const SparsifiedSizes one = sparsified_sizes(problem);
@@ -301,7 +302,8 @@ TEST(CudaPlans, RanksShareWhatIsDenseAndSampled) {
   EXPECT_EQ(4 * rank.sampled, one.sampled);
   EXPECT_LE(4 * rank.frequent, one.frequent);
   EXPECT_EQ(rank.capacity, one.capacity);  // all of a row's elements may be one rank's
-  // Of a smaller shard as many, as far as it has so many columns, and lists as long.
+  // A smaller shard has as many dense and sampled columns, as far as it has so many columns, and lists as
+  // long.
   for (const int64_t vocab : {31999, 1500, 1000, 300, 100, 1, 0}) {
     problem.vocab = vocab;
     const SparsifiedSizes s = sparsified_sizes(problem);
@@ -324,8 +326,8 @@ TEST(CudaPlans, RowsThatCannotBeLoadedInBulkAreCopied) {
   }
 }
 
-// d_weight is staged where the copy was, in its own dtype: no bytes beside exp_logits, copies and sums of
-// d_hidden.
+// d_weight is staged in the copy's place, in its own dtype. It takes no bytes beside exp logits, copies and
+// sums of d_hidden.
 TEST(CudaPlans, RowsOfOddLengthsAreCopiedOnce) {
   for (const Head& head : {Head{794, 61043, 877, "small"}, Head{8192, 128256, 4095, "large"}}) {
     const Problem problem = head_problem(head);

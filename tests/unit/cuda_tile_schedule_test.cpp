@@ -1,5 +1,5 @@
-// The schedule of the fused kernels, on the host: every tile once, one writer for every (partial, row), few
-// partials.
+// The schedule of the fused kernels, on the host: every tile comes once, each (partial, row) has one writer,
+// and partials are few.
 #include "cuda/engines/fused/tile_schedule.h"
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ struct Device {
   int turns;
 };
 
-// 132 SMs (H100 SXM, H200) in clusters of two, 114 (H100 PCIe), 78 (H20), odd ones, and one cluster only; one
-// by one those of A100, A10, RTX 3090, RTX 4090, H200, L40S, B200 and RTX 5090.
+// 132 SMs (H100 SXM, H200) in clusters of two, 114 (H100 PCIe), 78 (H20), odd numbers, and a single cluster;
+// then single SMs, as A100, A10, RTX 3090, RTX 4090, H200, L40S, B200 and RTX 5090 have them.
 const Device kDevices[] = {{66, 2},  {66, 1}, {57, 2}, {39, 2},  {61, 2},  {7, 2},   {1, 2},   {1, 1},
                            {108, 1}, {72, 1}, {82, 1}, {128, 1}, {132, 1}, {142, 1}, {148, 1}, {170, 1}};
 
@@ -53,7 +53,7 @@ void check_schedule(const Raster& raster, Device device, int units, int column_t
   for (const int count : visits) ASSERT_EQ(count, 1);
 }
 
-// check(device, preferred, units) for every device, until one fails.
+// Calls check(device, preferred, units) for every device, until one fails.
 template <class Check>
 void for_devices(std::initializer_list<int> preferred, std::initializer_list<int> units, const Check& check) {
   for (const Device device : kDevices) {
@@ -77,7 +77,7 @@ TEST(TileSchedule, EveryTileOnceAndOneWriterOfAPartial) {
               });
 }
 
-// The device may find any smaller number of units; the partials provided for the largest must do.
+// The device may find any smaller number of units. The partials provided for the largest number must do.
 TEST(TileSchedule, PartialsSufficeForAnyFewerUnits) {
   for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
     const int partials = needed_partials(device.clusters, device.turns, preferred, units, true);
@@ -86,7 +86,7 @@ TEST(TileSchedule, PartialsSufficeForAnyFewerUnits) {
   });
 }
 
-// Where sums are not to depend on rows and clusters, partials are those of columns; the tiles are the same.
+// Where sums must not depend on rows and clusters, columns alone decide the partials. The tiles are the same.
 TEST(TileSchedule, PartialsOfTheirOwnAreThoseOfColumns) {
   for_devices({2, 4, 12, 24}, {1, 2, 9, 13, 14, 40, 75}, [](Device device, int preferred, int units) {
     const Raster shared = make_raster(device.clusters, device.turns, preferred, kUnlimited);
@@ -113,7 +113,7 @@ TEST(TileSchedule, AllClustersWorkOnManyUnits) {
   }
 }
 
-// 132 SMs, ping-pong and cooperative: at most 33 partials.
+// 132 SMs, ping-pong and cooperative, need at most 33 partials.
 TEST(TileSchedule, PartialsAreFew) {
   for (int64_t units = 14; units < 5000; ++units) {
     for (const int preferred : {24, 16, 9, 4})

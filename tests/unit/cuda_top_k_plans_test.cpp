@@ -1,4 +1,4 @@
-// Plans of the CUDA backend that find the largest logits, or have several targets a row: no driver is called.
+// Plans of the CUDA backend that find the largest logits, or have several targets a row. No driver is called.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ TEST(CudaTopKPlans, CostLittleMoreThanTheLoss) {
   EXPECT_LE(few.predicted_seconds, 1.15 * loss);
   EXPECT_LE(many.cost_matmuls, 1.06);
   EXPECT_LE(many.predicted_seconds, 1.35 * loss);
-  // Never N x V.
+  // The workspace is never N x V.
   EXPECT_LE(few.workspace_bytes, size_t{8192} * 128256 / 8);
   EXPECT_LE(many.workspace_bytes, size_t{8192} * 128256 / 4);
 }
@@ -102,7 +102,7 @@ TEST(CudaManyTargetsPlans, AreThoseOfOneTargetAndWhatTheTargetsTake) {
   }
 }
 
-// Entries of the largest logits, and logits of targets.
+// Plans count entries of the largest logits, and logits of targets.
 TEST(CudaTopKPlans, OfFloat64CountThem) {
   const auto bytes = [](int64_t k) { return best(problem_of(k, DType::kF64)).workspace_bytes; };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));

@@ -1,5 +1,5 @@
 #pragma once
-// Common parts of the tests of CUDA's plans: those of one head on a made-up H200. No driver is called.
+// Common parts of the tests of CUDA's plans: plans of one head on a made-up H200. No driver is called.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,13 +50,13 @@ inline Problem head_problem(const Head& head, Pass pass = Pass::kForwardBackward
   return validated(p);
 }
 
-// The fastest plan within the budget; asked: for an engine.
-inline Plan best(const Problem& problem, size_t budget = 0, const char* asked = "") {
-  return choose_plan(make_plans(problem, h200(), asked, budget), budget);
+// The fastest plan within the budget, by the named engine if there is a name.
+inline Plan best(const Problem& problem, size_t budget = 0, const char* engine = "") {
+  return choose_plan(make_plans(problem, h200(), engine, budget), budget);
 }
 
-// Every plan's bytes are those that its layout takes, whatever the options; a budget is kept, or the refusal
-// names one that works.
+// Expects every plan's bytes to be those that its layout takes, whatever the options. Every budget is kept,
+// or the refusal names one that works.
 inline void expect_exact_bytes(const Problem& problem, const std::string& what) {
   size_t least = SIZE_MAX;
   for (const Plan& plan : make_plans(problem, h200(), "", 0)) least = std::min(least, plan.workspace_bytes);

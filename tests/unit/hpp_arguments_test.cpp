@@ -1,4 +1,4 @@
-// Every invalid option is refused by name, with what was expected and what was got; nothing is written.
+// The refusal of every invalid option names it, what was expected and what came. Nothing is written.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <cmath>
@@ -31,24 +31,24 @@ struct BadProblem {
 const double kNaN = std::numeric_limits<double>::quiet_NaN();
 const double kInfinity = std::numeric_limits<double>::infinity();
 
-// Each option beside both ends of its range of options.def.
+// Problems with each option beyond either end of its range in options.def.
 std::vector<BadProblem> out_of_range() {
   using P = logitless::Problem;
-  std::vector<BadProblem> found;
+  std::vector<BadProblem> problems;
   const auto add_integer = [&]<class T>(const char* name, T P::*option, int64_t lowest, int64_t highest) {
     if constexpr (std::is_signed_v<T>) {
       if (lowest > std::numeric_limits<T>::min()) {
-        found.push_back({name, [=](P& p) { p.*option = static_cast<T>(lowest - 1); }});
+        problems.push_back({name, [=](P& p) { p.*option = static_cast<T>(lowest - 1); }});
       }
       if (highest < std::numeric_limits<T>::max()) {
-        found.push_back({name, [=](P& p) { p.*option = static_cast<T>(highest + 1); }});
+        problems.push_back({name, [=](P& p) { p.*option = static_cast<T>(highest + 1); }});
       }
     }
   };
   const auto add_real = [&](const char* name, double P::*option, double lowest, double highest) {
     for (const double bad : {kNaN, kInfinity, -kInfinity, std::nextafter(lowest, -kInfinity),
                              std::nextafter(highest, kInfinity)}) {
-      found.push_back({name, [=](P& p) { p.*option = bad; }});
+      problems.push_back({name, [=](P& p) { p.*option = bad; }});
     }
   };
 #define LOGITLESS_OPTION_INTEGER(name, NAME, type, default_value, lowest, highest, ...) \
@@ -58,7 +58,7 @@ std::vector<BadProblem> out_of_range() {
 #define LOGITLESS_OPTION_CHOICE(name, NAME, type, default_value, values, ...) \
   add_integer(#name, &P::name, 0, std::ranges::count(std::string_view(values), '|'));
 #include <logitless/options.def>
-  return found;
+  return problems;
 }
 
 // Options that are in their ranges and do not fit each other.
@@ -103,7 +103,7 @@ std::vector<BadProblem> bad_problems() {
       {"temperature", [](P& p) { p.temperature = 1e-20, p.scale = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 1e-20, p.softcap = 1e20; }},
       {"temperature", [](P& p) { p.temperature = 2, p.has.temperature = 1; }},
-      {"top_k", [](P& p) { p.top_k = 6; }},  // of 5
+      {"top_k", [](P& p) { p.top_k = 6; }},  // of 5 columns
       {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
       {"top_k", [=](P& p) { forward(p), p.vocab_total = 6, p.top_k = 2; }},
       {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_SPARSIFIED, p.has.draws = 1, p.top_k = 2; }},
@@ -226,7 +226,7 @@ TEST(Arguments, OptionsAndTensorsById) {
   logitless_plan_destroy(plan);
 }
 
-// A failure is told as data, too: nothing has to be read out of the message.
+// A failure is reported as data as well: nobody has to parse the message.
 TEST(Arguments, ErrorsAreData) {
   const logitless::Context context;
   logitless::Problem problem = valid_problem();
@@ -297,7 +297,7 @@ TEST(Arguments, BackendsAreListed) {
     char why[64] = "x";
     EXPECT_EQ(logitless_backend_info(i, description, sizeof description, why, sizeof why), LOGITLESS_OK);
     EXPECT_EQ(std::string(description).size(), 7u);  // cut, and terminated
-    // CUDA is listed on a machine without a device, too, and says why it is not usable.
+    // CUDA is listed even on a machine without a device, and says why it is not usable.
     if (names[static_cast<size_t>(i)] != "cuda") {
       EXPECT_STREQ(why, "");
     }
@@ -306,7 +306,7 @@ TEST(Arguments, BackendsAreListed) {
   expect_refusal(logitless_backend_info(-1, nullptr, 0, nullptr, 0), "index");
 }
 
-// Buffers are in host memory unless a device is asked for, whatever backends come first in the list.
+// Buffers are in host memory unless a device is chosen, whatever backends come first in the list.
 TEST(Arguments, AHostContextChoosesTheCpu) {
   EXPECT_STREQ(logitless::Plan(logitless::Context(), valid_problem()).info().backend, "cpu");
 }

@@ -1,4 +1,4 @@
-// What a problem of a group is refused for, and what its plans tell.
+// Refusals of problems of a group, and the numbers in their plans.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// What a run refuses: missing buffers, bad strides, targets out of range. Nothing is written then.
+// Refusals of runs: missing buffers, bad strides, targets out of range. Nothing is written then.
 #include <gtest/gtest.h>
 #include <functional>
 #include <string>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kTokens = 4, kVocab = 6, kHidden = 3;
 
-// A complete run; outputs begin with a value that no result has.
+// A complete run. Outputs begin with a value that no result has.
 struct Fixture {
   Fixture() {
     problem.pass = LOGITLESS_FORWARD_BACKWARD;
@@ -46,7 +46,7 @@ struct Fixture {
     buffers.d_bias = d_bias.data();
   }
 
-  // The refusal of a run on the backend; empty: it ran.
+  // Returns the refusal of a run on the backend; empty where it ran.
   std::string refusal(const char* backend, void* stream = nullptr) {
     logitless::ContextOptions options;
     options.backend = backend;
@@ -76,14 +76,14 @@ struct Fixture {
     return true;
   }
 
-  // A backward pass, as a further one.
+  // Turns the problem into a backward pass.
   void go_backward() {
     problem.pass = LOGITLESS_BACKWARD;
     problem.has.grad_entropy = 1;
     buffers.lse = buffers.entropy = more.data();
     buffers.grad_entropy = more.data();
   }
-  // The forward pass of a shard of columns [2, 8) of 10.
+  // Turns the problem into the forward pass of a shard of columns [2, 8) of 10.
   void cut() {
     problem.pass = LOGITLESS_FORWARD;
     problem.has.d_hidden = problem.has.d_weight = problem.has.d_bias = 0;
@@ -242,7 +242,7 @@ TEST_P(RunArguments, WhatTheSpoiltRunsBeganFromIsValid) {
   for (const auto& change : std::initializer_list<std::function<void(Fixture&)>>{
            [](Fixture&) {}, [](Fixture& f) { f.give_two_targets(); }, [](Fixture& f) { f.go_backward(); },
            [](Fixture& f) { f.cut(); },
-           // A target that no row predicts is never looked at.
+           // A target that no row predicts is never read.
            [](Fixture& f) { f.problem.shift = 1, f.targets[0] = 1'000'000; }}) {
     Fixture f;
     change(f);

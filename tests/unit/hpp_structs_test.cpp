@@ -24,7 +24,7 @@ logitless::Problem small_problem() {
 
 }  // namespace
 
-// Counts every allocation of the program. Not inlined, as compilers then warn of free() after new.
+// Counts every allocation of the program. It is not inlined, because compilers then warn of free() after new.
 [[gnu::noinline]] void* operator new(size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size)) return memory;
@@ -87,7 +87,7 @@ TEST(Structs, AModelOfDeviceIsForPlansOnly) {
   EXPECT_EQ(logitless_context_create(&options, &made), LOGITLESS_BACKEND_UNAVAILABLE);
 }
 
-// What is refused depends on the model, not on the devices that are here.
+// Refusals depend on the model, not on the devices of this machine.
 TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   logitless::Problem p = small_problem();
   p.vocab = 1 << 20;
@@ -104,7 +104,7 @@ TEST(Structs, AModelOfDeviceSaysWhichThresholdsItTakes) {
   }
 }
 
-// Exact or sparsified, a run of 300 x 300 x 5 on one backend.
+// Runs 300 x 300 x 5 on one backend, exact or sparsified.
 void expect_no_allocation(const logitless::Context& context, logitless_gradient gradient) {
   logitless::Problem p = small_problem();
   p.tokens = 300;

@@ -34,8 +34,8 @@ TEST(RealElement, Bf16RoundTripsEveryBitPattern) {
 }
 
 TEST(RealElement, NarrowingRoundsToNearestEven) {
-  EXPECT_EQ(f16_to_float(float_to_f16(1 + 0x1p-11F)), 1);               // a tie goes to the even one
-  EXPECT_EQ(f16_to_float(float_to_f16(1 + 0x3p-11F)), 1 + 0x1p-9F);     // up to the even one
+  EXPECT_EQ(f16_to_float(float_to_f16(1 + 0x1p-11F)), 1);               // a tie goes to the even neighbor
+  EXPECT_EQ(f16_to_float(float_to_f16(1 + 0x3p-11F)), 1 + 0x1p-9F);     // up to the even neighbor
   EXPECT_EQ(f16_to_float(float_to_f16(1 + 0x1.8p-11F)), 1 + 0x1p-10F);  // past the tie
   EXPECT_EQ(f16_to_float(float_to_f16(65519.0F)), 65504);
   EXPECT_TRUE(std::isinf(f16_to_float(float_to_f16(65520.0F))));

@@ -82,7 +82,7 @@ TEST_F(Safetensors_, RefusesBadJson) {
       R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
       1, "'x' twice");
   expect_refused(R"({"x":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' twice");
-  // The same key in different objects is right.
+  // A key may come again in another object.
   EXPECT_EQ(
       error_of(file_of(
           R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
@@ -158,7 +158,7 @@ TEST_F(Safetensors_, WriterLeavesNothingBehindOnError) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
 }
 
-// Processor seconds to read a header of so many tensors, of the fastest of three readings.
+// Processor seconds to read a header of so many tensors: the fastest of three readings.
 double seconds_to_parse(int tensors) {
   std::string header = "{";
   for (int i = 0; i < tensors; ++i) {
@@ -176,8 +176,7 @@ double seconds_to_parse(int tensors) {
   return static_cast<double>(best) / CLOCKS_PER_SEC;
 }
 
-// Sixteen times the tensors take some 20 times as long, and would take 256 times where each is compared with
-// all.
+// Sixteen times the tensors take some 20 times as long. Comparing each with all others would take 256 times.
 TEST_F(Safetensors_, TimeIsInProportionToTheTensors) {
   const double few = seconds_to_parse(2000);
   EXPECT_LT(seconds_to_parse(32000), 80 * few) << "2,000 tensors: " << few << " s";
