@@ -1,4 +1,4 @@
-// Random problems over all options agree with the materialised computation, on every engine.
+// Random problems over all options agree with the materialized computation, on every engine.
 #include <gtest/gtest.h>
 
 #include "engine_test.h"
@@ -6,14 +6,14 @@
 namespace logitless_test {
 namespace {
 
-// The truth about a problem is worked out once for all engines on host memory.
+// Computes the truth about a problem once for all engines on host memory.
 class Agreement : public testing::TestWithParam<uint64_t> {};
 class AgreementOnDevice : public EngineTest {};
 
 // Longer than one block of the kernels in each direction, mostly one direction at a time.
 constexpr CaseLimits kLong{.largest_dimension = 1500, .most_products = 1'500'000};
 
-// Every third has several targets a row, with weights of both signs, of one, or ones.
+// Every third case has several targets a row, with weights of both signs, of one sign, or ones.
 Case case_of(uint64_t seed, const CaseLimits& limits) {
   Case c = random_case(seed, limits);
   if (seed % 3 != 1) return c;
@@ -44,7 +44,7 @@ TEST_P(Agreement, OverSeveralBlocks) {
   expect_agreement(case_of(1'000'000 + GetParam(), kLong), host_engines());
 }
 
-// The first 300 that the engine can run; some of them have both operands in one 16-bit format for sm90.
+// The first 300 cases that the engine can run. Some have both operands in one 16-bit format, for sm90.
 TEST_P(AgreementOnDevice, WithTheMaterialisedComputation) {
   int tested = 0;
   for (uint64_t seed = 0; tested < 300; ++seed) {

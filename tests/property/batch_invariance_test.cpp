@@ -23,7 +23,8 @@ Rows first_rows(size_t count) {
   return rows;
 }
 
-// The first number of rows of which `some` are not the bits of these rows of `all`; empty: there is none.
+// Names the first output for rows in which `some` does not have the bits of these rows of `all`; empty for
+// none.
 std::string difference(const Outputs& some, const Outputs& all, size_t tokens, const Rows& rows) {
   for (const ListedTensor& each : kTensors) {
     if (each.is_of_rows() && !same_bits(some.*each.values, rows_of(all.*each.values, tokens, rows)))
@@ -37,8 +38,8 @@ struct Variant {
   std::function<void(Case*)> change;
 };
 
-// Rows whose target is far below their largest logit, so that exp_logits relative to it leave the range of
-// fp32.
+// Makes rows whose target is far below their largest logit, so that exp logits relative to it leave the range
+// of fp32.
 void make_steep(Case* c) {
   const auto depth = static_cast<size_t>(c->problem.hidden);
   for (size_t row = 0; row < c->targets.size(); row += 37) {
@@ -92,8 +93,8 @@ std::vector<Variant> variants() {
 
 class BatchInvariance : public EngineTest {
  protected:
-  // Many rows, and on a device so many columns that tiles of a row would share partials; fewer where they are
-  // slow.
+  // Many rows, and on a device so many columns that tiles of a row would share partials. Slow engines take
+  // fewer.
   PlainSize size(int64_t hidden) const {
     if (is_device()) return {1024, 12007, hidden};
     const bool slow = engine().is_reference() || engine().engine == "portable" || is_slowed_down();
@@ -116,7 +117,8 @@ class BatchInvariance : public EngineTest {
     return c;
   }
 
-  // Every variant in every dtype. Rows of a second depth are no whole 16 bytes, so that a device copies them.
+  // Uses every variant in every dtype. Rows of the second depth are no whole 16 bytes, so that a device
+  // copies them.
   template <class Use>
   void for_each_case(const Use& use, int64_t tokens = 0) const {
     for (const logitless_dtype dtype : dtypes()) {
@@ -142,7 +144,7 @@ class BatchInvariance : public EngineTest {
   Outputs forward(const Case& c) const { return run(c, logitless::Pass::forward); }
   Outputs both(const Case& c) const { return run(c, logitless::Pass::forward_backward); }
 
-  // The statistics of both passes are those, under every budget and in every plan.
+  // Expects both passes to have the rollout's statistics, under every budget and in every plan.
   void expect_same_in_every_plan(const Case& c, const Outputs& rollout) const {
     const auto tokens = static_cast<size_t>(c.problem.tokens);
     for (const logitless::Pass pass : {logitless::Pass::forward, logitless::Pass::forward_backward}) {
@@ -205,7 +207,7 @@ TEST_P(BatchInvariance, MixedOperands) {
                                                 {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16}}) {
     PlainSize some = size(64);
     some.tokens = 150;
-    Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // whose values all of them hold
+    Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // all of the formats hold its values
     c.problem.dtype.hidden = c.problem.dtype.d_hidden = hidden;
     c.problem.dtype.weight = c.problem.dtype.d_weight = weight;
     c.problem.compute_dtype = compute;
@@ -218,8 +220,8 @@ TEST_P(BatchInvariance, MixedOperands) {
   }
 }
 
-// Without the option bits do depend on the batch with sm90, and may with portable, as cuBLASLt's algorithms
-// do; on the host they never do.
+// Without the option bits do depend on the batch with sm90. They may with portable, because cuBLASLt's
+// algorithms may. On the host they never do.
 TEST_P(BatchInvariance, WithoutIt) {
   for (const logitless_dtype dtype : dtypes()) {
     bool differs = false;

@@ -1,4 +1,4 @@
-// A number that is added to all logits of a row changes no probability: gradients, losses of differences and
+// A number that is added to all logits of a row changes no probability. Gradients, losses of differences and
 // entropy are as exact as without it, whichever way it comes in. All logits are exact.
 #include <gtest/gtest.h>
 
@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kTokens = 12, kVocab = 600, kFeatures = 3, kHidden = kFeatures + 2;
 
-// The last two features are 1 in every row of hidden, and what adds up to the offset in the weight's.
+// The input that the offset comes through. The last two features are 1 in every row of hidden; in the
+// weight's rows they add up to the offset.
 enum class By { kBias, kWeight, kScale };
 
 struct Variant {
@@ -23,7 +24,7 @@ struct Variant {
 
 class CommonOffset : public EngineTest {
  protected:
-  // Logits of multiples of `step` without an offset.
+  // A case whose logits are multiples of `step`, without an offset.
   Case base(double step) const { return base(step, engine().plain_dtype()); }
   static Case base(double step, logitless_dtype dtype) {
     Case c = plain_case(3, {kTokens, kVocab, kHidden}, dtype);
@@ -58,7 +59,7 @@ class CommonOffset : public EngineTest {
     }
   }
 
-  // Gradients without the columns that the offset is in; that of the weight times factor.
+  // Gradients without the columns that hold the offset; the weight's gradient is multiplied by the factor.
   template <class Gradients>
   static Outputs features(const Gradients& of, double factor = 1) {
     Outputs out;
@@ -75,7 +76,7 @@ class CommonOffset : public EngineTest {
     return out;
   }
 
-  // Also with upstream gradients of the entropy and of lse.
+  // The ways to a gradient, and those with upstream gradients of the entropy and of lse.
   std::vector<Case> ways_with_upstream(const Case& c) const {
     std::vector<Case> out = ways(c, 1);
     Case upstream = c;
@@ -88,7 +89,7 @@ class CommonOffset : public EngineTest {
     return out;
   }
 
-  // Losses and statistics that are of differences alone.
+  // Cases of losses and statistics that depend on differences alone.
   static std::vector<Case> losses(const Case& c) {
     std::vector<Case> out;
     for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
@@ -110,7 +111,8 @@ class CommonOffset : public EngineTest {
     return out;
   }
 
-  // CUDA's sums of w z are of the logits themselves and of the statistics' precision (docs/numerics.md).
+  // CUDA's sums of w z are sums of the logits themselves, in the precision of the statistics
+  // (docs/numerics.md).
   double smoothing_error(const Case& c, const Answer& truth, double offset) const {
     if (!is_device()) return 0;
     const double unit = c.problem.dtype.hidden == LOGITLESS_F64 ? 0x1p-53 : 0x1p-24;
@@ -175,7 +177,7 @@ TEST_P(CommonOffset, OfAZLoss) {
   }
 }
 
-// Logits that the offset leaves their last digits, and logits that are all the same.
+// Covers logits to which the offset leaves their last digits, and logits that are all the same.
 TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
   struct Logits {
     logitless_dtype dtype;
@@ -216,7 +218,7 @@ TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
   }
 }
 
-// Beyond the integers of float32: finite, and of the right sign and size.
+// Offsets beyond the integers of float32 give finite gradients, of the right sign and size.
 TEST_P(CommonOffset, BeyondTheIntegers) {
   const Case plain = base(8);
   for (const Case& way : ways_with_upstream(plain)) {
@@ -241,7 +243,7 @@ TEST_P(CommonOffset, BeyondTheIntegers) {
   }
 }
 
-// Shards of the vocabulary: lse_residual comes from the merged statistics.
+// With shards of the vocabulary, lse_residual comes from the merged statistics.
 TEST_P(CommonOffset, OfMergedStatistics) {
   Case c = base(0x1p-3);
   c.mode = Mode::kForwardThenBackward;

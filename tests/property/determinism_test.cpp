@@ -1,5 +1,5 @@
-// Bits are equal from run to run, for any number of threads, whoever's threads they are, and whatever the
-// host's pool does with the tasks it is given: no deadlock, few loops.
+// Bits are equal from run to run, for any number of threads, whoever's threads they are. The host's pool may
+// run its tasks in any way: there is no deadlock, and there are few loops.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,14 +12,15 @@ namespace {
 
 class Determinism : public EngineTest {
  protected:
-  // Some larger than one block of the kernels in each direction, some with several targets a row.
+  // Cases of which some are larger than one block of the kernels in each direction, and some have several
+  // targets a row.
   std::vector<Case> cases() const {
     std::vector<Case> out;
     const auto add = [&](Case c) {
       if (engine().can_run(c.problem)) out.push_back(std::move(c));
     };
     Random random(1);
-    // A fused engine gets as many as have its operands among the first 25.
+    // A fused engine takes the cases among the first 25 that have its operands.
     const uint64_t count = seeds(25) / (engine().is_fused() ? 4 : 1);
     for (Case c : random_cases(0, count, {.largest_dimension = 200})) {
       add(c);
@@ -40,7 +41,7 @@ class Determinism : public EngineTest {
     return out;
   }
 
-  // Again, and on the host for any number of threads, whoever's they are.
+  // Runs again, and on the host for any number of threads, whoever's they are.
   void expect_same_bits(const std::vector<Case>& cases) const {
     std::vector<logitless::Context> others;
     if (!is_device()) {
@@ -80,7 +81,7 @@ TEST_P(Determinism, OfSparsifiedGradientsSlow) {
   expect_same_bits(sparsified);
 }
 
-// One plan in several threads at once, each with buffers of its own.
+// Runs one plan in several threads at once, each with buffers of its own.
 TEST_P(Determinism, ConcurrentRunsOfOnePlan) {
   if (is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   const logitless::Context context = make_hosted_context(engine(), 2);
@@ -129,7 +130,7 @@ void in_reverse(int64_t tasks, logitless_task body, void* data, void* pool) {
   for (int64_t task = tasks; task-- > 0;) body(task, kThreads - 1, data);
 }
 
-// Two threads of the five, under numbers of their own.
+// Runs on two threads of the five, under numbers of their own.
 void on_two_threads(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   std::atomic<int64_t> next{0};
@@ -141,7 +142,7 @@ void on_two_threads(int64_t tasks, logitless_task body, void* data, void* pool) 
   other.join();
 }
 
-// The thread with the first task is late: it begins when all others have ended.
+// Makes the thread with the first task late: it begins when all others have ended.
 void with_a_late_thread(int64_t tasks, logitless_task body, void* data, void* pool) {
   static_cast<Pool*>(pool)->count(tasks);
   std::atomic<int64_t> next{1};
@@ -191,7 +192,7 @@ TEST_P(Pools, SameBitsFromAnyPoolSlow) {
   }
 }
 
-// A thread that comes late to every loop is waited for at its end: one loop is one wait.
+// A loop's end waits for a thread that comes late to every loop. One loop is one wait.
 TEST_P(Pools, OneLoopForAChunkOfTokens) {
   if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's runs";
   Pool pool;
@@ -217,7 +218,7 @@ TEST_P(Pools, SmallProblemsTakeFewThreads) {
   EXPECT_LE(threads_of({64, 1000, 64}), 2);
   EXPECT_EQ(threads_of({1, 1, 1}), 1);
   EXPECT_EQ(threads_of({1024, 4096, 1024}), 64);
-  // Alone, a thread needs no pool.
+  // A thread alone needs no pool.
   const Case c = plain_case(6, {4, 10, 8});
   logitless_test::solve(context, c);
   EXPECT_EQ(pool.loops, 0);

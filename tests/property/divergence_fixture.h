@@ -1,6 +1,6 @@
 #pragma once
-// Rows of two heads as logitless_divergence_run gets them, the header's formulas beside it, and what may
-// differ.
+// Rows of two heads as the input of logitless_divergence_run, the header's formulas beside it, and the error
+// that is allowed.
 #include <gtest/gtest.h>
 #include <logitless/divergence.h>
 
@@ -35,7 +35,7 @@ struct TwoHeads {
   logitless_dtype dtype = LOGITLESS_F32, gradient_dtype = LOGITLESS_F32;
   Layout student_layout, teacher_layout, gradient_layout;
   bool in_place = false;
-  int64_t window = 0;  // of columns whose gradients are made at once; 0: all
+  int64_t window = 0;  // columns whose gradients are made at once; 0: all
 
   double product(const Head& head, int64_t i, int64_t j) const {
     return head.products[static_cast<size_t>(i * columns + j)];
@@ -46,26 +46,26 @@ struct RowOutputs {
   Values student_lse, teacher_lse, student_kl, divergence, entropy, gradient;
 };
 
-// The numbers of rows, in the order in which they are told, and last the gradient.
+// The numbers of rows in the order of the outputs, and last the gradient.
 struct OutputNumber {
   const char* name;
   Values RowOutputs::*values;
 };
-inline constexpr OutputNumber kFound[] = {
+inline constexpr OutputNumber kOutputs[] = {
     {"student_lse", &RowOutputs::student_lse}, {"teacher_lse", &RowOutputs::teacher_lse},
     {"student_kl", &RowOutputs::student_kl},   {"divergence", &RowOutputs::divergence},
     {"entropy", &RowOutputs::entropy},         {"gradient", &RowOutputs::gradient}};
-constexpr size_t kRowNumbers = std::size(kFound) - 1;
+constexpr size_t kRowNumbers = std::size(kOutputs) - 1;
 
-// Names the first one of other bits; empty: there is none.
+// Names the first output with other bits; empty for none.
 inline std::string difference(const RowOutputs& a, const RowOutputs& b) {
-  for (const OutputNumber& each : kFound) {
+  for (const OutputNumber& each : kOutputs) {
     if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";
 }
 
-// Normal products of a spread, and upstream gradients; the teacher's are other ones.
+// Normal products of a spread, and upstream gradients. The teacher has other products than the student.
 inline TwoHeads random_heads(uint64_t seed, int64_t rows, int64_t columns, double spread = 2) {
   Random random(seed);
   TwoHeads p;
@@ -83,7 +83,7 @@ inline Values random_bias(uint64_t seed, int64_t columns) {
   return normal_values(random, columns, 1, LOGITLESS_F32);
 }
 
-// Both stages on an engine. What lies between and beside the elements must stay as it was.
+// Runs both stages on an engine. Memory between and beside the elements must stay as it was.
 class RowsRun {
  public:
   explicit RowsRun(const TwoHeads& p)
@@ -118,10 +118,10 @@ class RowsRun {
           context, [](Tensor& t) { return static_cast<std::byte*>(t.data()); }, nullptr);
     }
     for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
-    RowOutputs found;
-    for (size_t i = 0; i < numbers_.size(); ++i) found.*kFound[i].values = numbers_[i].values();
-    found.gradient = (p_.in_place ? student_ : gradient_).values();
-    return found;
+    RowOutputs outputs;
+    for (size_t i = 0; i < numbers_.size(); ++i) outputs.*kOutputs[i].values = numbers_[i].values();
+    outputs.gradient = (p_.in_place ? student_ : gradient_).values();
+    return outputs;
   }
 
  private:
@@ -171,8 +171,8 @@ class RowsRun {
   std::deque<Tensor> numbers_;
 };
 
-// A row by the header's formulas, in T: float64 is the truth, float32 the naive computation; of float64
-// logits long double is the truth.
+// A row by the header's formulas, in T. The truth is float64, or long double for float64 logits. The naive
+// computation is float32.
 template <class T>
 class PlainRow {
  public:
@@ -204,7 +204,7 @@ class PlainRow {
   }
 
   T beta, lse_p = 0, lse_q = 0, student_kl = 0, divergence = 0, entropy = 0;
-  T size = 0;  // of the largest finite logit before softcaps
+  T size = 0;  // the largest finite logit's size before softcaps
   std::vector<T> log_p, log_q, ratio_p, ratio_q, gradient;
 
  private:
@@ -229,12 +229,13 @@ class PlainRow {
     return lse;
   }
 
-  std::vector<T> slopes_;  // of the student's softcap
+  std::vector<T> slopes_;  // slopes of the student's softcap
 };
 
-// Every number is as near to float64's as twice the naive computation's in float32, of its row, and what the
-// rounding of logits costs: of a logit of size Z it is eps Z, and so it is of lse, which all columns share.
-// So a probability has that relative error and the log of a ratio twice that absolute one.
+// Expects every number within twice the error of the naive computation in float32, of its row, and the
+// rounding of logits.
+// A logit of size Z is off by eps Z, and so is lse, which all columns share. So a probability has that
+// relative error, and the log of a ratio twice that absolute error.
 template <class Truth>
 void expect_near(const TwoHeads& p, const RowOutputs& got) {
   const double eps = p.dtype == LOGITLESS_F64 ? 0x1p-52 : 0x1p-23;
@@ -267,10 +268,10 @@ void expect_near(const TwoHeads& p, const RowOutputs& got) {
       const double pj = std::exp(truth.log_p[j]), qj = std::exp(truth.log_q[j]);
       const double parts = 2 * (pj + qj) + pj * (8 + 2 * distance(truth.ratio_p[j], 0) + 2 * largest_ratio);
       const double bound = std::fabs(p.grad[row]) / p.temperature * unit * parts;
-      const double found = got.gradient[row * truth.gradient.size() + j];
-      ASSERT_TRUE(
-          is_close(found, truth.gradient[j], bound + naive_gradient, p.in_place ? p.dtype : p.gradient_dtype))
-          << "gradient of row " << i << ", column " << j << ": got " << found << ", expected "
+      const double element = got.gradient[row * truth.gradient.size() + j];
+      ASSERT_TRUE(is_close(element, truth.gradient[j], bound + naive_gradient,
+                           p.in_place ? p.dtype : p.gradient_dtype))
+          << "gradient of row " << i << ", column " << j << ": got " << element << ", expected "
           << truth.gradient[j] << " +- " << bound;
     }
   }

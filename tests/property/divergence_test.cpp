@@ -1,5 +1,5 @@
-// logitless_divergence_run on every engine beside float64: of any shape and layout, in windows of columns,
-// and of values that no softmax likes.
+// logitless_divergence_run on every engine beside float64: any shape and layout, windows of columns, and
+// values that are hard for a softmax.
 #include "divergence_fixture.h"
 #include "engine_test.h"
 
@@ -26,8 +26,8 @@ TEST_P(Divergences, OfEveryBeta) {
     p.beta = beta;
     p.grad[1] = 0;
     check(p);
-    const RowOutputs found = run(p);
-    EXPECT_TRUE(all_are(0, rows_of(found.gradient, 3, {1})));
+    const RowOutputs got = run(p);
+    EXPECT_TRUE(all_are(0, rows_of(got.gradient, 3, {1})));
   }
 }
 
@@ -78,8 +78,8 @@ TEST_P(Divergences, WhereverRowsBegin) {
       p.student_layout = {skew, skew};
       p.teacher_layout = {4, 3 - skew};
       p.gradient_layout = {skew - 1, 4 - skew};
-      const RowOutputs found = run(p);
-      EXPECT_EQ(difference(found, expected), "") << skew;
+      const RowOutputs got = run(p);
+      EXPECT_EQ(difference(got, expected), "") << skew;
     }
   }
 }
@@ -94,8 +94,8 @@ TEST_P(Divergences, InPlaceAndInWindowsTheGradientIsTheSame) {
       for (const bool in_place : {false, true}) {
         p.window = window;
         p.in_place = in_place;
-        const RowOutputs found = run(p);
-        EXPECT_EQ(difference(found, expected), "") << window << in_place;
+        const RowOutputs got = run(p);
+        EXPECT_EQ(difference(got, expected), "") << window << in_place;
       }
     }
   }
@@ -116,7 +116,7 @@ TEST_P(Divergences, OfARowAlone) {
   for (Head* head : {&one.student, &one.teacher}) head->products = rows_of(head->products, 3, {1});
   one.grad = {p.grad[1]};
   const RowOutputs alone = run(one);
-  for (const OutputNumber& each : kFound) {
+  for (const OutputNumber& each : kOutputs) {
     EXPECT_TRUE(same_bits(alone.*each.values, rows_of(all.*each.values, 3, {1}))) << each.name;
   }
 }
@@ -126,15 +126,15 @@ TEST_P(Divergences, OfEqualHeadsAreNothing) {
     TwoHeads p = random_heads(12, 3, 3000, 5);
     p.teacher = p.student;
     p.beta = beta;
-    const RowOutputs found = run(p);
-    for (const auto* values : {&found.divergence, &found.student_kl, &found.gradient}) {
+    const RowOutputs got = run(p);
+    for (const auto* values : {&got.divergence, &got.student_kl, &got.gradient}) {
       EXPECT_TRUE(all_are(0, *values));
     }
   }
 }
 
-// An error of a log ratio changes the divergence by about |p - q| times it, and those of probabilities, which
-// have nothing to do with one another, by the root of the sum of their squares.
+// An error of a log ratio changes the divergence by about |p - q| times it. Errors of probabilities are
+// independent of each other, and change it by the root of the sum of their squares.
 TEST_P(Divergences, OfNearlyEqualHeads) {
   for (const double beta : {0.0, 0.1, 0.5, 0.9, 1.0}) {
     for (const double apart : {1e-2, 1e-3, 1e-5}) {
@@ -143,7 +143,7 @@ TEST_P(Divergences, OfNearlyEqualHeads) {
       for (size_t i = 0; i < p.student.products.size(); ++i) {
         p.teacher.products[i] = rounded(p.student.products[i] * (1 + apart), LOGITLESS_F32);
       }
-      const RowOutputs found = run(p);
+      const RowOutputs got = run(p);
       for (int64_t i = 0; i < p.rows; ++i) {
         const PlainRow<double> truth(p, i);
         double distance = 0, squares = 0;
@@ -153,7 +153,7 @@ TEST_P(Divergences, OfNearlyEqualHeads) {
           squares += pj * pj + qj * qj;
         }
         const double unit = 0x1p-23 * (4 + truth.size);
-        EXPECT_NEAR(found.divergence[static_cast<size_t>(i)], truth.divergence,
+        EXPECT_NEAR(got.divergence[static_cast<size_t>(i)], truth.divergence,
                     2 * unit * distance + 0x1p-21 * std::sqrt(squares) + 0x1p-18 * truth.divergence)
             << "beta " << beta << " apart " << apart;
       }
@@ -171,7 +171,7 @@ TEST_P(Divergences, OfHugeLogits) {
   }
 }
 
-// Biases of -inf, as of tokens that a model must not say.
+// Biases of -inf, as for tokens that a model must not say.
 TEST_P(Divergences, OfExcludedColumns) {
   for (const double beta : {0.0, 0.1, 0.5, 1.0}) {
     for (const int who : {1, 2, 3}) {
@@ -184,10 +184,10 @@ TEST_P(Divergences, OfExcludedColumns) {
       }
       const bool is_infinite = (beta == 0 && who == 1) || (beta == 1 && who == 2);
       if (!is_infinite) check(p);
-      const RowOutputs found = run(p);
-      for (const double x : found.divergence) EXPECT_EQ(std::isinf(x), is_infinite) << beta << ' ' << who;
-      for (size_t j = 0; beta != 1 && j < found.gradient.size(); ++j) {
-        ASSERT_TRUE(std::isfinite(found.gradient[j])) << beta << ' ' << who << ' ' << j;
+      const RowOutputs got = run(p);
+      for (const double x : got.divergence) EXPECT_EQ(std::isinf(x), is_infinite) << beta << ' ' << who;
+      for (size_t j = 0; beta != 1 && j < got.gradient.size(); ++j) {
+        ASSERT_TRUE(std::isfinite(got.gradient[j])) << beta << ' ' << who << ' ' << j;
       }
     }
   }
@@ -204,15 +204,15 @@ TEST_P(Divergences, ANanOrAnInfinityIsToldOfItsRow) {
           const RowOutputs expected = run(p);
           Values& products = (is_student ? p.student : p.teacher).products;
           products[static_cast<size_t>(2500 + column)] = products[static_cast<size_t>(5000 + column)] = bad;
-          const RowOutputs found = run(p);
-          EXPECT_EQ(found.divergence[0], expected.divergence[0]);
-          EXPECT_TRUE(std::isnan(found.divergence[1]) && std::isnan(found.divergence[2]));
+          const RowOutputs got = run(p);
+          EXPECT_EQ(got.divergence[0], expected.divergence[0]);
+          EXPECT_TRUE(std::isnan(got.divergence[1]) && std::isnan(got.divergence[2]));
           const auto gradient = [](const RowOutputs& of, size_t row) {
             return rows_of(of.gradient, 3, {row});
           };
-          EXPECT_EQ(gradient(found, 0), gradient(expected, 0));
-          EXPECT_TRUE(all_are(kNan, gradient(found, 1))) << beta << bad << is_student;
-          EXPECT_TRUE(all_are(0, gradient(found, 2)));
+          EXPECT_EQ(gradient(got, 0), gradient(expected, 0));
+          EXPECT_TRUE(all_are(kNan, gradient(got, 1))) << beta << bad << is_student;
+          EXPECT_TRUE(all_are(0, gradient(got, 2)));
         }
       }
     }

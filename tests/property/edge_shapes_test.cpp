@@ -1,4 +1,4 @@
-// Sizes at the edges: none, one, and nothing that a block size divides; memory further apart than 32 bits
+// Sizes at the edges: none, one, and sizes that no block size divides; memory further apart than 32 bits
 // reach.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ namespace {
 
 class EdgeShapes : public EngineTest {
  protected:
-  // Each dtype and option, in one run and in two.
+  // Checks each dtype and option, in one run and in two.
   void expect_truth_of(const std::vector<PlainSize>& sizes) const {
     const std::function<void(Case*)> options[] = {
         [](Case* c) { c->problem.has.entropy = c->problem.has.argmax = 1; },
@@ -81,14 +81,14 @@ TEST_P(EdgeShapes, SeveralTilesSlow) {
   expect_truth_of({{256, 384, 64}, {300, 500, 72}, {129, 1031, 40}, {700, 97, 136}});
 }
 
-// A depth of which sm90's kernels work in another way.
+// A depth at which sm90's kernels work in another way.
 TEST_P(EdgeShapes, DeepProductsSlow) {
   if (engine().engine != "sm90") GTEST_SKIP() << "of kernels of sm90";
   expect_truth_of({{130, 200, 3080}});
 }
 
-// Rows of any length that begin anywhere, with anything between them: loads and stores are of 16 bytes where
-// they can be. Some are ignored, so that the others are found by their numbers.
+// Rows of any length begin anywhere, with anything between them; loads and stores take 16 bytes where they
+// can. Some rows are ignored, so that the others are reached by their numbers.
 TEST_P(EdgeShapes, RowsThatBeginAnywhereSlow) {
   for (int64_t hidden : {1, 2, 7, 8, 9, 15, 16, 17, 31, 877, 1024, 1030, 2049}) {
     for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
@@ -135,7 +135,7 @@ TEST_P(EdgeShapes, NoTokens) {
   }
 }
 
-// Address space of which only the pages in use exist; null where there is none.
+// Returns address space in which only the pages in use exist; null where there is none.
 std::shared_ptr<float> sparse_matrix(int64_t rows, int64_t stride) {
   const size_t bytes = static_cast<size_t>(rows * stride) * sizeof(float);
   void* memory =
@@ -144,7 +144,7 @@ std::shared_ptr<float> sparse_matrix(int64_t rows, int64_t stride) {
   return {static_cast<float*>(memory), [bytes](float* data) { munmap(data, bytes); }};
 }
 
-// Rows so far apart that their offsets need more than 32 bits.
+// Rows are so far apart that their offsets need more than 32 bits.
 TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   if (is_device()) GTEST_SKIP() << "on host memory; tests/gpu has it on a device";
   constexpr int64_t kStride = (int64_t{1} << 30) + 3;
@@ -188,7 +188,7 @@ TEST_P(EdgeShapes, StridesBeyondThirtyTwoBits) {
   EXPECT_EQ(gathered(d_weight.get(), kVocab), tight.d_weight);
 }
 
-// More than 2^31 logits. Rows repeat after seven, so seven rows say what all must give.
+// More than 2^31 logits. Rows repeat after seven, so seven rows give the results that all must have.
 TEST_P(EdgeShapes, MoreThanTwoToThe31Logits) {
 #ifndef NDEBUG
   GTEST_SKIP() << "too slow without optimization";

@@ -17,7 +17,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 class EdgeValues : public EngineTest {};
 
-// |logit| about 1e4: exp of it overflows everything, the loss must not.
+// |logit| is about 1e4: exp of it overflows everything, but the loss must not.
 TEST_P(EdgeValues, HugeLogits) {
   for (double sign : {1.0, -1.0}) {
     for (bool smoothing : {false, true}) {
@@ -39,7 +39,7 @@ TEST_P(EdgeValues, HugeLogits) {
   }
 }
 
-// All of a row's logits huge and of one sign, by the bias: nothing but their differences matters.
+// The bias makes all of a row's logits huge and of one sign: nothing but their differences matters.
 TEST_P(EdgeValues, HugeCommonLogit) {
   for (double common : {1e4, -1e4, 1e9, -1e9, 3e38, -3e38}) {
     Case c = plain(6, {9, 40, 5});
@@ -54,13 +54,13 @@ TEST_P(EdgeValues, HugeCommonLogit) {
   }
 }
 
-// One winner, far ahead: the loss of its rows is 0 or the gap, gradients 0 or 1.
+// One winner is far ahead: the loss of its rows is 0 or the gap, gradients are 0 or 1.
 TEST_P(EdgeValues, Saturated) {
   Case c = plain(7, {2, 300, 1});
   std::fill(c.hidden.begin(), c.hidden.end(), 1);
   std::fill(c.weight.begin(), c.weight.end(), 0);
   std::fill(c.bias.begin(), c.bias.end(), 0);
-  c.weight[123] = 9984;  // which bfloat16 has
+  c.weight[123] = 9984;  // bfloat16 has it
   c.targets = {123, 7};
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;
   const Outputs got = solve(c);
@@ -70,8 +70,8 @@ TEST_P(EdgeValues, Saturated) {
   EXPECT_EQ(got.d_hidden, (std::vector<double>{0, 9984}));
 }
 
-// Rows that are sure of their target, with a loss far below the rounding of a logit, and rows that all but
-// exclude it.
+// Some rows are sure of their target, with a loss far below the rounding of a logit. Others all but exclude
+// it.
 TEST_P(EdgeValues, TinyAndLargeLosses) {
   const std::vector<double> below = {30, 20, 16, 12, 8, 2, -2, -20, -60, -80, -92};
   const int64_t rows = static_cast<int64_t>(below.size());
@@ -99,8 +99,8 @@ TEST_P(EdgeValues, TinyAndLargeLosses) {
   }
 }
 
-// Rows that are sure of their target have no loss, however its logit of many terms is rounded: lse is rounded
-// as it is.
+// Rows that are sure of their target have no loss, however the rounding of its logit of many terms: lse is
+// rounded as it is.
 TEST_P(EdgeValues, CertainTargets) {
   constexpr int64_t kTokens = 5, kVocab = 700, kHidden = 1200;
   const logitless_dtype dtype = engine().plain_dtype();
@@ -133,8 +133,8 @@ TEST_P(EdgeValues, CertainTargets) {
   }
 }
 
-// NaN or infinity in one token's hidden row stays in its row. On a device it may make other rows be computed
-// again, from another logit_offset: the same but for rounding.
+// NaN or infinity in one token's hidden row stays in its row. On a device other rows may be computed again,
+// from another logit offset; they stay the same but for rounding.
 TEST_P(EdgeValues, NonFiniteHiddenRow) {
   for (logitless_dtype dtype : {engine().plain_dtype(), LOGITLESS_BF16, LOGITLESS_F16}) {
     for (double bad : {kNaN, kInfinity, -kInfinity}) {
@@ -175,7 +175,7 @@ TEST_P(EdgeValues, NonFiniteHiddenRow) {
   }
 }
 
-// A NaN in the weight is in every logit's row, so in every loss.
+// A NaN in the weight is in every row's logits, so in every loss.
 TEST_P(EdgeValues, NaNInTheWeight) {
   Case c = plain(11, {5, 300, 4});
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
@@ -187,7 +187,7 @@ TEST_P(EdgeValues, NaNInTheWeight) {
   }
 }
 
-// The largest and the smallest numbers of the 16-bit formats.
+// Covers the largest and the smallest numbers of the 16-bit formats.
 TEST_P(EdgeValues, EndsOfTheFormats) {
   for (logitless_dtype dtype : {LOGITLESS_F16, LOGITLESS_BF16}) {
     Case c = plain_case(12, {9, 40, 6}, dtype);
@@ -216,8 +216,8 @@ TEST_P(EdgeValues, ArgmaxOfEqualLogits) {
   }
 }
 
-// A target that is no class: refused before anything is written where the host sees it; on a device its row
-// is NaN, it adds to no gradient, and the run tells of it.
+// A target that is no class is refused before anything is written, where the host sees it. On a device its
+// row is NaN, it adds to no gradient, and the run reports it.
 TEST_P(EdgeValues, TargetOutOfRange) {
   for (int64_t bad :
        {int64_t{40}, int64_t{-1}, int64_t{1} << 30, int64_t{1} << 40, INT64_MIN, int64_t{1} << 62}) {
@@ -275,11 +275,11 @@ class Infinities : public EngineTest {
 };
 
 // A masked target costs infinity in its own row, whose gradient is finite: p = 0 there as in any other masked
-// column, and -1 of the target.
+// column, and -1 at the target.
 TEST_P(Infinities, MaskedTarget) {
   Case c = plain(9, {6, 50, 4});
   c.targets = {1, 2, 3, 4, 5, 6};
-  Case finite = c;  // of the same gradients
+  Case finite = c;  // has the same gradients
   c.bias[3] = -kInfinity;
   finite.bias[3] = -1024;
   const std::vector<Case> finite_ways = ways(finite, 0.5);
@@ -301,7 +301,7 @@ TEST_P(Infinities, MaskedTarget) {
   }
 }
 
-// A logit of +inf, of the target or not, makes loss and gradients of its row NaN, as in PyTorch.
+// A logit of +inf, the target's or another, makes loss and gradients of its row NaN, as in PyTorch.
 TEST_P(Infinities, PlusInfinity) {
   for (int64_t column : {0, 7, 449}) {
     Case c = plain(3, {3, 450, 4});
@@ -324,8 +324,8 @@ TEST_P(Infinities, PlusInfinity) {
   }
 }
 
-// Masked columns have probability 0, no part in what is summed over probabilities, and no gradient; all
-// others' mean is -inf. Some are a whole block.
+// Masked columns have probability 0, no part in what is summed over probabilities, and no gradient. The mean
+// over all logits is -inf. Some masked columns fill a whole block.
 TEST_P(Infinities, MaskedColumns) {
   Case c = plain(8, {5, 1500, 4});
   c.problem.has.entropy = c.problem.has.argmax = 1;
@@ -362,7 +362,7 @@ TEST_P(Infinities, MaskedColumns) {
   }
 }
 
-// The argmax of a row with NaN is the first of these.
+// The argmax of a row with NaN is the first NaN.
 TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
   for (int64_t first : {0, 5, 31, 300, 447, 448, 899}) {
     Case c = plain(4, {3, 900, 4});
@@ -379,8 +379,8 @@ TEST_P(Infinities, ArgmaxIsTheFirstNaN) {
   }
 }
 
-// Without label smoothing nobody reads the weight of a class that is no target: the inverse of its count is
-// infinite.
+// Without label smoothing nobody reads the weight of a class that is no target, which is infinite where it is
+// the inverse of a count of 0.
 TEST_P(Infinities, WeightsOfUnusedClasses) {
   Case c = plain(7, {6, 90, 4});
   c.problem.has.class_weight = 1;
@@ -400,7 +400,7 @@ TEST_P(Infinities, WeightsOfUnusedClasses) {
   }
 }
 
-// Where tanh is 1 there is no gradient at all.
+// There is no gradient at all where tanh is 1.
 TEST_P(Infinities, SaturatedSoftcap) {
   for (double softcap : {1e-3, 0.3, 5.0, 30.1}) {
     Case c = plain(5, {4, 500, 3});

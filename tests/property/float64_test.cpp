@@ -1,4 +1,4 @@
-// Problems in float64, on every engine that has it: within the error of double arithmetic, whatever the
+// Problems in float64, on every engine that has it, are within the error of double arithmetic, whatever the
 // options and the values are.
 #include <gtest/gtest.h>
 
@@ -14,11 +14,11 @@ namespace {
 class Float64 : public EngineTest {};
 
 std::vector<Engine> engines_with_float64() {
-  std::vector<Engine> found;
+  std::vector<Engine> out;
   for (const Engine& engine : engines()) {
-    if (engine.has_float64()) found.push_back(engine);
+    if (engine.has_float64()) out.push_back(engine);
   }
-  return found;
+  return out;
 }
 
 TEST_P(Float64, AgreesWithTheMaterialisedComputation) {
@@ -47,7 +47,7 @@ bool same_kind(double x, double y) {
   return std::isinf(x) || std::isinf(y) ? x == y : true;
 }
 
-// What is not finite comes out as it does of the reference, and leaves the rest as precise as before.
+// Values that are not finite give what the reference gives, and leave the rest as precise as before.
 TEST_P(Float64, SpecialValuesAsTheReference) {
   const logitless::Context reference = make_context({"reference", ""});
   const double infinity = INFINITY;
@@ -94,8 +94,8 @@ TEST_P(Float64, SpecialValuesAsTheReference) {
   }
 }
 
-// A common offset of the logits changes no gradient but by the rounding of the logits themselves; a gradient
-// of the entropy, too, is one of differences.
+// A common offset of the logits changes no gradient but by the rounding of the logits themselves. A gradient
+// of the entropy is also one of differences.
 TEST_P(Float64, CommonOffset) {
   constexpr double kOffset = 0x1p20;
   Case c = plain_case(8, {12, 130, 6}, LOGITLESS_F64);
@@ -109,8 +109,8 @@ TEST_P(Float64, CommonOffset) {
   const Outputs plain = solve(c);
   for (double& b : c.bias) b += kOffset;
   const Outputs shifted = solve(c);
-  // A rounding there is of 2^-33: one of lse, and 1.5 times a few of the entropy, in each of 12 rows whose
-  // numbers are at most 4.
+  // A rounding there is of 2^-33. Each of 12 rows has one of lse, and 1.5 times a few of the entropy, and
+  // numbers of at most 4.
   const double error = 0x1p-33 * 8 * 12 * 4;
   expect_gradients(shifted, plain, {.d_hidden = error, .d_weight = error, .d_bias = error}, LOGITLESS_F64);
 }

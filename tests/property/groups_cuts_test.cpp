@@ -1,5 +1,5 @@
-// Ranks whose shards make no vocabulary, or that have other targets or ignored rows: on the host all say so
-// by the same error, on a device they find NaN. They run as before when they agree.
+// Ranks whose shards make no vocabulary, or that have other targets or ignored rows. On the host all ranks
+// give the same error; on a device their results are NaN. They run as before when they agree.
 #include <set>
 
 #include "groups_fixture.h"
@@ -25,8 +25,8 @@ class GroupCuts : public GroupTest {
   }
 
   using Change = std::function<void(logitless::Problem&, Case&)>;
-  // The ranks' errors, or that they found NaN alone, where the problem and the targets of one of them are
-  // others.
+  // Runs all ranks, one of them with another problem and other targets. Returns the ranks' errors, "NaN"
+  // where the results are NaN alone.
   Errors errors_of(
       int changed = 0, const Change& change = [](logitless::Problem&, Case&) {}) {
     std::vector<std::string> errors(kRanks);
@@ -36,16 +36,16 @@ class GroupCuts : public GroupTest {
       Case c = case_;
       if (rank == changed) change(p, c);
       try {
-        const Outputs found = run_pass(context_, p, c, nullptr, &communicator);
+        const Outputs got = run_pass(context_, p, c, nullptr, &communicator);
         int64_t all = 0, nans = 0;
-        for (const auto* values : {&found.d_hidden, &found.d_weight, &found.lse, &found.loss}) {
+        for (const auto* values : {&got.d_hidden, &got.d_weight, &got.lse, &got.loss}) {
           all += std::ssize(*values);
           nans += std::ranges::count_if(*values, [](double x) { return std::isnan(x); });
         }
         if (nans > 0) errors[static_cast<size_t>(rank)] = "NaN";
         // An ignored row has zeros.
         const int64_t least = all - most_ignored_ * (p.hidden + 1);
-        EXPECT_TRUE(nans == 0 || (nans >= least && std::isnan(found.loss[0]))) << nans;
+        EXPECT_TRUE(nans == 0 || (nans >= least && std::isnan(got.loss[0]))) << nans;
       } catch (const logitless::Error& error) {
         errors[static_cast<size_t>(rank)] = error.what();
         statuses_[static_cast<size_t>(rank)] = error.status();
@@ -54,7 +54,7 @@ class GroupCuts : public GroupTest {
     return {errors.begin(), errors.end()};
   }
 
-  // All ranks refuse it.
+  // Expects all ranks to refuse it.
   void expect_refused(const std::string& on_host, int changed, const Change& change) {
     EXPECT_EQ(errors_of(changed, change), Errors{is_device() ? "NaN" : on_host});
     if (!is_device()) {
@@ -64,7 +64,7 @@ class GroupCuts : public GroupTest {
 
   std::set<logitless_status> statuses() const { return {statuses_.begin(), statuses_.end()}; }
 
-  // As many chunks of tokens as the plans have.
+  // Sets the budget with the most chunks of tokens that the plans have.
   void set_least_budget() {
     for (logitless::Problem& p : problems_) p.max_workspace_bytes = 0;
     const size_t least = *plan_bytes(problems_[0]).begin();
@@ -101,7 +101,7 @@ TEST_P(GroupCuts, RefusesWhatMakesNoVocabulary) {
   }
 }
 
-// The last rank's own are fewer than vocab_total says.
+// The last rank has fewer columns than vocab_total needs.
 TEST_P(GroupCuts, RefusesAVocabularyWithoutAnEnd) {
   expect_refused(kFollow + "[0, 12), [12, 20), [20, 29)", 2,
                  [](logitless::Problem& p, Case&) { p.vocab = 9; });
@@ -127,7 +127,7 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
     case_.problem.ignore_index = -7;
     for (logitless::Problem& p : problems_) {
       p.ignore_index = -7;
-      p.reduction = LOGITLESS_REDUCTION_SUM;  // a number of no row, too
+      p.reduction = LOGITLESS_REDUCTION_SUM;  // allows a number of no row
       if (seed % 2 == 0) continue;
       p.pass = static_cast<int32_t>(logitless::Pass::forward);
       p.has.d_hidden = p.has.d_weight = p.has.d_bias = false;
@@ -157,7 +157,7 @@ TEST_P(GroupCuts, RefusesOtherIgnoredRows) {
   }
 }
 
-// Ranks have the same targets and ignore others of them.
+// Ranks have the same targets, but their options ignore different ones.
 TEST_P(GroupCuts, RefusesOtherRowsThatOptionsIgnore) {
   most_ignored_ = std::max<int64_t>(1, std::ranges::count(case_.targets, 5));
   const std::string refused =
@@ -168,7 +168,7 @@ TEST_P(GroupCuts, RefusesOtherRowsThatOptionsIgnore) {
   expect_refused(refused, 2, [](logitless::Problem& p, Case&) { p.shift = 1; });
 }
 
-// One rank alone could see it: the others would wait for that rank.
+// One rank alone could see it, and the others would wait for that rank.
 TEST_P(GroupCuts, RefusesATargetOutOfRange) {
   if (is_device()) GTEST_SKIP() << "no target is read before the run";
   expect_refused(kOthers + "1 than on rank 0", 1, [](logitless::Problem&, Case& c) { c.targets[4] = 99; });

@@ -16,7 +16,7 @@ class GroupTest : public EngineTest {
  protected:
   GroupTest() { context_ = make_context(engine(), 2); }
 
-  // Every rank's own problem.
+  // Returns every rank's own problem.
   static std::vector<logitless::Problem> cut(
       const logitless::Problem& whole, const Sizes& sizes,
       logitless::GroupDHidden d_hidden = logitless::GroupDHidden::sum) {
@@ -33,8 +33,8 @@ class GroupTest : public EngineTest {
     return ranks;
   }
 
-  // The outputs of one pass, which every rank runs at the same time. What is told of rows has the same bits
-  // on all of them; gradients are put together.
+  // Returns the outputs of one pass, which every rank runs at the same time. Outputs for rows have the same
+  // bits on all ranks; gradients are put together.
   Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, size_t budget = 0,
                     const Outputs* known = nullptr, bool only_losses = false) const {
     logitless::Problem whole = pass_problem(c, pass);
@@ -44,21 +44,21 @@ class GroupTest : public EngineTest {
     const bool scatters = is_exact && whole.has.d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
     const auto problems =
         cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
-    std::vector<Outputs> found(sizes.size());
+    std::vector<Outputs> outputs(sizes.size());
     RankGroup group(static_cast<int>(ranks), is_device());
     group.run([&](int rank, const logitless::Communicator& communicator) {
       const auto r = static_cast<size_t>(rank);
       Outputs mine;  // draws are each rank's own
       if (known != nullptr) mine = *known;
       if (known != nullptr && whole.has.draws) mine.draws = draws_[r];
-      found[r] =
+      outputs[r] =
           run_pass(context_, problems[r], c, known == nullptr ? nullptr : &mine, &communicator, only_losses);
     });
     calls_ = group.calls();
-    Outputs out = found[0];
+    Outputs out = outputs[0];
     const auto join = [&](std::vector<double> Outputs::*gradient) {
       (out.*gradient).clear();
-      for (const Outputs& each : found) {
+      for (const Outputs& each : outputs) {
         (out.*gradient).insert((out.*gradient).end(), (each.*gradient).begin(), (each.*gradient).end());
       }
     };
@@ -66,13 +66,13 @@ class GroupTest : public EngineTest {
     join(&Outputs::d_bias);
     draws_.clear();
     const size_t own = out.d_hidden.size() / sizes.size();
-    for (size_t rank = 0; rank < found.size(); ++rank) {
-      draws_.push_back(found[rank].draws);
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      draws_.push_back(outputs[rank].draws);
       if (!scatters) continue;
       const auto first = static_cast<std::ptrdiff_t>(rank * own);
-      std::copy_n(found[rank].d_hidden.begin() + first, own, out.d_hidden.begin() + first);
+      std::copy_n(outputs[rank].d_hidden.begin() + first, own, out.d_hidden.begin() + first);
     }
-    for (Outputs& each : found) {
+    for (Outputs& each : outputs) {
       EXPECT_TRUE(same_bits(each.loss, out.loss) && same_bits(each.lse, out.lse)) << "between ranks";
       if (!is_exact) continue;
       each.d_weight = out.d_weight;
@@ -89,8 +89,8 @@ class GroupTest : public EngineTest {
     });
   }
 
-  mutable std::vector<std::vector<double>> draws_;  // of the last forward pass, a rank each
-  mutable int64_t calls_ = 0;                       // of collectives in the last pass
+  mutable std::vector<std::vector<double>> draws_;  // draws of the last forward pass, one for each rank
+  mutable int64_t calls_ = 0;                       // number of collectives in the last pass
 };
 
 }  // namespace logitless_test

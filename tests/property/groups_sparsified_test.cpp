@@ -1,7 +1,8 @@
-// Sparsified gradients in groups of ranks. On the host the same seed keeps the same elements for any cut of
-// the vocabulary, which are those of the float64 reference. On a device which elements a seed keeps depends
-// on the cut, so what is tested is what does not: the loss, gradients that keep everything, repeatable bits,
-// means over seeds; also where a rank has little, or all ranks know little before the draw.
+// Sparsified gradients in groups of ranks.
+// On the host the same seed keeps the same elements for any cut of the vocabulary, and the float64 reference
+// keeps them as well. On a device the elements that a seed keeps depend on the cut. So the tests cover the
+// rest: the loss, gradients that keep everything, repeatable bits, and means over seeds. They include ranks
+// that have little, and ranks that all know little before the draw.
 #include "groups_fixture.h"
 #include "sparsified_fixture.h"
 
@@ -23,7 +24,7 @@ class AnySparsifiedGroups : public GroupTest {
     return c;
   }
 
-  // Some rows more peaked than others, one ignored.
+  // Some rows are more peaked than others, and one is ignored.
   Case uneven(PlainSize size, double threshold) const {
     Case c = sparsified(plain(41, size), threshold);
     for (size_t i = 0; i < c.hidden.size() / 2; ++i) c.hidden[i] *= 2;
@@ -35,7 +36,7 @@ class AnySparsifiedGroups : public GroupTest {
     return testing::Message() << describe(c) << "\ncut into " << testing::PrintToString(sizes);
   }
 
-  // In one pass and in two, whose draws are kept or made again, for each cut.
+  // Runs each cut in one pass, and in two whose draws are kept or made again.
   template <class Use>
   static void for_each_way(Case c, const std::vector<Sizes>& cuts, const Use& use) {
     for (const Sizes& sizes : cuts) {
@@ -64,7 +65,7 @@ class AnySparsifiedGroups : public GroupTest {
     }
   }
 
-  // The mean over seeds, but for 5 of its own standard deviations.
+  // Expects the mean over seeds within 5 of its own standard deviations.
   void expect_unbiased(Case c, const Sizes& sizes, int seed_count, double rounding) const {
     const std::vector<double> truth = Expected(c).truth().d_hidden;
     Sums sums;
@@ -80,8 +81,8 @@ class AnySparsifiedGroups : public GroupTest {
 
 class SparsifiedGroups : public AnySparsifiedGroups {
  protected:
-  // Both runs keep one set of elements: each run is off by its own rounding, and each rank's part of d_hidden
-  // is rounded.
+  // Expects both runs to keep one set of elements. Each run is off by its own rounding, and each rank's part
+  // of d_hidden is rounded.
   void expect_same_elements(const Case& c, const Sizes& sizes, const Outputs& reference,
                             const Bounds& of_one) const {
     SCOPED_TRACE(place(c, sizes));
@@ -124,7 +125,7 @@ TEST_P(SparsifiedGroups, TheMeanOverSeedsIsTheGradientSlow) {
   expect_unbiased(sparsified(plain(3, {6, 90, 5}), 0.25), {40, 50}, is_slowed_down() ? 150 : 1000, 1e-6);
 }
 
-// Lists that fill up early are sparsified by what a rank knows of lse, which is less than all do.
+// Lists that fill up early are sparsified by a rank's own part of lse, which is less than all ranks have.
 TEST_P(SparsifiedGroups, FlatRowsOfManyColumns) {
   Case c = sparsified(plain(5, {20, 9000, 8}), 1.0 / 16);
   for (double& value : c.hidden) value /= 64;
@@ -143,7 +144,7 @@ class SparsifiedDeviceGroups : public AnySparsifiedGroups {
   }
 
   // Each run is off by its own rounding, each rank's part of d_hidden is rounded, and so are the sums that
-  // ranks tell each other.
+  // ranks exchange.
   Bounds bounds_of(const Case& c, const Sizes& sizes) const {
     Bounds bounds = static_cast<double>(sizes.size() + 1) * Expected(c).bounds_of(engine());
     bounds.lse += static_cast<double>(sizes.size()) * 0x1p-23;
@@ -158,7 +159,7 @@ class SparsifiedDeviceGroups : public AnySparsifiedGroups {
     Expected(c).check(got, bounds_of(c, sizes));
   }
 
-  // Leaves out one row.
+  // Compares all rows but one.
   static void expect_lse(const std::vector<double>& got, const std::vector<double>& expected, double allowed,
                          size_t but_of = SIZE_MAX) {
     for (size_t i = 0; i < got.size(); ++i) {
@@ -168,14 +169,14 @@ class SparsifiedDeviceGroups : public AnySparsifiedGroups {
     }
   }
 
-  // One device finds a bad lse_estimate by the sum of all columns.
+  // One device finds a bad lse estimate by the sum of all columns.
   void expect_lse_of_one_device(const Case& c, const Sizes& sizes, double allowed) const {
     const Outputs one = solve(c), got = solve_in_group(c, sizes);
     expect_lse(got.lse, one.lse, allowed);
     EXPECT_NEAR(got.loss[0], one.loss[0], allowed);
   }
 
-  // Columns before `first` and from `end` on are masked by a bias of -inf.
+  // Masks columns before `first` and from `end` on by a bias of -inf.
   Case masked(PlainSize size, double threshold, int64_t first, int64_t end) const {
     Case c = sparsified(plain(7, size), threshold);
     c.bias.assign(static_cast<size_t>(size.vocab), -INFINITY);
@@ -198,8 +199,8 @@ TEST_P(SparsifiedDeviceGroups, RandomProblems) {
                       [&](const Case& c, const Sizes& sizes) { expect_all_kept(c, sizes); });
 }
 
-// One rank has nearly all of a row's mass, and others so little that their sums vanish beside it, or nothing:
-// entries masked by a bias of -inf, without which the problem has the same answer.
+// One rank has nearly all of a row's mass. Others have so little that their sums vanish beside it, or
+// nothing: entries masked by a bias of -inf, without which the problem has the same answer.
 TEST_P(SparsifiedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   constexpr int64_t kLikely = 150, kUnmasked = 250, kDepth = 8;
   Case all = masked({30, 400, kDepth}, kKeepsAll, 0, kLikely);
@@ -219,7 +220,8 @@ TEST_P(SparsifiedDeviceGroups, RowsWhoseMassIsOfOneRank) {
   }
 }
 
-// Those of one row stay in its row, on all ranks; those of the weight, on whichever rank, reach all rows.
+// A NaN or infinity of one row stays in its row, on all ranks. One in the weight, on whichever rank, reaches
+// all rows.
 TEST_P(SparsifiedDeviceGroups, NaNAndInfinity) {
   const Case c = sparsified(plain(10, {37, 300, 11}), kKeepsAll);
   const Sizes sizes{140, 0, 160};
@@ -247,7 +249,7 @@ TEST_P(SparsifiedDeviceGroups, NaNAndInfinity) {
   }
 }
 
-// Rows of the block of a NaN are summed once more, also where a rank has nothing to add up.
+// Rows of the block of a NaN are summed once more, even where a rank has nothing to add up.
 TEST_P(SparsifiedDeviceGroups, NaNBesideAMaskedShard) {
   Case c = masked({30, 400, 8}, kKeepsAll, 0, 250);
   for (size_t i = 0; i < c.targets.size(); ++i) c.targets[i] = static_cast<int64_t>(i * 5 % 250);
@@ -287,12 +289,13 @@ TEST_P(SparsifiedDeviceGroups, TheSameSeedGivesTheSameBits) {
 TEST_P(SparsifiedDeviceGroups, TheMeanOverSeedsIsTheGradientSlow) {
   Case c = sparsified(plain(3, {6, 500, 5}), 1.0 / 16);
   expect_unbiased(c, {240, 260}, 150, Expected(c).bounds_of(engine()).d_hidden);
-  // One rank's lse_estimate is far above what its columns have.
+  // One rank's lse estimate is far above what its columns have.
   for (double& value : c.hidden) value *= 2;
   expect_unbiased(c, {30, 470}, 150, Expected(c).bounds_of(engine()).d_hidden);
 }
 
-// A draw with a lse_estimate tells of it, and one with known sums of nothing more than the exact plan does.
+// A draw with an lse estimate exchanges it. One with known sums exchanges nothing more than the exact plan
+// does.
 TEST_P(SparsifiedDeviceGroups, PlansCountWhatIsExchanged) {
   const Case c = sparsified(plain(5, {64, 300, 8}), 0.25);
   logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
@@ -305,7 +308,8 @@ TEST_P(SparsifiedDeviceGroups, PlansCountWhatIsExchanged) {
   EXPECT_EQ(plan.info().gathered_bytes, static_cast<uint64_t>(3 * 4 * (64 * (3 + with_estimate) + 4)));
 }
 
-// And a run makes as many exchanges, beside the sum of d_hidden: none of one rank, or without tokens.
+// A run makes as many exchanges as its plan counts, beside the sum of d_hidden: none for one rank, or without
+// tokens.
 TEST_P(SparsifiedDeviceGroups, RunsExchangeWhatPlansCount) {
   for (const int64_t tokens : {64, 0}) {
     const Case c = sparsified(plain(5, {tokens, 300, 8}), 0.25);
@@ -323,12 +327,12 @@ TEST_P(SparsifiedDeviceGroups, RunsExchangeWhatPlansCount) {
   }
 }
 
-// All that is seen before the draw is masked, the targets too.
+// All columns that are seen before the draw are masked, targets included.
 TEST_P(SparsifiedDeviceGroups, EstimateOfNothing) {
   Case c = masked({30, 2000, 8}, 1.0 / 16, 900, 902);
   for (size_t i = 0; i < c.targets.size(); ++i) c.targets[i] = static_cast<int64_t>(i % 3);
   const Sizes sizes{1500, 500};
-  Case unmasked = c;  // whose lse is the same
+  Case unmasked = c;  // has the same lse
   unmasked.problem.vocab = 2;
   unmasked.weight.assign(c.weight.begin() + 900 * 8, c.weight.begin() + 902 * 8);
   unmasked.bias.assign(2, 0.0);
@@ -344,8 +348,8 @@ TEST_P(SparsifiedDeviceGroups, NothingButMaskedColumns) {
   EXPECT_FALSE(std::isfinite(got.loss[0]));
 }
 
-// Targets' logits of fp32 operands that are not rounded would be so much above those of the products; also
-// where a column of the other rank has most of a row.
+// Without rounding, targets' logits of fp32 operands would be so much above those of the products. Covers a
+// column of the other rank that has most of a row.
 TEST_P(SparsifiedDeviceGroups, RoundedTargets) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 8;
   Case c = sparsified(plain_case(7, {kTokens, kVocab, kDepth}, LOGITLESS_F32), 1.0 / 16);
@@ -357,7 +361,7 @@ TEST_P(SparsifiedDeviceGroups, RoundedTargets) {
   for (const bool has_other : {false, true}) {
     std::ranges::fill(c.weight, 0.0);
     for (int64_t i = 0; i < kTokens; ++i) {
-      const int64_t target = c.targets[static_cast<size_t>(i)] = 2 + 30 * i;  // of rank 0
+      const int64_t target = c.targets[static_cast<size_t>(i)] = 2 + 30 * i;  // on rank 0
       std::fill_n(c.weight.begin() + target * kDepth, kDepth, value);
     }
     if (has_other) {
@@ -372,7 +376,8 @@ TEST_P(SparsifiedDeviceGroups, RoundedTargets) {
   }
 }
 
-// As are logits of large products that cancel, if they are added up in another order.
+// Targets' logits of large products that cancel would also be far off, if they were added up in another
+// order.
 TEST_P(SparsifiedDeviceGroups, TargetsThatCancel) {
   constexpr int64_t kTokens = 40, kVocab = 3000, kDepth = 16;
   Case c = sparsified(plain(7, {kTokens, kVocab, kDepth}), 1.0 / 16);

@@ -27,7 +27,7 @@ Sizes random_sizes(Random& random, int64_t total, int ranks) {
 class Groups : public GroupTest {
  protected:
   // The seed's random case as a group can run it. Sums of parts need parts in float32, in rows without gaps.
-  // In the place of one that the engine cannot run comes another.
+  // Another seed replaces a case that the engine cannot run.
   Case grouped(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!engine().can_run(c.problem)) c = random_case(seed += 10'000, limits);
@@ -55,7 +55,7 @@ class Groups : public GroupTest {
     EXPECT_STREQ(first_difference(first, solve_in_group(c, sizes, budget)), "") << "between runs";
   }
 
-  // The error of a run of two ranks.
+  // Returns the error of a run of two ranks.
   logitless::Error error_of(const logitless::Problem& whole,
                             const std::function<void(int, logitless::Communicator&)>& change,
                             const Case& c) const {
@@ -100,7 +100,7 @@ TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
   }
 }
 
-// Chunks of tokens, each with an exchange of its own; and the number of exchanges is the plan's.
+// Each chunk of tokens has an exchange of its own, and the plan counts the exchanges.
 TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
   Case c = plain(7, {1200, 900, 24});
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
@@ -133,8 +133,8 @@ TEST_P(Groups, ChunksOfTokensExchangeOnceEachSlow) {
   }
 }
 
-// Equal logits on several ranks, of which the smallest ids come first; shards of fewer columns than k, and
-// one so small that a device's sample of it has too few groups.
+// Several ranks have equal logits, of which the smallest ids come first. Some shards have fewer columns than
+// k. One is so small that a device's sample of it has too few groups.
 TEST_P(Groups, LargestLogitsOfAllShards) {
   for (const auto& [sizes, k] : {std::pair<Sizes, int64_t>{{7, 0, 30, 1, 2}, 40},
                                  {{3000, 10'000, 500}, 64},
@@ -165,7 +165,7 @@ TEST_P(Groups, LargestLogitsOfAllShards) {
   }
 }
 
-// NaN before infinity before numbers, and masked columns last, by the first ids.
+// NaN comes before infinity before numbers, and masked columns come last, by the first ids.
 TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
   Case c = plain(3, {4, 60, 8});
   c.mode = Mode::kForward;
@@ -181,16 +181,15 @@ TEST_P(Groups, LargestLogitsThatAreNoNumbers) {
   for (size_t row = 0; row < 4; ++row) EXPECT_EQ(rows_of(got.top_ids, 4, {row}), expected);
 }
 
-// For one cut of the vocabulary a row has the same bits in any batch, place, plan and pass, and whatever is
-// told of it.
+// For one cut of the vocabulary a row has the same bits in any batch, place, plan and pass, whatever its
+// outputs are.
 TEST_P(Groups, BatchInvariantRowsSlow) {
   const int64_t vocab = is_device() ? 4000 : 1100;
   Case c = plain(12, {260, vocab, 24});
   c.problem.batch_invariant = 1;
   c.problem.reduction = LOGITLESS_REDUCTION_NONE;
   c.problem.dtype.d_hidden = stats_dtype(c.problem);
-  for (size_t row = 0; row < 260;
-       row += 37) {  // exp_logits relative to their targets leave the range of fp32
+  for (size_t row = 0; row < 260; row += 37) {  // exp logits relative to the targets leave the range of fp32
     for (size_t k = 0; k < 24; ++k) c.hidden[24 * row + k] *= 64;
   }
   c.targets[7] = c.problem.ignore_index;
@@ -212,7 +211,7 @@ TEST_P(Groups, BatchInvariantRowsSlow) {
       budgets.insert(0);
       for (const size_t budget : budgets) {
         SCOPED_TRACE(budget);
-        expect_same(run_ranks(some, pass, sizes, budget, nullptr), "all that is told");
+        expect_same(run_ranks(some, pass, sizes, budget, nullptr), "all outputs");
         expect_same(run_ranks(some, pass, sizes, budget, nullptr, true), "losses alone");
       }
     }
@@ -251,7 +250,7 @@ TEST_P(Groups, RanksWhoseCollectivesFailSaySo) {
   EXPECT_STREQ(error.what(), "communicator.all_gather: expected it to return 0, got 1");
 }
 
-// Each rank tells sums of differences from its own maximum: what all logits have in common changes no loss.
+// Each rank gives sums of differences from its own maximum, so an offset of all logits changes no loss.
 TEST_P(Groups, ACommonOffsetOfAllLogits) {
   if (is_device()) GTEST_SKIP() << "sums of w z are float32 there";
   struct Logits {

@@ -18,7 +18,7 @@ std::vector<bool> ignored_rows(const Case& c) {
   return out;
 }
 
-// NaN in everything that belongs to the ignored rows.
+// Puts NaN in everything that belongs to the ignored rows.
 Case poisoned(Case c) {
   const std::vector<bool> ignored = ignored_rows(c);
   const auto poison = [&](std::vector<double>* values, size_t width) {

@@ -1,4 +1,5 @@
-// What must not change the results, or must change them in a known way, without any oracle's word for it.
+// Changes of a problem that must not change the results, or must change them in a known way. No oracle is
+// needed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace {
 
 class Invariance : public EngineTest {
  protected:
-  // With gradients.
+  // Random cases with gradients.
   std::vector<Case> cases(
       uint64_t seed, const std::function<void(Case*)>& change = [](Case*) {}) const {
     return random_cases(seed, 20, {.allow_fp64 = false}, [&](Case* c) {
@@ -22,7 +23,7 @@ class Invariance : public EngineTest {
   }
 };
 
-// sum_j dz_ij is 0 but for the gradients that come through lse or the target's logit itself; the gradient of
+// sum_j dz_ij is 0 but for the gradients that come through lse or the target's logit itself. The gradient of
 // the bias is sum_i dz_ij.
 TEST_P(Invariance, RowsOfLogitGradientsSumToZero) {
   const auto with_bias_gradient = [](Case* c) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kLargestLogit = 40, kMostError = 1e-5;
 
-// The largest |logit| of every row is just below kLargestLogit.
+// A case in which the largest |logit| of every row is just below kLargestLogit.
 Case steep_case(uint64_t seed, PlainSize size) {
   Case c = plain_case(seed, size, LOGITLESS_BF16);
   remove_bias(&c);
@@ -35,7 +35,7 @@ Case steep_case(uint64_t seed, PlainSize size) {
 class LogProbabilities : public EngineTest {
  protected:
   // Instructions that multiply 16-bit numbers in pairs or more add these up before they round, or cut off
-  // what is over: of them no more is asked than the derived bound.
+  // what is over. They only have to keep the derived bound.
   double limit(const Expected& expected) const {
     const bool rounds_each = !is_device() && engine().engine != "avx512_bf16";
     return rounds_each ? kMostError : std::max(kMostError, expected.bounds_of(engine()).nll);
@@ -63,8 +63,9 @@ TEST_P(LogProbabilities, AreWithinOneHundredThousandthSlow) {
 LOGITLESS_TEST_ON(LogProbabilities, engines());
 
 // Long sums in float32 are sums of partial sums: their rounding does not grow with the number of terms as it
-// does in one chain. What is fair is twice the error of partial sums of 256 terms that are added in order,
-// and a rounding of the result; errors are root mean squares over many results.
+// does in one chain.
+// The fair error is twice that of partial sums of 256 terms that are added in order, and a rounding of the
+// result. Errors are root mean squares over many results.
 class LongSums : public EngineTest {
  protected:
   void SetUp() override {
@@ -117,7 +118,7 @@ TEST_P(LongSums, OfLogits) {
         BlockedSum sum;
         for (size_t k = 0; k < static_cast<size_t>(hidden); ++k)
           sum.add(c.hidden[i * static_cast<size_t>(hidden) + k], c.weight[k]);
-        errors.add(got.max[i], sum);  // of one column: its logit
+        errors.add(got.max[i], sum);  // the only column's logit
       }
       EXPECT_LE(errors.got, errors.fair)
           << name_of(dtype) << ", D " << hidden << ": " << std::sqrt(errors.got / errors.fair);

@@ -19,7 +19,7 @@ class ManyTargets : public EngineTest {
   }
 };
 
-// One of the weight 1 is the target of an ordinary row.
+// One target of weight 1 is the target of an ordinary row.
 TEST_P(ManyTargets, OneIsTheTargetOfAnOrdinaryRow) {
   for (const Mode mode : {Mode::kForward, Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     Case one = EngineTest::plain(3, {70, 903, 20});
@@ -39,7 +39,7 @@ TEST_P(ManyTargets, OneIsTheTargetOfAnOrdinaryRow) {
   }
 }
 
-// The same target again is one target of both weights, in whatever order.
+// A repeated target is one target of both weights, in whatever order.
 TEST_P(ManyTargets, TheSameTargetAgain) {
   for (const Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
     Case c = plain(4, {40, 500, 16}, 4);
@@ -65,8 +65,8 @@ TEST_P(ManyTargets, TheSameTargetAgain) {
   }
 }
 
-// Of a row whose weights add up to 0 only the targets have a gradient, also where one of them is very
-// unlikely. Where a device has kept exp_logits, the other columns get 2^-30 of a weight.
+// Only the targets have a gradient in a row whose weights add up to 0, even where one of them is very
+// unlikely. Where a device has kept exp logits, the other columns get 2^-30 of a weight.
 TEST_P(ManyTargets, WeightsThatCancel) {
   Case c = plain(5, {33, 700, 16}, 2);
   for (const double unlikely : {0, -40, -88}) {
@@ -90,7 +90,7 @@ TEST_P(ManyTargets, WeightsThatCancel) {
   }
 }
 
-// A probability of nearly one: p - q keeps its digits.
+// A probability is nearly one: p - q keeps its digits.
 TEST_P(ManyTargets, OfNearlyCertainRows) {
   Case c = plain(10, {16, 260, 8}, 2);
   for (size_t row = 0; row < 16; ++row) {

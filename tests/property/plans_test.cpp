@@ -33,7 +33,7 @@ class Plans : public EngineTest {
     return c.mode == Mode::kForward ? logitless::Pass::forward : logitless::Pass::backward;
   }
 
-  // Random problems, and larger ones of which plans make several chunks.
+  // Random problems, and larger ones whose plans make several chunks.
   std::vector<Case> cases() const {
     const auto in_one_run = [](Case* c) { return c->mode != Mode::kForwardThenBackward; };
     std::vector<Case> out = random_cases(300, seeds(25), {}, in_one_run);
@@ -50,7 +50,7 @@ class Plans : public EngineTest {
   }
 };
 
-// And those whose plans are of a kind of their own.
+// Cases whose plans are of a kind of their own.
 std::vector<Case> special_cases(const Engine& engine) {
   std::vector<Case> out;
   const auto add = [&](Case c) {
@@ -58,15 +58,14 @@ std::vector<Case> special_cases(const Engine& engine) {
   };
   const bool fast = !engine.is_reference() && !is_slowed_down();
   const logitless_dtype plain = engine.plain_dtype();
-  // A gradient in a dtype that no matrix product writes passes through a window of the workspace; the
+  // A gradient in a dtype that no matrix product writes passes through a window of the workspace. The
   // vocabulary is wider than any such window.
   for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     Case c = plain_case(2, {24, is_slowed_down() ? 3000 : 30000, 8}, plain);
     c.problem.dtype.d_weight = dtype;
     add(c);
   }
-  // The smallest plans go over the weight once more instead of keeping an fp32 sum beside a 16-bit
-  // d_weight.
+  // The smallest plans go over the weight once more instead of keeping an fp32 sum beside a 16-bit d_weight.
   Case many = plain_case(4, fast ? PlainSize{1300, 1000, 40} : PlainSize{600, 60, 8}, LOGITLESS_BF16);
   many.problem.has.d_hidden = 0;
   add(many);
@@ -75,8 +74,8 @@ std::vector<Case> special_cases(const Engine& engine) {
   many.problem.label_smoothing = 0.1;
   many.problem.dtype.d_weight = LOGITLESS_F16;
   add(many);
-  // Chunks of tokens of which few or none have a row to compute, with and without gradients to add to. The
-  // valid rows are the last ones, so that they move where ignored rows are left out.
+  // Few or no rows of some chunks of tokens count, with and without gradients to add to. The valid rows are
+  // the last ones, so that they move where ignored rows are left out.
   const PlainSize size{fast ? 1100 : 110, 130, 16};
   for (int64_t valid : {int64_t{0}, int64_t{1}, size.tokens / 4, size.tokens - 1}) {
     Case c = plain_case(3, size, plain);
@@ -97,8 +96,8 @@ std::vector<Case> special_cases(const Engine& engine) {
     c.d_bias_start = normal_values(random, size.vocab, 1, LOGITLESS_F32);
     add(c);
   }
-  // Logits rise from column to column: what sums and kept exp_logits of the first are relative to suits no
-  // later ones.
+  // Logits rise from column to column. Sums and kept exp logits of the first columns are relative to an
+  // offset that suits no later ones.
   for (const bool is_invariant : {false, true}) {
     for (const logitless_dtype dtype : {plain, LOGITLESS_BF16}) {
       Case c = plain_case(5, {24, fast ? 9000 : 3000, 8}, dtype);
@@ -120,7 +119,7 @@ std::vector<Case> special_cases(const Engine& engine) {
     for (int64_t i = 0; i < 20 * count; ++i) c.targets[static_cast<size_t>(i)] = c.problem.ignore_index;
     add(c);
   }
-  // The largest logits, of operands as they are and of converted ones.
+  // The largest logits, from operands as they are and from converted ones.
   Case top = plain_case(10, {600, fast ? 6201 : 620, 20}, plain);
   remove_bias(&top);
   top.mode = Mode::kForward;
@@ -134,8 +133,8 @@ std::vector<Case> special_cases(const Engine& engine) {
   return out;
 }
 
-// The smallest budget is named and tight, every one from it on agrees with the oracle, none is exceeded, and
-// on a host none changes a bit.
+// The smallest budget is named and tight. Every budget from it on agrees with the oracle, and none is
+// exceeded. On a host none changes a bit.
 TEST_P(Plans, EveryBudgetAgreesSlow) {
   std::vector<Case> all = cases();
   for (Case& each : special_cases(engine())) all.push_back(std::move(each));
@@ -172,8 +171,8 @@ TEST_P(Plans, EveryBudgetAgreesSlow) {
   }
 }
 
-// With rows of the weight as wide as there are tokens, exp_logits are kept where d_weight will be, if rows
-// lie without gaps between them; and elsewhere they are computed again, bit for bit.
+// With rows of the weight as wide as there are tokens, exp logits are kept where d_weight will be, if its
+// rows lie without gaps. Elsewhere they are computed again, bit for bit.
 TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
   if (is_device()) GTEST_SKIP() << "a product's algorithm there depends on alignment";
   const int64_t vocab = is_slowed_down() ? 500 : 1000;
@@ -193,7 +192,7 @@ TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
   }
 }
 
-// Nothing is left of an [N, V] matrix in the workspace then.
+// The workspace then has no part of an [N, V] matrix.
 TEST_P(Plans, ExpLogitsAreKeptWhereTheWeightsGradientWillBe) {
   if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
   logitless::Problem problem;
@@ -232,14 +231,15 @@ TEST_P(Plans, ALargeHeadFitsInLittle) {
   }
 }
 
-// What another plan may be faster by: a rounding of d_weight, one a chunk of tokens, must gain 4%.
+// The factor by which another plan may be faster: a rounding of d_weight, one for each chunk of tokens, must
+// gain 4%.
 double penalty_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
   if (std::string_view(plan.config).find("dC rounded") == std::string_view::npos) return 1;
   const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);
   return 1 + 0.04 * static_cast<double>((std::max<int64_t>(problem.tokens, 1) - 1) / chunk);
 }
 
-// A list of plans: the chosen one is in it, and is the fastest.
+// The list of plans has the chosen one, which is the fastest.
 TEST_P(Plans, TheFastestIsChosen) {
   for (const Case& c : cases()) {
     logitless::Problem problem = pass_problem(c, pass_of(c));
@@ -256,7 +256,7 @@ TEST_P(Plans, TheFastestIsChosen) {
   }
 }
 
-// By default: of the plans that are listed none is smaller and as good, within 3% of the fastest.
+// By default no listed plan is smaller and as good, within 3% of the fastest.
 TEST_P(Plans, TheDefaultIsSmallAndNearlyTheFastest) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(describe(c));

@@ -38,7 +38,7 @@ void join(const logitless::Problem& whole, const logitless::Plan& plan, const Ca
       std::swap(s.front(), s.back());
       return;
     case Join::kRebaseAndSum: {
-      // What an all-reduce of maxima, and one of the ids that reach them, would give.
+      // The results of an all-reduce of maxima, and of one of the ids that reach them.
       Outputs top = s[0]->read();
       for (const auto& shard : s) {
         const Outputs one = shard->read();
@@ -101,7 +101,7 @@ Outputs solve_in_shards(const logitless::Context& context, const Case& c, const 
   logitless::loss_from_row_stats(plan, stats[0]->buffers());
   Outputs out = stats[0]->read();
   out.valid_count = valid_count;
-  if (c.seed % 2 == 0) out.lse_residual.clear();  // as of a caller that does not keep it
+  if (c.seed % 2 == 0) out.lse_residual.clear();  // as from a caller that does not keep it
   if (c.mode == Mode::kForward) return out;
   for (const logitless::Problem& shard : cut(pass_problem(c, logitless::Pass::backward), sizes)) {
     const Outputs one = run_pass(context, shard, c, &out);
@@ -129,8 +129,8 @@ void for_every_cut(int64_t total, const std::function<void(const std::vector<int
 
 class Shards : public EngineTest {
  protected:
-  // The seed's random case as shards can run it: forward, then backward; a sum of parts needs parts in
-  // float32. In the place of one that the engine cannot run comes another.
+  // The seed's random case as shards can run it: forward, then backward. A sum of parts needs parts in
+  // float32. Another seed replaces a case that the engine cannot run.
   Case shardable(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!engine().can_run(c.problem)) c = random_case(seed += 10'000, limits);
@@ -181,8 +181,8 @@ TEST_P(Shards, RandomCutsOfLargerVocabularies) {
   }
 }
 
-// Equal logits, of which the first is the argmax; a NaN, which no merge loses; masked columns, which have no
-// part in what the others are relative to. All as in one run over the whole vocabulary.
+// Equal logits, of which the first is the argmax; a NaN, which no merge loses; masked columns, which do not
+// change the maximum of the others. All results are those of one run over the whole vocabulary.
 TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity(),
                    kNaN = std::numeric_limits<double>::quiet_NaN();

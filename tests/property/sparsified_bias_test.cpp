@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kSeeds = 1000;
 
-// What the mean of chi^2 variables of as many degrees of freedom stays below but for 3e-7: 5 standard
-// deviations (Wilson and Hilferty).
+// A bound of the mean of that many squared normal variables (chi^2), 5 standard deviations up: it is exceeded
+// with probability 3e-7 (Wilson and Hilferty).
 double largest_chi_square_mean(double degrees) {
   const double v = 2 / (9 * degrees);
   return std::pow(1 - v + 5 * std::sqrt(v), 3);
@@ -21,17 +21,19 @@ double largest_chi_square_mean(double degrees) {
 
 class SparsifiedBias : public SparsifiedTest {
  protected:
-  // The mean of one gradient against the truth, after all seeds and after the first of them.
-  // bound: the error of exact arithmetic. degrees: independent components, at least.
+  // Compares the mean of one gradient with the truth, after all seeds and after the first of them.
+  // bound: the error of exact arithmetic.
+  // degrees: independent components, at least.
   static void expect_unbiased(const char* what, const Sums& sums, const Sums& early,
                               const std::vector<double>& truth, double bound, double degrees) {
     ASSERT_EQ(sums.sum.size(), truth.size()) << what;
     double widest = 0;
     for (size_t i = 0; i < truth.size(); ++i) widest = std::max(widest, sums.range(i));
     for (size_t i = 0; i < truth.size(); ++i) {
-      // 5.5 standard deviations of a normal variable, 4e-8; where few seeds drew anything the mean has the
-      // tail of a Poisson variable instead (Bernstein's bound, of the same chance). Its range is that of all
-      // that could be drawn, which a component's own few draws do not show: the widest range of any is taken.
+      // 5.5 standard deviations of a normal variable, 4e-8. Where few seeds drew anything, the mean has the
+      // tail of a Poisson variable instead (Bernstein's bound, of the same chance).
+      // The bound needs the range of all that could be drawn, which a component's own few draws do not show.
+      // So it takes the widest range of any component.
       constexpr double kDeviations = 5.5;
       const double allowed = kDeviations * std::sqrt(sums.variance(i)) +
                              kDeviations * kDeviations / 2 * widest / (3 * static_cast<double>(sums.seeds)) +
@@ -79,7 +81,7 @@ class SparsifiedBias : public SparsifiedTest {
     }
   }
 
-  // Gradients in float32, so that a rounding to their dtype is no bias of the mean.
+  // A case with gradients in float32, so that a rounding to their dtype is no bias of the mean.
   Case base(uint64_t seed, double scale) const {
     const bool slow = engine().is_reference();
     Case c = sparsified(slow ? PlainSize{12, 50, 4} : PlainSize{12, 500, 4}, slow ? 0x1p-4 : 0x1p-6, seed);
@@ -87,7 +89,7 @@ class SparsifiedBias : public SparsifiedTest {
     return c;
   }
 
-  // Every option that goes with the rest; upstream gradients of all outputs.
+  // Adds every option that goes with the rest, and upstream gradients of all outputs.
   static void add_options(Case* c) {
     logitless::Problem& p = c->problem;
     Random random(77);
@@ -146,7 +148,7 @@ TEST_P(SparsifiedBias, SoftcapAndKeptDraws) {
   check(c, whole(c));
 }
 
-// Of some columns nearly every row keeps an element; CUDA's kernels leave these columns to products.
+// Nearly every row keeps an element of some columns; CUDA's kernels leave these columns to products.
 TEST_P(SparsifiedBias, ColumnsThatManyRowsKeep) {
   if (!is_device()) GTEST_SKIP() << "no column is special there";
   Case c = sparsified({64, 1400, 4}, 0x1p-6, 35);
@@ -157,7 +159,7 @@ TEST_P(SparsifiedBias, ColumnsThatManyRowsKeep) {
   check(c, whole(c));
 }
 
-// Each shard draws with its own seed and its own lse_estimates; lse is that of all.
+// Each shard draws with its own seed and its own lse estimates; lse is that of all shards.
 TEST_P(SparsifiedBias, Shards) {
   for (int32_t keeps : {0, 1}) {
     Case c = base(34, 1);

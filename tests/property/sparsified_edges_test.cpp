@@ -1,5 +1,5 @@
-// Sparsified gradients at the edges: of shapes, of probabilities, of numbers, where every run ends; and what
-// is refused. A run that does not end is one that takes longer than ctest allows this program.
+// Sparsified gradients at the edges of shapes, of probabilities and of numbers, where every run ends; and
+// refusals. A run that does not end takes longer than ctest allows this program.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ TEST_P(SparsifiedEdges, SmallestShapes) {
         if (size.vocab == 1) {
           for (double kept : got.kept_count) EXPECT_EQ(kept, 1);
         }
-        // dz of at most 1, or 2 columns, and d_hidden are rounded to the operands' format.
+        // dz is at most 1, or there are 2 columns, and d_hidden is rounded to the operands' format.
         double near = 1e-5;
         if (engine().shortens_gradients(c.problem)) {
           for (double v : c.weight) near = std::max(near, 3 * 0x1p-9 * std::abs(v));
@@ -60,7 +60,7 @@ TEST_P(SparsifiedEdges, AllIgnored) {
   }
 }
 
-// Of a uniform softmax systematic draws keep 1 / threshold elements in all rows but for the ends of blocks.
+// Systematic draws from a uniform softmax keep 1 / threshold elements in all rows but for the ends of blocks.
 TEST_P(SparsifiedEdges, Uniform) {
   Case c = sparsified(reduced({16, 20'000, 4}), engine().is_reference() ? 0x1p-5 : 0x1p-9);
   std::fill(c.bias.begin(), c.bias.end(), 0);
@@ -93,8 +93,9 @@ TEST_P(SparsifiedEdges, OneHot) {
   }
 }
 
-// What is seen first says nothing of what comes: all mass is in the last columns, far above the target and
-// the columns before, so lists fill up many times over. step: from one column's logit to the next.
+// Returns a case whose first columns say nothing about the rest. All mass is in the last columns, far above
+// the target and the columns before, so lists fill up many times over. `step` is the difference between
+// neighboring columns' logits.
 Case late_mass(Case c, double step) {
   std::fill(c.weight.begin(), c.weight.end(), 0);
   const size_t vocab = c.bias.size();
@@ -113,7 +114,7 @@ TEST_P(SparsifiedEdges, AllMassInTheLastColumns) {
   }
 }
 
-// When a full list is sparsified depends on the threads, what is left of it does not.
+// When a full list is sparsified depends on the threads; its final elements do not.
 TEST_P(SparsifiedEdges, FullListsDoNotDependOnThreadsSlow) {
   if (is_device()) GTEST_SKIP() << "runs on a device use no threads";
   const logitless::Context one = make_context(engine(), 1);
@@ -147,8 +148,8 @@ TEST_P(SparsifiedEdges, MaskedColumns) {
   }
 }
 
-// A NaN or an infinite logit takes its row's gradient with it, the target's row of d_weight too, and
-// nothing of other rows that has no part in them.
+// A NaN or an infinite logit makes its row's gradient NaN, and the target's row of d_weight. Other rows'
+// results that it has no part in stay as they are.
 TEST_P(SparsifiedEdges, NotFinite) {
   for (double value : {kNaN, kInfinity}) {
     Case c = sparsified(reduced({6, 1500, 2}), 0x1p-6);
@@ -174,7 +175,7 @@ TEST_P(SparsifiedEdges, SeedInMemory) {
   EXPECT_STREQ(first_difference(run_pass(context_, problem, with_seed), expected), "");
 }
 
-// Names the argument, what was expected and what was got.
+// A refusal names the argument, what was expected and what came.
 TEST_P(SparsifiedEdges, Refusals) {
   const Case c = sparsified({4, 9, 2}, 0x1p-6);
   const auto refused = [&](const auto& change) -> std::string {
@@ -199,11 +200,11 @@ TEST_P(SparsifiedEdges, Refusals) {
          {"label_smoothing: expected 0 with sparsified gradients and a softcap", "got 0.25"});
 }
 
-// All logits the same, of a size that no logarithm of a sum changes; of either sign.
+// All logits are the same, of a size that no logarithm of a sum changes, and of either sign.
 TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
   const int64_t vocab = engine().is_reference() ? 600 : 4096;
   for (double value : {1e3, 1e5, 1e9, 0x1p62, -1e9, -0x1p62}) {
-    // Logits of the reference are float64, and those of 1e9 no numbers that a saved lse has all digits of.
+    // Logits of the reference are float64, and a saved lse does not have all digits of 1e9.
     if (engine().is_reference() && std::fabs(value) == 1e9) continue;
     Case c = sparsified({2, vocab, 8}, 0x1p-6);
     std::fill(c.hidden.begin(), c.hidden.end(), rounded(std::fabs(value), engine().plain_dtype()));
@@ -216,8 +217,8 @@ TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
   }
 }
 
-// Largest and smallest finite logits, one of them far from all others, infinities and NaN: no end of any loop
-// depends on them.
+// Covers largest and smallest finite logits, one of them far from all others, infinities and NaN: no end of
+// any loop depends on them.
 TEST_P(SparsifiedEdges, AnyLogitsEnd) {
   constexpr double kMost = 3e38;
   for (double common : {kMost, -kMost, 1e30, -1e31, 0.0, kNaN}) {

@@ -38,7 +38,7 @@ struct Sums {
     ++seeds;
   }
   double mean(size_t i) const { return sum[i] / static_cast<double>(seeds); }
-  // The mean's.
+  // The variance of the mean.
   double variance(size_t i) const {
     const auto n = static_cast<double>(seeds);
     return std::max(0.0, square[i] / n - mean(i) * mean(i)) / n;
@@ -53,14 +53,15 @@ class SparsifiedTest : public EngineTest {
     if (!why.empty()) GTEST_SKIP() << why;
   }
 
-  // Gradients in float32, so that a rounding to their dtype is no bias of a mean.
+  // A case with gradients in float32, so that a rounding to their dtype is no bias of a mean.
   Case sparsified(PlainSize size, double threshold, uint64_t seed = 41) const {
     Case c = as_sparsified(plain(seed, size), threshold);
     c.problem.dtype.d_hidden = c.problem.dtype.d_weight = c.problem.dtype.d_bias = LOGITLESS_F32;
     return c;
   }
 
-  // In one run, by draws that are kept, and by draws of the backward pass; from the smallest workspace.
+  // Runs in one pass, by draws that are kept, and by draws of the backward pass, each from the smallest
+  // workspace.
   std::vector<Outputs> all_ways(Case c) const {
     std::vector<Outputs> out;
     c.mode = Mode::kForwardBackward;
@@ -72,11 +73,12 @@ class SparsifiedTest : public EngineTest {
     return out;
   }
 
-  // The most that a row keeps beside a device's dense columns and its target.
+  // The most elements that a row keeps beside a device's dense columns and its target.
   static double most_kept(double threshold) { return 1 / threshold + std::sqrt(128 / threshold) + 48; }
 
   // Draws make all elements of these rows but the target's: dz of each sums up to 0, and each keeps as many
-  // as it may. dense: elements that a device keeps beside these.
+  // as it may.
+  // dense: elements that a device keeps beside these.
   void expect_drawn(const Outputs& got, const Case& c, double dense) const {
     const double threshold = c.problem.threshold, rows = static_cast<double>(c.problem.tokens);
     const double of_rows = c.problem.reduction == LOGITLESS_REDUCTION_SUM ? rows : 1 / rows;

@@ -1,5 +1,5 @@
-// Sparsified gradients of one draw: exact where everything is kept, the same for the same seed, and reported
-// as they are.
+// Sparsified gradients of one draw: exact where everything is kept, the same for the same seed, and with
+// correct reports.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ TEST_P(Sparsified, IsExactWhereAllIsKept) {
   }
 }
 
-// Lists of every length that a vocabulary gives them: CUDA's kernels put them in order in shared memory.
+// Covers every length of lists that a vocabulary gives: CUDA's kernels put them in order in shared memory.
 TEST_P(Sparsified, IsExactForAnyLengthOfLists) {
   for (int64_t vocab : {2000, 3300, 4100, 4700, 5100, 5120, 5160, 6300, 8000}) {
     const Case c = plain_case(13, {3, vocab, 5}, engine().plain_dtype());
@@ -56,7 +56,7 @@ TEST_P(Sparsified, IsExactForAnyLengthOfLists) {
   }
 }
 
-// Some columns are kept in every row, the others in half of the rows: CUDA's kernels leave such columns to
+// Some columns are kept in every row, the others in half of the rows. CUDA's kernels leave such columns to
 // products, and need many columns to choose from.
 TEST_P(Sparsified, IsExactWhereAllIsKeptOfSomeColumns) {
   Case c = plain_case(12, {200, is_device() ? 3000 : 300, 3}, engine().plain_dtype());
@@ -108,7 +108,7 @@ TEST_P(Sparsified, LossIsThatOfExact) {
   }
 }
 
-// The smallest plan and the fastest.
+// Compares the smallest plan and the fastest.
 TEST_P(Sparsified, SameBitsForAnyBudgetSlow) {
   if (engine().name() == "cuda_portable") GTEST_SKIP() << kPortableSkip;
   for (Case c : {large_case(engine().plain_dtype()), large_case(LOGITLESS_BF16)}) {
@@ -156,7 +156,7 @@ TEST_P(Sparsified, OtherSeedOtherDraw) {
   }
 }
 
-// Every p >= threshold and the target, and of the others at most about 1 / threshold.
+// A row keeps every p >= threshold, the target, and at most about 1 / threshold of the others.
 TEST_P(Sparsified, KeptCounts) {
   for (Case c : random_cases(700, seeds(40), 600)) {
     if (!c.wants_gradients()) continue;
@@ -211,7 +211,7 @@ TEST_P(Sparsified, EstimatesItsVariance) {
     }
   }
   EXPECT_GT(error, 0);
-  // 3,200 rows of some ten drawn elements each, so both sums are known to about a percent; the quotient of
+  // 3,200 rows have some ten drawn elements each, so both sums are known to about a percent. The quotient of
   // two estimates adds as much as a row's relative variance.
   EXPECT_NEAR(estimated / error, 1, 0.1) << error / norm;
 }

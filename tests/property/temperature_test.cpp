@@ -19,7 +19,7 @@ class Temperature : public EngineTest {
   }
 };
 
-// Temperatures between low and high, a different one for each row.
+// Sets temperatures between low and high, a different one for each row.
 void set_rows(Case* c, double low, double high) {
   Random random(c->seed + 1);
   c->problem.temperature = 1;
@@ -37,7 +37,7 @@ void set_all(Case* c, double temperature) {
   c->problem.temperature = temperature;
 }
 
-// Logits of 1e4.
+// The logits are 1e4.
 TEST_P(Temperature, SmallEnoughForHugeLogits) {
   for (double least : {1e-4, 1e-5}) {
     Case c = plain(4, {40, 300, 16});
@@ -58,7 +58,7 @@ TEST_P(Temperature, OfOneChangesNothing) {
   }
 }
 
-// One of all rows is scale, softcap and bias over it: with a power of two to the bit, at no cost.
+// One temperature of all rows divides scale, softcap and bias: with a power of two to the bit, at no cost.
 TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
   for (double softcap : {0.0, 3.0}) {
     Case c = plain(6, {40, 300, 16});
@@ -76,7 +76,8 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
   }
 }
 
-// A row of a temperature that is none is NaN; the others are as they were. In exact and sparsified gradients.
+// A row with an invalid temperature is NaN; the others are as they were, with exact and with sparsified
+// gradients.
 TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double wrong[] = {0, -0.0, -1, NAN, infinity, -infinity, 1e-40, 3e38};
@@ -105,7 +106,7 @@ TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
               EXPECT_EQ((got.*values)[row], 0);
             } else if (is_wrong) {
               EXPECT_TRUE(std::isnan((got.*values)[row])) << "row " << row << ": " << (got.*values)[row];
-            } else if (engine().is_device()) {  // which may compute a block of rows again for one of them
+            } else if (engine().is_device()) {  // it may compute a block of rows again for one of them
               EXPECT_NEAR((got.*values)[row], (good.*values)[row], 2 * most) << row;
             } else {
               EXPECT_EQ((got.*values)[row], (good.*values)[row]) << row;

@@ -1,4 +1,4 @@
-// The largest logits of each row: a sort of all of them tells which they are.
+// The largest logits of each row, compared with a sort of all logits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 class TopK : public EngineTest {
  protected:
-  // Without a bias, for products alone make ties.
+  // A case without a bias, because products alone make ties.
   Case plain(uint64_t seed, PlainSize size, int64_t k) const {
     Case c = EngineTest::plain(seed, size);
     c.mode = Mode::kForward;
@@ -26,7 +26,7 @@ class TopK : public EngineTest {
     return c;
   }
 
-  // Logits that are the bias alone, the same in every row.
+  // A case whose logits are the bias alone, the same in every row.
   Case of_bias(const std::vector<double>& logits, int64_t tokens, int64_t k) const {
     Case c = plain(1, {tokens, static_cast<int64_t>(logits.size()), 8}, k);
     c.problem.has.bias = 1;
@@ -113,7 +113,7 @@ TEST_P(TopK, OfSortedLogits) {
   expect_ids(rising, 3, 64);
 }
 
-// Also more of them than a list of candidates has room for.
+// Covers more equal rows than a list of candidates has room for.
 TEST_P(TopK, OfRowsOfTheWeightThatComeAgain) {
   for (const PlainSize& size : {PlainSize{33, 3000, 16}, PlainSize{5, 30'000, 16}}) {
     Case c = plain(8, size, 64);
