@@ -1,4 +1,4 @@
-// cuda::gemm() without cuBLASLt: sums in float64, rounded to float32 once where operands are not float64.
+// cuda::gemm() without cuBLASLt. It sums in float64, and rounds once to float32 unless operands are float64.
 #include "cuda/runtime/gemm.h"
 
 #include "cuda/rows/device_rows.cuh"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-// The language's variables, of the fiber that runs.
+// The language's variables, for the fiber that runs.
 thread_local uint3 threadIdx;
 thread_local uint3 blockIdx;
 thread_local dim3 blockDim;
@@ -29,7 +29,7 @@ namespace context = boost::context;
 constexpr size_t kStackBytes = size_t{64} << 10;
 constexpr unsigned kWarp = 32;
 
-// Stacks are used again while their thread of the system lives: fresh memory would be most of a block's time.
+// Reuses stacks while their thread of the system lives: fresh memory would be most of a block's time.
 class Stacks {
  public:
   context::stack_context allocate() {
@@ -51,8 +51,8 @@ class Stacks {
 };
 thread_local Stacks::Free Stacks::free_;
 
-// Lanes that exchange values: what they give lies in one of two places in turn, as no lane can be more than
-// one exchange ahead of another.
+// Lanes that exchange values. These lie in one of two places in turn, because no lane can be more than one
+// exchange ahead of another.
 struct Group {
   unsigned mask;
   unsigned arrived = 0;
@@ -61,7 +61,7 @@ struct Group {
 };
 
 struct Warp {
-  std::vector<std::unique_ptr<Group>> groups;  // by mask
+  std::vector<std::unique_ptr<Group>> groups;  // one for each mask
   unsigned sleeps = 0;                         // turns that it lets pass
 };
 
@@ -116,7 +116,7 @@ class Block {
   int any(int value) {
     const size_t call = running_->any_calls++;
     if (value != 0) any_[call % 3] = 1;
-    any_[(call + 1) % 3] = 0;  // whose last readers have come to this call
+    any_[(call + 1) % 3] = 0;  // its last readers have come to this call
     wait();
     return any_[call % 3];
   }
@@ -226,8 +226,8 @@ class Block {
     }
   }
 
-  // All warps but those that sleep, some for long: they are ahead of each other as far as barriers let them,
-  // as on a device.
+  // Resumes all warps but those that sleep, some of them for long. So warps are ahead of each other as far as
+  // barriers let them, as on a device.
   void resume_some() {
     if (warps_.size() == 1) return;
     for (unsigned warp = 0; warp < warps_.size(); ++warp) {

@@ -32,7 +32,7 @@ struct Call {
   }
 };
 
-// What graphs and executable graphs are.
+// Graphs and executable graphs are lists of calls.
 using Calls = std::vector<Call>;
 
 Calls& calls(void* graph) {

@@ -1,6 +1,6 @@
 #pragma once
-// Kernels by their addresses, as the runtime's functions get them, with their arguments as an array of
-// pointers.
+// Kernels by their addresses, with their arguments as an array of pointers, as the runtime's functions take
+// them.
 #include <cuda_runtime_api.h>
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace cuda_on_cpu {
 
-// Copies the arguments; what it returns runs the kernel in one thread of a grid.
+// Copies the arguments. The result runs the kernel in one thread of a grid.
 using Binding = std::function<std::function<void()>(void** arguments)>;
 void remember(const void* kernel, const char* name, Binding bind);
 

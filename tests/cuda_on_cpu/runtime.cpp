@@ -1,5 +1,5 @@
-// The functions of CUDA's runtime that the library and its tests call, on host memory: a device of compute
-// capability 8.0 whose streams do everything at once.
+// The functions of CUDA's runtime that the library and its tests call, on host memory. The device has compute
+// capability 8.0, and its streams do everything at once.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>

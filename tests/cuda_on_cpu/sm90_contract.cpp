@@ -1,5 +1,5 @@
-// What engines/logits.h promises of the Hopper engine, one row at a time in plain C++: so that plans, row
-// kernels and gradients are tested with what it stores and how. Its own kernels need a Hopper GPU.
+// The contract of engines/logits.h for the Hopper engine, one row at a time in plain C++. So plans, row
+// kernels and gradients are tested with the values that it stores. Its own kernels need a Hopper GPU.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,8 @@ namespace {
 
 using portable::add_options;
 
-// A thread of a kernel has every fourth pair of columns of a tile: it is what draws, and what has a maximum.
+// A thread of a kernel has every fourth pair of columns of a tile. Each such share draws by itself and has a
+// maximum of its own.
 constexpr int kShares = 4;
 constexpr int kShareColumns = kTileColumns / kShares;
 
@@ -47,7 +48,7 @@ struct Row {
   int64_t row;
   int32_t target;
   float inverse_temperature;
-  std::vector<float> z;  // of the window
+  std::vector<float> z;  // logits of the window
 
   Row(const LogitsProduct& given, int64_t number)
       : product(given),
@@ -191,7 +192,7 @@ void make(const Row& r, const GradientArgs& args) {
   }
 }
 
-// The draw of one share of a tile; returns the expected number of kept elements, times threshold.
+// Draws from one share of a tile; returns the expected number of kept elements, times threshold.
 float draw(const Row& r, const Draws& draws, int64_t first, int share, const SplitOffset& logit_offset,
            int64_t index) {
   const float threshold = draws.threshold[r.row], certain = draws.certain_share * threshold;

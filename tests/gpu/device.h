@@ -36,7 +36,7 @@ class DeviceMemory {
   }
   size_t size() const { return bytes_; }
   std::span<std::byte> bytes() const { return {as<std::byte>(), bytes_}; }
-  // Done when they return: streams that do not wait for the null stream may come next.
+  // Returns once it is done: streams that do not wait for the null stream may come next.
   void clear() {
     if (bytes_ > 0) cuda_check(cudaMemset(data_, 0xff, bytes_));
     cuda_check(cudaStreamSynchronize(nullptr));
@@ -102,7 +102,7 @@ class PlainTensors {
     b_.invalid_targets = static_cast<int64_t*>(output(16));
   }
 
-  // What a run of this pass is given.
+  // The buffers of a run of this pass.
   logitless::Buffers buffers(int32_t pass) const {
     logitless::Buffers b = b_;
     if (pass == LOGITLESS_FORWARD) b.d_hidden = b.d_weight = b.d_bias = nullptr;
@@ -113,7 +113,7 @@ class PlainTensors {
   void clear() {
     for (DeviceMemory& each : outputs_) each.clear();
   }
-  // All that runs wrote.
+  // Everything that runs wrote.
   std::vector<std::byte> results() const {
     std::vector<std::byte> all;
     for (const DeviceMemory& each : outputs_) {

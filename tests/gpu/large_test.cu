@@ -35,7 +35,7 @@ __global__ void dots_kernel(const __nv_bfloat16* a, const int64_t* a_rows, int64
   z[at] = sum;
 }
 
-// out[r][k] = sum_j weights[r][j] rows[j][k], and the same of magnitudes.
+// out[r][k] = sum_j weights[r][j] rows[j][k], and the sum of magnitudes likewise.
 __global__ void sums_kernel(const double* weights, int64_t count, const __nv_bfloat16* rows, int64_t depth,
                             double* out, double* magnitudes) {
   const int64_t k = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, r = blockIdx.y;
@@ -85,8 +85,8 @@ class Large : public EngineTest {
     return out;
   }
 
-  // |got - sum| <= roundings of each term to bfloat16, of the result, and what fp32 sums of `terms` terms cut
-  // off.
+  // Expects |got - sum| to be at most the roundings of each term to bfloat16, of the result, and the part
+  // that fp32 sums of `terms` terms cut off.
   static void expect_close(const char* what, const std::vector<float>& got, const DeviceMemory& sums,
                            const DeviceMemory& magnitudes, double roundings, int64_t terms) {
     const std::vector<double> truth = sums.read<double>(), sizes = magnitudes.read<double>();
@@ -107,7 +107,7 @@ class Large : public EngineTest {
     const DeviceMemory d_hidden(hidden.size()), d_weight(weight.size());
     const DeviceMemory nll(static_cast<size_t>(s.tokens) * 4), lse(nll.size()), loss(4);
     fill_kernel<<<4096, 256>>>(hidden.as<__nv_bfloat16>(), s.tokens * s.hidden, 1, 1);
-    // Logits of a deviation of about 2.
+    // Gives logits a standard deviation of about 2.
     const float scale = std::exp2(std::round(std::log2(6 / std::sqrt(static_cast<float>(s.hidden)))));
     fill_kernel<<<4096, 256>>>(weight.as<__nv_bfloat16>(), s.vocab * s.hidden, 2, scale);
     std::vector<int64_t> targets(static_cast<size_t>(s.tokens));
@@ -156,8 +156,8 @@ class Large : public EngineTest {
           EXPECT_NEAR(got_nll[i], truth - row[targets[i]], 2 * bound) << "row " << i;
           for (int64_t j = 0; j < s.vocab; ++j) row[j] = std::exp(row[j] - truth) - (j == targets[i] ? 1 : 0);
         });
-    // d_weight of some ids, from the lse of all rows. Kept exp_logits and the rows they multiply are rounded;
-    // so may be the sum between two chunks.
+    // d_weight of some ids, from the lse of all rows. Kept exp logits and the rows that they multiply are
+    // rounded, and the sum between two chunks may be rounded as well.
     const std::vector<int64_t> ids{0, s.vocab / 2 + 1, s.vocab - 2, s.vocab - 1};
     expect_gradient("d_weight", d_weight, weight, ids, hidden, s.tokens, s.hidden, 3,
                     [&](size_t r, double* column) {
@@ -170,8 +170,8 @@ class Large : public EngineTest {
     EXPECT_NEAR(loss.read<float>()[0], sum, 0x1p-22 * std::fabs(sum));
   }
 
-  // Some rows of a gradient: dz's products with the n rows of `other`. dz_of(r, z): of the r-th of them from
-  // its logits.
+  // Checks some rows of a gradient: dz's products with the n rows of `other`. dz_of(r, z) computes dz of the
+  // r-th row from its logits.
   template <class F>
   static void expect_gradient(const char* what, const DeviceMemory& gradient, const DeviceMemory& of,
                               const std::vector<int64_t>& rows, const DeviceMemory& other, int64_t n,
@@ -206,7 +206,7 @@ TEST_P(Large, WeightOfMoreThanTwoToThe31Elements) {
   for (size_t budget : {size_t{0}, size_t{64} << 20}) check(kSizes, budget);
 }
 
-// Rows so far apart that their offsets need more than 32 bits: the bits of packed rows.
+// Rows are so far apart that their offsets need more than 32 bits. They have the bits of packed rows.
 TEST_P(Large, StridesBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 8, kTokens = 4, kVocab = 5, kHidden = 8;
   skip_unless_free(int64_t{36} << 30);
@@ -242,7 +242,8 @@ TEST_P(Large, StridesBeyondThirtyTwoBits) {
   EXPECT_EQ(tensors.results() == packed, true);
 }
 
-// Gradients that no product writes, as logits do not depend on the matrices: 0, and nothing between the rows.
+// No product writes the gradients where logits do not depend on the matrices. They are 0, and nothing between
+// the rows changes.
 TEST_P(Large, ClearedGradientsBeyondThirtyTwoBits) {
   constexpr int64_t kStride = (int64_t{1} << 30) + 8, kRows = 2, kHidden = 8;
   skip_unless_free(int64_t{6} << 30);

@@ -1,5 +1,5 @@
-// How many launches a run of each kind of plan is: a run is captured in a CUDA graph, whose nodes are counted
-// by name. Products are left out: cuBLASLt may cut one in two.
+// The number of launches in a run of each kind of plan. A run is captured in a CUDA graph, whose nodes are
+// counted by name. Products are left out: cuBLASLt may cut one in two.
 #include <cuda.h>
 
 #include "device.h"
@@ -10,9 +10,9 @@ namespace {
 template <class F>
 F driver_function(const char* name, unsigned version) {
   void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  cuda_check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("no ") + name);
+  cudaDriverEntryPointQueryResult status{};
+  cuda_check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &status));
+  if (status != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("no ") + name);
   return reinterpret_cast<F>(function);
 }
 
@@ -39,7 +39,7 @@ std::string name_of(CUgraphNode node) {
 
 struct Launches {
   int own = 0;        // kernels of the library, and clears and copies
-  std::string names;  // of all, for people
+  std::string names;  // names of all, for people
 };
 
 Launches count(cudaGraph_t graph) {
@@ -76,7 +76,7 @@ class LaunchCounts : public EngineTest {
       if (!problem.has.bias) buffers.bias = nullptr;
       plan.run(buffers, workspace.bytes(), stream);
     };
-    run();  // what the driver loads at the first launch
+    run();  // the driver loads kernels at the first launch
     stream.wait();
     cudaGraph_t graph = nullptr;
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -96,7 +96,7 @@ class LaunchCounts : public EngineTest {
   }
 };
 
-// Of a number of tokens or columns; size 0: no such cut.
+// Parts of `size` tokens or columns in a number of them; size 0: not cut.
 int64_t parts(int64_t number, int64_t size) {
   return size == 0 ? 1 : (number + size - 1) / size;
 }
@@ -108,7 +108,7 @@ TEST_P(LaunchCounts, LossAlone) {
   expect_at_most(4, c, logitless::Pass::forward, LOGITLESS_PLAN_FORWARD);
 }
 
-// Targets, rows, exp_logits, four for blocks that are done again, losses and factors; sums of d_bias,
+// Targets, rows, exp logits, four for blocks that are done again, losses and factors; sums of d_bias,
 // d_hidden.
 TEST_P(LaunchCounts, AllExpLogitsKept) {
   expect_at_most(10, case_of(), logitless::Pass::forward_backward, LOGITLESS_PLAN_WHOLE);
@@ -132,7 +132,7 @@ TEST_P(LaunchCounts, Sparsified) {
   expect_at_most(33, c, logitless::Pass::forward_backward, LOGITLESS_PLAN_SPARSIFIED);
 }
 
-// Every plan of less memory.
+// Counts the launches of every plan of less memory.
 TEST_P(LaunchCounts, OfEachChunkAndWindow) {
   const Case c = case_of();
   size_t budget = counted(c, logitless::Pass::forward_backward).plan.workspace_bytes;
@@ -141,7 +141,7 @@ TEST_P(LaunchCounts, OfEachChunkAndWindow) {
       const Counted got = counted(c, logitless::Pass::forward_backward, budget);
       const int64_t chunks = parts(c.problem.tokens, got.plan.token_chunk);
       const int64_t windows = parts(c.problem.vocab, got.plan.vocab_window);
-      // Before and after; with a window of kept exp_logits seven more a chunk.
+      // Launches before and after; with a window of kept exp logits seven more a chunk.
       EXPECT_LE(got.launches.own, 2 + chunks * (9 + 2 * windows)) << got.plan.config << got.launches.names;
     } catch (const logitless::Error& error) {
       ASSERT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();

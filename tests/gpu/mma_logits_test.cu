@@ -1,6 +1,6 @@
 // The mma kernels on devices of different sizes: both numbers of stages, few processors, depths and columns
-// that no tile divides, rows that do not exist, and blocks of rows that stay as they are. Compiled for the
-// CPU as well as for a GPU.
+// that no tile divides, rows that do not exist, and blocks of rows that stay as they are.
+// Compiled for the CPU as well as for a GPU.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -47,7 +47,7 @@ struct Problem {
     }
     return sum;
   }
-  // Sums of at most so many roundings of terms whose sizes sum up to about 3.
+  // The error of a sum of at most so many roundings of terms whose sizes sum up to about 3.
   double error() const { return 4 * std::ceil(static_cast<double>(shape.depth) / 8) * 0x1p-24 * 8; }
 
   Shape shape;
@@ -66,7 +66,7 @@ LogitsArgs args_of(const Problem& problem, const Guarded<uint16_t>& hidden, cons
   return args;
 }
 
-// No more of a device than these; the test's own device has at least so much.
+// A device with no more than these; the test's own device has at least as much.
 Device small_device(int processors, int stages) {
   Device device;
   device.capability = 80;
@@ -87,7 +87,7 @@ class Logits : public testing::TestWithParam<std::tuple<int, int>> {
   Device device;
 };
 
-// The last ones have tiles that are whole, so deep that copies of one follow those of another.
+// The last shapes have whole tiles, so deep that copies of one follow those of another.
 const std::vector<Shape> kShapes{{1, 1, 8},       {300, 500, 20},  {257, 193, 96},  {520, 960, 33},
                                  {130, 400, 200}, {512, 384, 160}, {600, 600, 256}, {1024, 200, 96}};
 
@@ -138,7 +138,8 @@ TEST_P(Logits, StoresEveryElementInItsPlace) {
     const Guarded<uint16_t> dz(std::vector<uint16_t>(static_cast<size_t>(shape.rows * stride), untouched));
     const Guarded<float> lse(std::vector<float>(static_cast<size_t>(shape.rows), 2.0f));
     const Guarded<float> ones(std::vector<float>(static_cast<size_t>(shape.rows), 1.0f));
-    // Rows from row_count on are zeros up to the end of their block of 128, whose other blocks stay.
+    // Rows from row_count on are zeros up to the end of their block of 128. The other blocks stay as they
+    // are.
     const int32_t rows = static_cast<int32_t>(shape.rows > 128 ? shape.rows - 120 : shape.rows);
     const Guarded<int32_t> row_count(std::vector<int32_t>{rows});
     std::vector<uint8_t> some_active(static_cast<size_t>((shape.rows + 127) / 128), 1);

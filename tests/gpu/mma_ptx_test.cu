@@ -1,5 +1,5 @@
-// The instructions that the mma kernels are made of, each on its own: which lane holds what. Compiled for the
-// CPU, where lanes are fibers, as well as for a GPU.
+// The instructions that the mma kernels are made of, each on its own: which lane holds what.
+// Compiled for the CPU, where lanes are fibers, as well as for a GPU.
 #include <random>
 #include <vector>
 
@@ -18,8 +18,8 @@ namespace {
 
 using namespace cuda::test;
 
-// A [16, 16] and B [8, 16], row by row: D = A B^T. Their rows, of 32 bytes, are copied to shared memory, the
-// last elements of depth from `depth` on as zeros.
+// A [16, 16] and B [8, 16], row by row: D = A B^T. Their rows, of 32 bytes, are copied to shared memory,
+// where elements from `depth` on are zeros.
 template <DType kType>
 __global__ void multiply_kernel(const uint16_t* a, const uint16_t* b, int depth, float* d) {
   const uint32_t shared = ptx::dynamic_shared_address();
@@ -38,7 +38,7 @@ __global__ void multiply_kernel(const uint16_t* a, const uint16_t* b, int depth,
   uint32_t of_a[4], of_b[4];
   ptx::load_matrices(of_a, shared + lane % 16 * 32 + lane / 16 * 16);
   ptx::load_matrices(of_b, shared + 512 + lane % 8 * 32 + lane / 8 % 2 * 16);
-  float sums[4] = {1, 1, 1, 1};  // to which products are added
+  float sums[4] = {1, 1, 1, 1};  // products are added to these
   ptx::multiply<kType>(sums, of_a, of_b[0], of_b[1]);
   for (int i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
 }

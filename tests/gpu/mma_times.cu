@@ -1,12 +1,13 @@
-// How long the mma engine's kernels take, beside the most that mma.sync gives: what bench/gpu/mma.py runs.
+// Times the mma engine's kernels beside the most that mma.sync gives; bench/gpu/mma.py runs it.
 //
 //   logitless_gpu_mma_times ROWS COLUMNS DEPTH SECONDS
 //
-// Writes a line for each measurement: what, on which device (all of it, or as much as an A100 or an RTX 4090
-// has), blocks, FLOP of a launch, and the seconds of a launch, in two ways. "seconds": back to back, all in
-// turns. "burst_seconds": each launch after 0.1 s of rest, when clocks are high. A launch's time depends on
-// how warm the launches before it have left the GPU, so that each round has another order, and the ceiling
-// has as many FLOP as the others.
+// Writes a line for each measurement: its name, its device (all of it, or as much as an A100 or an RTX 4090
+// has), blocks, FLOP of a launch, and the seconds of a launch, in two ways.
+// "seconds": launch after launch, all in turns.
+// "burst_seconds": each launch after 0.1 s of rest, when clocks are high.
+// A launch's time depends on how warm the launches before it have left the GPU. So each round has another
+// order, and the ceiling has as many FLOP as the others.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -44,8 +45,9 @@ T* on_device(const std::vector<T>& values) {
   return data;
 }
 
-// mma.sync of operands in registers, and nothing else: as many warps as the engine has, or half of them, 24
-// independent sums of 16 x 8 in each, operands of random bits. What a launch of the engine is a share of.
+// The ceiling, of which a launch of the engine reaches a share: mma.sync of operands in registers, and
+// nothing else. It has as many warps as the engine, or half of them, with 24 independent sums of 16 x 8 in
+// each, and operands of random bits.
 constexpr int kSums = 24;
 
 __global__ void __launch_bounds__(kThreads, 1) ceiling_kernel(const uint32_t* bits, float* out, int turns) {
@@ -88,7 +90,7 @@ float seconds_of(const std::function<void()>& launch) {
   return milliseconds * 1e-3f;
 }
 
-// bf16 of a normal distribution, drawn once and repeated with an odd period.
+// bf16 numbers of a normal distribution, drawn once and repeated with an odd period.
 std::vector<uint16_t> normal_numbers(unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -103,8 +105,8 @@ uint16_t* matrix_of(const std::vector<uint16_t>& period, int64_t rows, int64_t c
 }
 
 constexpr float kSpread = 3;      // standard deviation of logits
-constexpr int kCandidates = 16;   // of a peaked row
-constexpr float kLikeliest = 16;  // logit of its first candidate; that of the k-th is ln k less
+constexpr int kCandidates = 16;   // likely columns of a peaked row
+constexpr float kLikeliest = 16;  // logit of its first candidate; the k-th has ln k less
 float candidate_logit(int k) {
   return kLikeliest - std::log(static_cast<float>(k + 1));
 }
@@ -137,7 +139,7 @@ class Launches {
     ExpLogitsArgs args;
     args.stats = partials(ExpLogitsArgs{}, device);
     args.target_logit = target_logit_;
-    // Near the maximum of normal logits, whose exp_logits then sum up to about 1.
+    // Near the maximum of normal logits, whose exp logits then sum up to about 1.
     args.logit_offset = on_device(std::vector<float>(static_cast<size_t>(rows_), lse()));
     const int64_t stride = (columns_ + 7) / 8 * 8;
     if (exp_logits_ == nullptr)
@@ -145,8 +147,8 @@ class Launches {
     args.exp_logits = {exp_logits_, columns_, stride};
     return launch(args, device);
   }
-  // A row keeps what is above 2^-9 of its sum, and draws the rest. Of a peaked row, as a trained model has
-  // them, that is little.
+  // A row keeps what is above 2^-9 of its sum, and draws the rest. A peaked row, as a trained model has it,
+  // draws little.
   std::function<void()> draw(const Device& device, bool is_peaked) {
     DrawArgs args;
     args.stats = partials(DrawArgs{}, device);
@@ -169,9 +171,9 @@ class Launches {
   }
 
  private:
-  // Of normal logits: ln V + variance / 2.
+  // lse of normal logits: ln V + variance / 2.
   float lse() const { return std::log(static_cast<float>(columns_)) + kSpread * kSpread / 2; }
-  // And of candidates' logits.
+  // lse of a peaked row, with its candidates' logits.
   float peaked_lse() const {
     float candidates = 0, variance = 0;
     for (int k = 0; k < kCandidates; ++k) {
@@ -181,7 +183,8 @@ class Launches {
     return std::log(candidates + static_cast<float>(columns_) * std::exp(variance / 2));
   }
 
-  // Each the sum of its candidates' rows of the weight, so that their logits are what they are to be.
+  // Rows that are each the sum of their candidates' rows of the weight, which gives the candidates their
+  // logits.
   uint16_t* peaked_rows(const std::vector<uint16_t>& weight) const {
     const auto depth = static_cast<size_t>(product_.depth);
     std::vector<float> numbers(weight.size());
@@ -207,14 +210,14 @@ class Launches {
 
   PartialStats partials(const EpilogueArgs& epilogue, const Device& device) {
     LogitsArgs args{product_, epilogue};
-    PartialStats found;
-    found.partials = plan_logits(args, device, false).partials;
-    found.stride = rows_;
-    const auto count = static_cast<size_t>(found.partials * rows_);
-    found.sum = on_device(std::vector<float>(count));
+    PartialStats out;
+    out.partials = plan_logits(args, device, false).partials;
+    out.stride = rows_;
+    const auto count = static_cast<size_t>(out.partials * rows_);
+    out.sum = on_device(std::vector<float>(count));
     if (std::holds_alternative<StatsArgs>(epilogue))
-      found.max = on_device(std::vector<float>(count, -INFINITY));
-    return found;
+      out.max = on_device(std::vector<float>(count, -INFINITY));
+    return out;
   }
 
   std::function<void()> launch(const EpilogueArgs& epilogue, const Device& device,
@@ -237,7 +240,8 @@ Device like(Device device, int processors, int64_t shared_bytes, int64_t l2_byte
   return device;
 }
 
-// Rounds of all, in another order each, at least one, until so many seconds have passed.
+// Measures all in rounds, each in another order, until so many seconds have passed. There is at least one
+// round.
 void take_turns(std::vector<Measurement>& all, double seconds,
                 const std::function<void(Measurement&)>& measure) {
   static std::mt19937 random(4);

@@ -1,5 +1,4 @@
-// Runs that come again with the same pointers are launched as one graph: what they compute must not depend on
-// it.
+// Runs that come again with the same pointers are launched as one graph. Their results must not depend on it.
 #include <array>
 #include <deque>
 #include <optional>
@@ -30,7 +29,7 @@ class Replays : public EngineTest {
     return logitless::Plan(context_, problem);
   }
 
-  // A plan's runs over buffers of its own, which hold NaN before each.
+  // A plan's runs over buffers of its own, which hold NaN before each run.
   struct Runs {
     Runs(const Case& c, const logitless::Plan& plan) : tensors(c), workspace(plan.info().workspace_bytes) {}
     std::vector<std::byte> results_of(const logitless::Plan& plan, cudaStream_t on) {
@@ -53,7 +52,7 @@ class Replays : public EngineTest {
   }
 };
 
-// Other targets are written between the runs: what they ignore, the device finds out in each run anew.
+// Other targets are written between the runs. The device finds the ignored rows anew in each run.
 TEST_P(Replays, ReadWhatTheBuffersHold) {
   const Case cases[2] = {case_of(1), [&] {
                            Case other = case_of(1);
@@ -78,7 +77,7 @@ TEST_P(Replays, ReadWhatTheBuffersHold) {
   }
 }
 
-// What the driver keeps for graphs is no budget's, and little.
+// The driver's memory for graphs belongs to no budget, and is little.
 TEST_P(Replays, TakeLittleMemory) {
   constexpr int kPlans = 64;
   const Case c = case_of(6);
@@ -100,7 +99,7 @@ TEST_P(Replays, TakeLittleMemory) {
   EXPECT_LT(each, double{1 << 20}) << "bytes a recording";
 }
 
-// More sets of buffers than are remembered, in turn, and each often enough to be recorded.
+// More sets of buffers than are remembered come in turn, each often enough to be recorded.
 TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
   const Case c = case_of(2);
   const std::vector<std::byte> result = expected(c, "exact");
@@ -133,7 +132,7 @@ TEST_P(Replays, OfThreadsThatShareAPlan) {
   for (const int count : wrong) EXPECT_EQ(count, 0);
 }
 
-// Runs of one graph on several streams wait for each other, and have an order with what the streams do.
+// Runs of one graph on several streams wait for each other, and are ordered with the streams' other work.
 TEST_P(Replays, OnOtherStreams) {
   const Case c = case_of(4);
   const std::vector<std::byte> result = expected(c, "exact");

@@ -1,5 +1,5 @@
-// What a caller on a device relies on: runs neither allocate nor wait, work in CUDA graphs, on any stream,
-// from several threads and on every device, and give the same bits each time.
+// Runs on a device neither allocate nor wait. They work in CUDA graphs, on any stream, from several threads
+// and on every device, and give the same bits each time.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,8 +14,8 @@ namespace {
 
 class Run : public EngineTest {
  protected:
-  // Over several tiles and chunks; with ragged ends. Of many more tokens than columns, so that keeping the
-  // exp_logits of a chunk of tokens is the fastest for some budgets.
+  // A case over several tiles and chunks, with ragged ends. It has many more tokens than columns, so that
+  // keeping the exp logits of a chunk of tokens is the fastest for some budgets.
   Case case_of() const {
     Case c = plain(1, {2000, 555, 72});
     for (size_t i = 0; i < c.targets.size(); i += 7) c.targets[i] = c.problem.ignore_index;
@@ -28,8 +28,8 @@ class Run : public EngineTest {
     logitless::PlanInfo info;
   };
 
-  // Every plan that some budget gets, from the largest budget to the smallest: the next is always one byte
-  // less than the plan before needs.
+  // Every plan that some budget gets, from the largest budget to the smallest: the next budget is always one
+  // byte less than the plan before needs.
   std::vector<Planned> every_plan(const logitless::Problem& of_pass) const {
     std::vector<Planned> out;
     logitless::Problem problem = of_pass;
@@ -88,7 +88,7 @@ class Run : public EngineTest {
     return tensors->results();
   }
 
-  // With what they are given, and the results of a run before.
+  // Uses each plan with its tensors, and with the results of a run before.
   template <class Use>
   void for_each_plan(Which which, const Use& use) const {
     const Case c = case_of();
@@ -107,7 +107,7 @@ class Run : public EngineTest {
 
 class Graph {
  public:
-  // Whatever would allocate or wait fails while a stream is captured in this mode, in any thread.
+  // Captures in a mode in which any allocation or wait fails, in any thread.
   template <class F>
   Graph(cudaStream_t stream, const F& work) {
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -146,7 +146,7 @@ TEST_P(Run, GraphsReplayTheSameBits) {
       return tensors.results();
     };
     for (int replay = 0; replay < 3; ++replay) EXPECT_EQ(replayed(c) == expected, true);
-    // A graph sees what the buffers hold when it runs: other targets, other ignored rows.
+    // A graph reads the buffers when it runs: other targets, other ignored rows.
     EXPECT_EQ(replayed(other) == expected_of_other, true);
     EXPECT_EQ(replayed(c) == expected, true);
   });
@@ -186,7 +186,7 @@ __global__ void gate_kernel(volatile Gate* gate) {
   }
 }
 
-// A run returns while its stream is held up by what came before it. Plans of few launches alone: a stream
+// A run returns while its stream is held up by earlier work. Only plans of few launches are used: a stream
 // holds about a thousand that wait, and the next one waits for room.
 TEST_P(Run, WaitsForNothing) {
   volatile Gate* gate = nullptr;
@@ -194,8 +194,8 @@ TEST_P(Run, WaitsForNothing) {
   for_each_plan(Which::kFastest, [&](const Case& c, const Planned& p, PlainTensors& tensors,
                                      const auto& expected, const auto& run_on) {
     const Stream stream;
-    // Kernels are loaded at their first launch, which waits: all of them run once before, on this stream,
-    // where also the streams' own resources are made.
+    // Kernels are loaded at their first launch, which waits. So all of them run once before, on this stream,
+    // which also makes the stream's own resources.
     gate->open = 1;
     gate->gave_up = 0;
     gate_kernel<<<1, 1, 0, stream>>>(gate);
@@ -272,8 +272,8 @@ TEST_P(Run, ADeviceThatIsNotThere) {
   EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
 }
 
-// A gradient of d_weight in a dtype that no product writes goes through a window of the workspace, here
-// of fewer columns than the exp_logits that are kept. It is that in float32, rounded.
+// A gradient of d_weight in a dtype that no product writes goes through a window of the workspace. Here the
+// window has fewer columns than the exp logits that are kept. The gradient is the one in float32, rounded.
 TEST_P(Run, GradientsOfAThirdDtypeFromCachedExpLogits) {
   Case c = plain(1, {4096, 49150, 128});
   c.problem.reduction = LOGITLESS_REDUCTION_SUM;

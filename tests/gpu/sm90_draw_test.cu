@@ -1,5 +1,5 @@
-// The fused kernel's draw, element by element, against the definition: core/sparsification.h, and the order
-// in which epilogue_draw.cuh says that a thread takes its columns.
+// The fused kernel's draw, element by element, against the definition: core/sparsification.h, and
+// epilogue_draw.cuh for the order in which a thread takes its columns.
 #include <map>
 
 #include "core/sparsification.h"
@@ -9,15 +9,15 @@ namespace logitless::cuda::sm90::test {
 namespace {
 
 constexpr uint64_t kSeed = 0x9876543210abcdefull;
-constexpr float kUntouched = 12345;      // what a launch does not write
+constexpr float kUntouched = 12345;      // a launch does not write it
 constexpr uint32_t kFirstStream = 7000;  // global number of the shard's column 0
 
 struct DrawOptions {
   bool general = false;
   DType dtype = DType::kBF16;
   float certain_share = 1;
-  bool other_rows = false;  // lists are of other rows than the hidden ones
-  int64_t rows = -1;        // that exist; -1: all
+  bool other_rows = false;  // lists belong to other rows than the hidden ones
+  int64_t rows = -1;        // rows that exist; -1: all
   int64_t capacity = -1;    // -1: room for everything
   bool inactive_blocks = false;
 };
@@ -35,7 +35,7 @@ std::vector<double> exact_lse(const Problem& problem, const Transform& transform
   return lse;
 }
 
-// One launch and what it left.
+// One launch and its results.
 class Sparsification {
  public:
   Sparsification(Shape shape, const DrawOptions& wishes)
@@ -126,7 +126,7 @@ class Sparsification {
     } else {
       ASSERT_EQ(target_logit_[i], kUntouched);
     }
-    std::map<int64_t, bool> kept;  // column of the window, and whether it is told to be certain
+    std::map<int64_t, bool> kept;  // column of the window, and whether the list marks it as certain
     const Draw* list = elements_.data() + list_of_[i] * wishes_.capacity;
     for (int32_t k = 0; k < count; ++k) {
       const int64_t column = list[k].column_and_certain / 2 - kColumnOffset;
@@ -172,7 +172,7 @@ class Sparsification {
     double q, error;
   };
 
-  // Exponents are made of fp32 terms of the size of the logit and the logit_offset.
+  // Exponents are made of fp32 terms of the size of the logit and the logit offset.
   Element element(int64_t i, int64_t j) const {
     const double z = transform_.logit(problem_, i, j), logit_offset = logit_offset_[i];
     const double q = std::exp(z - logit_offset);
@@ -180,9 +180,10 @@ class Sparsification {
     return {q, q * (transform_.error(problem_, i, j) + slack)};
   }
 
-  // The 48 columns that one thread draws from, 8 apart in pairs: follows its decisions, each of which must be
-  // right but for the error of the running sum. Of a dense column the decision is not known; where it could
-  // be either, the rest of the group is left alone.
+  // Checks the 48 columns that one thread draws from, 8 apart in pairs. It follows the thread's decisions,
+  // each of which must be right but for the error of the running sum.
+  // The decision for a dense column is not known. Where it could be either, the rest of the group is not
+  // checked.
   void check_group(int64_t i, int64_t first, const std::map<int64_t, bool>& kept) const {
     const double threshold = threshold_[i], certain = threshold * wishes_.certain_share;
     const uint32_t stream = kFirstDrawStream + kFirstStream + static_cast<uint32_t>(kColumnOffset + first);
@@ -194,8 +195,8 @@ class Sparsification {
       if (j >= shape_.columns) break;
       const Element e = element(i, j);
       const bool surely_large = e.q - e.error >= certain, surely_small = e.q + e.error < certain;
-      const auto found = kept.find(j);
-      const bool is_kept = found != kept.end();
+      const auto at = kept.find(j);
+      const bool is_kept = at != kept.end();
       if (std::isinf(threshold)) {
         ASSERT_FALSE(is_kept) << "column " << j;
         continue;
@@ -209,7 +210,7 @@ class Sparsification {
         if (running > threshold) running -= threshold;
         continue;
       }
-      if (is_kept && found->second) {
+      if (is_kept && at->second) {
         ASSERT_FALSE(surely_small) << "column " << j;
         continue;
       }
@@ -297,8 +298,8 @@ TEST_P(Draws, RepeatsItself) {
   }
 }
 
-// A list that is too short gets what fits; the count tells how many there would have been, and its last
-// place, the target's, is left alone.
+// A list that is too short gets what fits. The count is that of a list with room, and the last place, which
+// is the target's, stays as it was.
 TEST_P(Draws, ShortLists) {
   constexpr int64_t kCapacity = 4;
   Sparsification all(GetParam(), {}), few(GetParam(), {.capacity = kCapacity});

@@ -1,5 +1,5 @@
-// What precedes the first draw of sparsified gradients: which columns are dense and which are sampled, and
-// the lse_estimate of lse from them.
+// The steps before the first draw of sparsified gradients: the choice of dense and of sampled columns, and
+// the lse estimate from them.
 #include <algorithm>
 #include <numeric>
 
@@ -24,7 +24,7 @@ const Size kSizes[] = {{1, 1, 1, 0},
 
 class Estimating : public OnHopper<Size> {
  protected:
-  // Low columns are frequent; some targets are of another shard, or ignored.
+  // Low columns are frequent; some targets are in another shard, or ignored.
   static std::vector<int32_t> random_targets(const Size& size) {
     std::mt19937 engine(5);
     std::uniform_real_distribution<double> uniform(0, 1);
@@ -38,7 +38,7 @@ class Estimating : public OnHopper<Size> {
   }
 };
 
-// The most frequent targets, of equals the first, in order.
+// The most frequent targets in order, the first of equals before the others.
 std::vector<int32_t> most_frequent(const Size& size, const std::vector<int32_t>& targets) {
   std::vector<int32_t> count(size.vocab), columns(size.vocab);
   for (const int32_t y : targets) {
@@ -102,7 +102,7 @@ TEST_P(Estimating, EachColumnIsDenseOrInTheStretchOfASample) {
   ASSERT_EQ(roles, expected_roles);
 }
 
-// As estimate_lse.cu has it, in float64.
+// The estimate of estimate_lse.cu, in float64.
 double expected_estimate(double known, const std::vector<double>& z, const std::vector<float>& others) {
   double largest = known;
   for (const double each : z) largest = std::max(largest, each);
@@ -183,7 +183,7 @@ TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
       ASSERT_EQ(logit_offset.read(), got);
       ASSERT_EQ(lse_estimate_residual.read(), std::vector<float>(kRows, 0));
       ASSERT_EQ(count.read(), std::vector<int32_t>(kRows, 0));
-      // The partials are those of no column then.
+      // The partials are then those of no column.
       ASSERT_EQ(max.read(), std::vector<float>(kPartials * kRows, -INFINITY));
       ASSERT_EQ(sum.read(), std::vector<float>(kPartials * kRows, 0));
       for (int64_t i = 0; i < kRows; ++i) {
@@ -200,7 +200,7 @@ TEST_P(Estimating, EstimateIsTheSumOfWhatStretchesStandFor) {
           size_of_z = std::max(size_of_z, std::abs(each));
           z[s] = samples[s] >= 0 ? each : -INFINITY;
         }
-        // Terms are exp_logits of logits that are rounded, in sums of at most 24 + 5 and 2 + 5 steps.
+        // Terms are exp logits of rounded logits, in sums of at most 24 + 5 and 2 + 5 steps.
         const double error = (4 * size_of_z + 64) * 0x1p-24;
         ASSERT_NEAR(got[i], expected_estimate(std::log(known), z, other), error)
             << "row " << i << ", bias " << with_bias << ", softcap " << softcap;

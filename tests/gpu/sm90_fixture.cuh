@@ -53,7 +53,7 @@ struct Shape {
   int64_t rows, columns, depth;
 };
 
-// hidden and weight of a shape, padded rows, and the exact products.
+// hidden and weight of a shape, with padded rows, and the exact products.
 class Problem {
  public:
   Problem(Shape shape, DType dtype, float logit_spread = 3.f, uint64_t seed = 1)
@@ -122,7 +122,7 @@ inline std::string name_of(const testing::TestParamInfo<Shape>& info) {
          std::to_string(info.param.depth);
 }
 
-// Where the columns of a problem begin in its shard.
+// The columns of a problem begin here in its shard.
 inline constexpr int32_t kColumnOffset = 100;
 
 // Targets as columns of the shard: all over the problem's columns, some right before and right after them,

@@ -1,5 +1,5 @@
 #pragma once
-// What device code uses of CUDA's header of this name.
+// The part of CUDA's header of this name that device code uses.
 #include "language.h"
 
 namespace cooperative_groups {

@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's language for a compiler that does not know it: what device code says beyond C++. Without nvcc CUDA's
-// headers define attributes of functions as nothing, and types, bf16 and fp16 are usable.
+// CUDA's additions to C++, for a compiler that does not know them. Without nvcc, CUDA's headers define
+// attributes of functions as nothing, and types, bf16 and fp16 are usable.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -61,8 +61,8 @@ T value_of(uint64_t bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
-// The value of the lane that find(lane, first lane of its part, width) names; of none outside of the part,
-// its own.
+// The value of the lane that find(lane, first lane of its part, width) names, or the lane's own where that is
+// outside its part.
 template <class T, class Find>
 T shuffled(unsigned mask, T value, int width, Find find) {
   const Lanes& lanes = exchange(mask, bits_of(value));
@@ -108,11 +108,11 @@ T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
 }
 inline unsigned __ballot_sync(unsigned mask, int value) {
   const cuda_on_cpu::Lanes& lanes = cuda_on_cpu::exchange(mask, value != 0);
-  unsigned found = 0;
+  unsigned votes = 0;
   for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1) != 0 && lanes.value[lane] != 0) found |= 1u << lane;
+    if ((mask >> lane & 1) != 0 && lanes.value[lane] != 0) votes |= 1u << lane;
   }
-  return found;
+  return votes;
 }
 inline int __any_sync(unsigned mask, int value) {
   return __ballot_sync(mask, value) != 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What device code uses of CUB's header of this name.
+// The part of CUB's header of this name that device code uses.
 #include "language.h"
 
 namespace cub {
@@ -12,7 +12,7 @@ class BlockScan {
   };
   explicit BlockScan(TempStorage& storage) : storage_(storage) {}
 
-  // After any of them the storage may be used again behind a barrier.
+  // After each function, a barrier must come before the storage is used again.
   void InclusiveSum(T own, T& sum) { scan(own, sum, 1); }
   void ExclusiveSum(T own, T& sum) { scan(own, sum, 0); }
   void ExclusiveSum(T own, T& sum, T& of_all) {

@@ -1,5 +1,5 @@
 #pragma once
-// What the library uses of CUB's header of this name.
+// The part of CUB's header of this name that the library uses.
 #include "language.h"
 
 namespace cub {

@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name, which has two instructions of a GPU.
+// Stands in for the library's header of this name, which has two instructions of a GPU.
 #include <cfloat>
 #include <cmath>
 

@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name: a kernel whose address is taken may be launched.
+// Stands in for the library's header of this name. A kernel whose address is taken may be launched.
 #include "../../../launches.h"
 
 namespace logitless::cuda {

@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name.
+// Stands in for the library's header of this name.
 #include "core/dtype.h"
 #include "cuda/rows/exp2.cuh"
 #include "language.h"
@@ -35,7 +35,7 @@ uint32_t pack_one(float value) {
   }
 }
 
-// Rounded before the factor, as in the library's.
+// Rounds before the factor, as the library's function does.
 template <DType kType, int kExponent>
 uint32_t pack_scaled(float low, float high) {
   const auto one = [](float value) {

@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name: addresses are offsets in the block's dynamic shared
+// Stands in for the library's header of this name. Addresses are offsets in the block's dynamic shared
 // memory.
 #include "language.h"
 

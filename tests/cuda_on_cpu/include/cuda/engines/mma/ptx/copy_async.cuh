@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name.
+// Stands in for the library's header of this name.
 #include "language.h"
 
 namespace logitless::cuda::mma::ptx {

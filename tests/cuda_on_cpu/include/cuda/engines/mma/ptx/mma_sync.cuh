@@ -1,5 +1,5 @@
 #pragma once
-// In the place of the library's header of this name, whose comment says which lane holds what: lanes exchange
+// Stands in for the library's header of this name, whose comment says which lane holds what. Lanes exchange
 // their fragments.
 #include "core/dtype.h"
 #include "language.h"
