@@ -194,7 +194,7 @@ TEST_P(Pools, SameBitsFromAnyPoolSlow) {
 
 // A loop's end waits for a thread that comes late to every loop. One loop is one wait.
 TEST_P(Pools, OneLoopForAChunkOfTokens) {
-  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's runs";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "only for the CPU's runs";
   Pool pool;
   const logitless::Context context = make_hosted_context(engine(), kThreads, in_order, &pool);
   Case c = large_case();
@@ -206,7 +206,7 @@ TEST_P(Pools, OneLoopForAChunkOfTokens) {
 }
 
 TEST_P(Pools, SmallProblemsTakeFewThreads) {
-  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "only for the CPU's plans";
   if (engine().engine == "portable") GTEST_SKIP() << "slow enough for several threads";
   Pool pool;
   const logitless::Context context = make_hosted_context(engine(), 64, in_order, &pool);

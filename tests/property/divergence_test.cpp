@@ -193,7 +193,7 @@ TEST_P(Divergences, OfExcludedColumns) {
   }
 }
 
-TEST_P(Divergences, ANanOrAnInfinityIsToldOfItsRow) {
+TEST_P(Divergences, ANaNOrAnInfinityStaysInItsRow) {
   for (const double beta : {0.0, 0.5, 1.0}) {
     for (const double bad : {kNan, kInfinity}) {
       for (const bool is_student : {true, false}) {

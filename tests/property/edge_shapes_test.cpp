@@ -77,13 +77,13 @@ TEST_P(EdgeShapes, OneTileAndTwo) {
 
 // More rows and columns than one tile of a device's kernels, in whole tiles and not.
 TEST_P(EdgeShapes, SeveralTilesSlow) {
-  if (!is_device()) GTEST_SKIP() << "of kernels on a device";
+  if (!is_device()) GTEST_SKIP() << "only for kernels on a device";
   expect_truth_of({{256, 384, 64}, {300, 500, 72}, {129, 1031, 40}, {700, 97, 136}});
 }
 
 // A depth at which sm90's kernels work in another way.
 TEST_P(EdgeShapes, DeepProductsSlow) {
-  if (engine().engine != "sm90") GTEST_SKIP() << "of kernels of sm90";
+  if (engine().engine != "sm90") GTEST_SKIP() << "only for sm90's kernels";
   expect_truth_of({{130, 200, 3080}});
 }
 

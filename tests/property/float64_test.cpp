@@ -115,7 +115,7 @@ TEST_P(Float64, CommonOffset) {
   expect_gradients(shifted, plain, {.d_hidden = error, .d_weight = error, .d_bias = error}, LOGITLESS_F64);
 }
 
-TEST_P(Float64, SparsifiedGradientsAreRefusedByNameOnADevice) {
+TEST_P(Float64, SparsifiedGradientsAreRefusedOnADevice) {
   if (!engine().is_device()) GTEST_SKIP() << "the reference sparsifies them";
   Case c = plain_case(1, {3, 5, 2}, LOGITLESS_F64);
   c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;

@@ -194,7 +194,7 @@ TEST_P(Plans, SameBitsWhereverTheWeightsGradientLiesSlow) {
 
 // The workspace then has no part of an [N, V] matrix.
 TEST_P(Plans, ExpLogitsAreKeptWhereTheWeightsGradientWillBe) {
-  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "only for the CPU's plans";
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = 1000;
@@ -217,7 +217,7 @@ TEST_P(Plans, ExpLogitsAreKeptWhereTheWeightsGradientWillBe) {
 
 // The head of a model of 8 billion parameters, planned alone.
 TEST_P(Plans, ALargeHeadFitsInLittle) {
-  if (is_device() || engine().is_reference()) GTEST_SKIP() << "of the cpu's plans";
+  if (is_device() || engine().is_reference()) GTEST_SKIP() << "only for the CPU's plans";
   logitless::Problem problem;
   problem.pass = LOGITLESS_FORWARD_BACKWARD;
   problem.tokens = 8192;

@@ -90,7 +90,7 @@ TEST(Plan, ByDefaultTheSmallestNearTheFastest) {
   }
 }
 
-TEST(Plan, TheFastestWhenAskedFor) {
+TEST(Plan, TheFastestWhenChosen) {
   std::vector<uint64_t> budgets;
   const auto source = [&](uint64_t budget) {
     budgets.push_back(budget);

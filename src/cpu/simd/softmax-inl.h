@@ -122,7 +122,7 @@ HWY_INLINE ExpSums wanted_exp_sums(const BlockStats& wanted, const float* HWY_RE
                 : exp_sums<false, false, kSoftcap>(z, padded, logit_offset, softcap, exp_logits);
 }
 
-// sum w (z - logit_offset)
+// sum w (z - logit offset)
 HWY_INLINE float weighted_sum(const float* HWY_RESTRICT z, int64_t columns, float logit_offset,
                               const float* HWY_RESTRICT weight) {
   const DF df;
