@@ -133,7 +133,7 @@ TEST_P(LaunchCounts, Sparsified) {
 }
 
 // Counts the launches of every plan of less memory.
-TEST_P(LaunchCounts, OfEachChunkAndWindow) {
+TEST_P(LaunchCounts, EachChunkAndWindow) {
   const Case c = case_of();
   size_t budget = counted(c, logitless::Pass::forward_backward).plan.workspace_bytes;
   for (; budget > (size_t{1} << 20); budget = budget * 3 / 4) {

@@ -115,7 +115,7 @@ TEST_P(Replays, WriteToTheBuffersThatAreGiven) {
   }
 }
 
-TEST_P(Replays, OfThreadsThatShareAPlan) {
+TEST_P(Replays, ThreadsThatShareAPlan) {
   const Case c = case_of(3);
   const std::vector<std::byte> result = expected(c, "exact");
   const logitless::Plan plan = plan_of(c, "exact");

@@ -157,7 +157,7 @@ TEST_P(CommonOffset, ChangesNoGradient) {
 }
 
 // The z-loss does depend on the offset: its gradient is 2 z_loss lse p.
-TEST_P(CommonOffset, OfAZLoss) {
+TEST_P(CommonOffset, AZLossDependsOnIt) {
   for (double offset : {100.0, 1e4, 1e6}) {
     Case c = base(0x1p-3);
     const Bounds bounds = Expected(c).bounds_of(engine());
@@ -244,7 +244,7 @@ TEST_P(CommonOffset, BeyondTheIntegers) {
 }
 
 // With shards of the vocabulary, lse_residual comes from the merged statistics.
-TEST_P(CommonOffset, OfMergedStatistics) {
+TEST_P(CommonOffset, MergedStatistics) {
   Case c = base(0x1p-3);
   c.mode = Mode::kForwardThenBackward;
   c.problem.has.entropy = 0;

@@ -64,7 +64,7 @@ TEST_P(Determinism, FromRunToRunAndForAnyThreads) {
   expect_same_bits(cases());
 }
 
-TEST_P(Determinism, OfSparsifiedGradientsSlow) {
+TEST_P(Determinism, SparsifiedGradientsSlow) {
   if (const std::string why = why_not_sparsified(engine()); !why.empty()) GTEST_SKIP() << why;
   std::vector<Case> exact = cases(), sparsified;
   // More columns than are drawn at a time.

@@ -20,7 +20,7 @@ class Divergences : public testing::TestWithParam<Engine> {
   }
 };
 
-TEST_P(Divergences, OfEveryBeta) {
+TEST_P(Divergences, EveryBeta) {
   for (const double beta : kBetas) {
     TwoHeads p = random_heads(1, 3, 1029);
     p.beta = beta;
@@ -54,7 +54,7 @@ TEST_P(Divergences, WithEveryTransform) {
   }
 }
 
-TEST_P(Divergences, OfAnyShape) {
+TEST_P(Divergences, AnyShape) {
   const int64_t shapes[][2] = {{1, 1},    {1, 2},    {5, 3},    {2, 7},   {1, 511},
                                {2, 2047}, {1, 2049}, {2, 4097}, {1, 9001}};
   for (const auto& shape : shapes) {
@@ -68,7 +68,7 @@ TEST_P(Divergences, OfAnyShape) {
 }
 
 // Rows that begin anywhere have the same bits as those that begin where loads are wide.
-TEST_P(Divergences, WhereverRowsBegin) {
+TEST_P(Divergences, RowsBeginAnywhere) {
   for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
     TwoHeads p = random_heads(7, 3, 4104);
     p.gradient_dtype = dtype;
@@ -108,7 +108,7 @@ TEST_P(Divergences, SameBitsEveryTime) {
 }
 
 // A row's numbers do not depend on the rows beside it.
-TEST_P(Divergences, OfARowAlone) {
+TEST_P(Divergences, ARowAlone) {
   const TwoHeads p = random_heads(11, 3, 2500);
   const RowOutputs all = run(p);
   TwoHeads one = p;
@@ -121,7 +121,7 @@ TEST_P(Divergences, OfARowAlone) {
   }
 }
 
-TEST_P(Divergences, OfEqualHeadsAreNothing) {
+TEST_P(Divergences, EqualHeadsGiveZero) {
   for (const double beta : kBetas) {
     TwoHeads p = random_heads(12, 3, 3000, 5);
     p.teacher = p.student;
@@ -135,7 +135,7 @@ TEST_P(Divergences, OfEqualHeadsAreNothing) {
 
 // An error of a log ratio changes the divergence by about |p - q| times it. Errors of probabilities are
 // independent of each other, and change it by the root of the sum of their squares.
-TEST_P(Divergences, OfNearlyEqualHeads) {
+TEST_P(Divergences, NearlyEqualHeads) {
   for (const double beta : {0.0, 0.1, 0.5, 0.9, 1.0}) {
     for (const double apart : {1e-2, 1e-3, 1e-5}) {
       TwoHeads p = random_heads(13, 4, 5000);
@@ -161,7 +161,7 @@ TEST_P(Divergences, OfNearlyEqualHeads) {
   }
 }
 
-TEST_P(Divergences, OfHugeLogits) {
+TEST_P(Divergences, HugeLogits) {
   for (const double beta : {0.0, 0.1, 0.5, 1.0}) {
     TwoHeads p = random_heads(14, 3, 3000, 1e4);
     p.beta = beta;
@@ -172,7 +172,7 @@ TEST_P(Divergences, OfHugeLogits) {
 }
 
 // Biases of -inf, as for tokens that a model must not say.
-TEST_P(Divergences, OfExcludedColumns) {
+TEST_P(Divergences, ExcludedColumns) {
   for (const double beta : {0.0, 0.1, 0.5, 1.0}) {
     for (const int who : {1, 2, 3}) {
       TwoHeads p = random_heads(15, 2, 2500);

@@ -97,7 +97,7 @@ TEST_P(Invariance, PermutationOfTheRows) {
 }
 
 // Strides, alignment and the targets' width change no bit; on a device, nothing but rounding.
-TEST_P(Invariance, WhereTheDataLies) {
+TEST_P(Invariance, PlaceOfTheData) {
   for (const Case& c : cases(7000)) {
     SCOPED_TRACE(describe(c));
     Case tight = c;

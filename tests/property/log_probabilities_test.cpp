@@ -105,7 +105,7 @@ struct Errors {
   }
 };
 
-TEST_P(LongSums, OfLogits) {
+TEST_P(LongSums, InLogits) {
   for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
     for (int64_t hidden : {256, 1024, 4096, 16384}) {
       const int64_t tokens = 300;

@@ -91,7 +91,7 @@ TEST_P(ManyTargets, WeightsThatCancel) {
 }
 
 // A probability is nearly one: p - q keeps its digits.
-TEST_P(ManyTargets, OfNearlyCertainRows) {
+TEST_P(ManyTargets, NearlyCertainRows) {
   Case c = plain(10, {16, 260, 8}, 2);
   for (size_t row = 0; row < 16; ++row) {
     c.targets[2 * row + 1] = c.problem.ignore_index;

@@ -183,7 +183,7 @@ TEST_P(Shards, RandomCutsOfLargerVocabularies) {
 
 // Equal logits, of which the first is the argmax; a NaN, which no merge loses; masked columns, which do not
 // change the maximum of the others. All results are those of one run over the whole vocabulary.
-TEST_P(Shards, OfEqualMaskedAndNoNumbers) {
+TEST_P(Shards, EqualMaskedAndNaNLogits) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity(),
                    kNaN = std::numeric_limits<double>::quiet_NaN();
   const std::vector<double> all_logits[] = {{2, 1, 2, 2, 0, -1},

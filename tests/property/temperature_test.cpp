@@ -48,7 +48,7 @@ TEST_P(Temperature, SmallEnoughForHugeLogits) {
   }
 }
 
-TEST_P(Temperature, OfOneChangesNothing) {
+TEST_P(Temperature, OneChangesNothing) {
   if (engine().is_device()) GTEST_SKIP() << "another kernel";
   for (Case c : random_cases(0, 10)) {
     set_all(&c, 1);
@@ -59,7 +59,7 @@ TEST_P(Temperature, OfOneChangesNothing) {
 }
 
 // One temperature of all rows divides scale, softcap and bias: with a power of two to the bit, at no cost.
-TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
+TEST_P(Temperature, OneOfAllRowsDividesTheOtherNumbers) {
   for (double softcap : {0.0, 3.0}) {
     Case c = plain(6, {40, 300, 16});
     c.problem.scale = 0.75;
@@ -78,7 +78,7 @@ TEST_P(Temperature, OfAllRowsIsInTheOtherNumbers) {
 
 // A row with an invalid temperature is NaN; the others are as they were, with exact and with sparsified
 // gradients.
-TEST_P(Temperature, ThatIsNoneMakesItsRowNaN) {
+TEST_P(Temperature, AnInvalidOneMakesItsRowNaN) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double wrong[] = {0, -0.0, -1, NAN, infinity, -infinity, 1e-40, 3e38};
   for (logitless_gradient gradient : {LOGITLESS_EXACT, LOGITLESS_ALWAYS_SPARSIFIED}) {

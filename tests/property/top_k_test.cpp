@@ -64,7 +64,7 @@ TEST_P(TopK, AgreesWithASortOfAllLogits) {
   }
 }
 
-TEST_P(TopK, OfALargeVocabularySlow) {
+TEST_P(TopK, LargeVocabularySlow) {
   for (const int64_t k : {1, 8, 64}) {
     const Case c = plain(static_cast<uint64_t>(k), {40, 30'011, 32}, k);
     expect_truth(c);
@@ -93,7 +93,7 @@ TEST_P(TopK, TheFirstIsTheArgmax) {
     EXPECT_EQ(row_of(more.top_ids, row, 64)[0], one.argmax[static_cast<size_t>(row)]);
 }
 
-TEST_P(TopK, OfEqualLogitsTheSmallerIds) {
+TEST_P(TopK, EqualLogitsGiveTheSmallerIds) {
   for (const int64_t vocab : {64, 1000, 30'000}) {
     for (const int64_t k : {1, 8, 64}) {
       expect_ids(std::vector<double>(static_cast<size_t>(vocab), 0.5), 5, k);
@@ -105,7 +105,7 @@ TEST_P(TopK, OfEqualLogitsTheSmallerIds) {
   expect_ids({-1, 0.0, -0.0, 0.0, -0.0, -2}, 2, 6);
 }
 
-TEST_P(TopK, OfSortedLogits) {
+TEST_P(TopK, SortedLogits) {
   std::vector<double> rising(30'000);
   for (size_t j = 0; j < rising.size(); ++j) rising[j] = static_cast<double>(j) / 1024;
   expect_ids(rising, 3, 64);
@@ -114,7 +114,7 @@ TEST_P(TopK, OfSortedLogits) {
 }
 
 // Covers more equal rows than a list of candidates has room for.
-TEST_P(TopK, OfRowsOfTheWeightThatComeAgain) {
+TEST_P(TopK, RepeatedRowsOfTheWeight) {
   for (const PlainSize& size : {PlainSize{33, 3000, 16}, PlainSize{5, 30'000, 16}}) {
     Case c = plain(8, size, 64);
     for (size_t j = 10 * 16; j < c.weight.size(); ++j) c.weight[j] = c.weight[j - 10 * 16];
@@ -144,7 +144,7 @@ TEST_P(TopK, NaNBeforeInfinityBeforeNumbers) {
 }
 
 // Fewer unmasked columns than k: masked ones have probability 0.
-TEST_P(TopK, OfMaskedColumns) {
+TEST_P(TopK, MaskedColumns) {
   for (const int64_t vocab : {100, 5000}) {
     std::vector<double> logits(static_cast<size_t>(vocab), -kInfinity);
     logits[7] = 1;
@@ -160,7 +160,7 @@ TEST_P(TopK, OfMaskedColumns) {
   }
 }
 
-TEST_P(TopK, OfIgnoredRows) {
+TEST_P(TopK, IgnoredRows) {
   for (const int64_t vocab : {500, 2500}) {
     Case c = plain(9, {300, vocab, 16}, 5);
     for (size_t row = 0; row < 300; ++row) {

@@ -44,7 +44,7 @@ TEST_F(ScaleGradients, EveryArrayIsScaled) {
   EXPECT_EQ(many_, std::vector<float>(200'000, 12));
 }
 
-TEST_F(ScaleGradients, WhatIsZeroStaysZero) {
+TEST_F(ScaleGradients, ZerosStayZero) {
   for (const float factor : {HUGE_VALF, std::numeric_limits<float>::quiet_NaN()}) {
     floats_ = {1, 0, -1};
     ASSERT_EQ(scale(&factor), LOGITLESS_OK) << logitless_last_error();

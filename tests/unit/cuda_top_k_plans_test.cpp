@@ -103,7 +103,7 @@ TEST(CudaManyTargetsPlans, AreThoseOfOneTargetAndWhatTheTargetsTake) {
 }
 
 // Plans count entries of the largest logits, and logits of targets.
-TEST(CudaTopKPlans, OfFloat64CountThem) {
+TEST(CudaTopKPlans, Float64PlansCountThem) {
   const auto bytes = [](int64_t k) { return best(problem_of(k, DType::kF64)).workspace_bytes; };
   EXPECT_EQ(bytes(8) - bytes(0), size_t{8192} * 8 * sizeof(TopEntry<double>));
   const auto with = [](int64_t count) {

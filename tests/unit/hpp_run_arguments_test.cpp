@@ -221,7 +221,7 @@ std::vector<BadRun> bad_runs() {
 
 class RunArguments : public testing::TestWithParam<const char*> {};
 
-TEST_P(RunArguments, WhatIsWrongIsNamedAndNothingWritten) {
+TEST_P(RunArguments, RefusalsNameTheErrorAndNothingIsWritten) {
   for (const BadRun& bad : bad_runs()) {
     Fixture f;
     bad.spoil(f);
@@ -238,7 +238,7 @@ TEST_P(RunArguments, StreamsBelongToDevices) {
   EXPECT_TRUE(f.nothing_written());
 }
 
-TEST_P(RunArguments, WhatTheSpoiltRunsBeganFromIsValid) {
+TEST_P(RunArguments, UnspoiltRunsAreValid) {
   for (const auto& change : std::initializer_list<std::function<void(Fixture&)>>{
            [](Fixture&) {}, [](Fixture& f) { f.give_two_targets(); }, [](Fixture& f) { f.go_backward(); },
            [](Fixture& f) { f.cut(); },

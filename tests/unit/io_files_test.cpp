@@ -42,7 +42,7 @@ TEST_F(Files, InputFileHandlesEmptyMissingFolderAndPipe) {
   EXPECT_THROW(InputFile("/dev/zero"), FileError);
 }
 
-TEST_F(Files, WhatWasCutSinceIsAnError) {
+TEST_F(Files, AFileCutSinceIsAnError) {
   std::ofstream(path("full")) << "abc";
   const InputFile file(path("full"));
   fs::resize_file(path("full"), 2);
