@@ -101,7 +101,7 @@ void add_to_list(const Runner& run, const Chunk& chunk, int64_t chunk_row, const
   }
 }
 
-// After the whole pass: sparsifies the list of row i (of those that are not ignored) by its lse here, and
+// Sparsifies, after the whole pass, the list of row i (of those that are not ignored) by its lse here, and
 // sorts it by column.
 void settle_list(const Runner& run, int64_t i, const LogSumExp<double>& lse) {
   const SparsifiedArena& t = run.arena.sparsified;

@@ -5,16 +5,16 @@
 
 namespace logitless::cpu {
 
-// draw.cpp. Before the first window of a chunk: empties the lists of its rows, and makes the lse estimates
-// that need no statistics.
+// draw.cpp. Empties the lists of a chunk's rows before its first window, and makes the lse estimates that
+// need no statistics.
 void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows);
-// Before the window of vocabulary blocks that begins at `start`: makes lse estimates from the blocks before.
+// Makes lse estimates from the blocks before the window of vocabulary blocks that begins at `start`.
 void begin_draw_window(const Runner& run, const Chunk& chunk, int64_t start, const Range& rows);
 // Draws from a strip of logits with the block's statistics of its rows. `row` is the strip's first row in the
 // chunk.
 void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const LogitStrip& strip,
                 const BlockStats& stats, int64_t block, int64_t row);
-// After the last window of a forward pass: leaves the lists as a backward pass takes them.
+// Leaves the lists, after the last window of a forward pass, as a backward pass takes them.
 void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows);
 
 // The weight of an element of row i (of those that are not ignored) in the gradient, given lse, and its exact
