@@ -47,7 +47,7 @@ struct Arena {
   std::span<RowStats<double>> stats;     // [T]
   std::span<double> gathered;            // [ranks, numbers, T] the statistics of a group
   std::span<float> target_logit;         // [T, K]
-  std::span<float> inverse_temperature;  // [T], empty without a temperature for each row
+  std::span<float> inverse_temperature;  // [T], empty without temperatures of rows
   // The row's lse is lse_high + lse_residual.
   std::span<float> lse_high, lse_residual, a, b, c;  // [R] each
   std::span<float> g, target_gradient;               // [R, K] subtracted at the targets; dz at the targets
