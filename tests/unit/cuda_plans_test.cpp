@@ -177,7 +177,7 @@ TEST(CudaPlans, SparsificationThatWouldBeSlowerIsExact) {
   for (const Case& c : cases) {
     const Plan plan = best(sparsified_problem(c.head, c.threshold), c.budget);
     EXPECT_EQ(plan.kind == PlanKind::kSparsified, c.sparsified) << c.head.name << ", " << plan.config;
-    EXPECT_EQ(plan.reason.find("; exact, as sparsification") == std::string::npos, c.sparsified)
+    EXPECT_EQ(plan.reason.find("; exact, because sparsified") == std::string::npos, c.sparsified)
         << plan.reason;
     Problem always = sparsified_problem(c.head, c.threshold);
     always.gradient = GradientMethod::kAlwaysSparsified;
