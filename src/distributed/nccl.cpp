@@ -11,7 +11,7 @@
 namespace logitless::distributed {
 namespace {
 
-// Of NCCL 2's stable ABI: results, data types and operations are enumerations, streams and communicators
+// NCCL 2's stable ABI: results, data types and operations are enumerations, streams and communicators are
 // pointers.
 constexpr int kSuccess = 0;
 constexpr int kSumOperation = 0;
@@ -37,7 +37,7 @@ void load(void* library, const char* name, F* function) {
   }
 }
 
-// Never closed: the caller's communicator is of the same library, which the process has open.
+// It stays open, because the caller's communicator belongs to this library.
 Functions opened() {
   const char* given = std::getenv("LOGITLESS_NCCL_LIBRARY");
   const char* name = given != nullptr ? given : "libnccl.so.2";

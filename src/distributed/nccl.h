@@ -3,8 +3,8 @@
 
 namespace logitless::distributed {
 
-// The functions of libnccl.so.2, which is opened by the first call, for an ncclComm_t of the caller. Throws
-// kBackendUnavailable where it cannot be opened, and kCommunicationFailed where the communicator is none.
+// The functions of libnccl.so.2 for the caller's ncclComm_t. The first call opens the library. Throws
+// kBackendUnavailable if that fails, and kCommunicationFailed if the communicator is invalid.
 Communicator nccl_communicator(void* comm);
 
 }  // namespace logitless::distributed
