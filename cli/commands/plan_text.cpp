@@ -35,7 +35,7 @@ constexpr std::array kWords{
     Word{"rows in d_hidden", "tokens that count are gathered in the memory of their gradient"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},
     Word{"weight copied", "windows of the weight are converted or padded in the workspace"},
-    Word{"dC rounded",
+    Word{"d_weight rounded",
          "each chunk of tokens adds to a weight gradient in the weight's dtype and rounds it; one chunk more "
          "must save 4% of the time"},
     Word{"portable",
@@ -119,7 +119,7 @@ void print_chosen(const ordered_json& result) {
 }
 
 constexpr double kSlow = 10;
-constexpr const char* kRounds = "dC rounded";
+constexpr const char* kRounds = "d_weight rounded";
 constexpr const char* kLarger = "the default does not spend so much memory on so little time";
 
 // Returns the chosen plan of a list; its end if none fits.

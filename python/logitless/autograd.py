@@ -181,8 +181,8 @@ def run_into(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[
 
 @run_into.register_fake
 def _(tensors: Sequence[Tensor], main_grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    stacked = _fake(tensors, *rest)
-    return tuple(stacked[name] if name in stacked else tensors[0].new_empty((0,)) for name in _INTO)
+    outputs = _fake(tensors, *rest)
+    return tuple(outputs[name] if name in outputs else tensors[0].new_empty((0,)) for name in _INTO)
 
 
 def run_traced(

@@ -143,6 +143,7 @@ class LinearCrossEntropyLoss(nn.Module):
             UnsupportedError: ``self.linear`` is no plain ``nn.Linear``, but for example an adapter's layer.
             TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
+        _options.check_names("forward", call, _CALL)
         check_linear(self.linear)
         return linear_cross_entropy(
             hidden,

@@ -159,7 +159,7 @@ def linear_cross_entropy(
     if draw_stats and not wanted:
         raise ValueError(f"return_stats: expected {draw_stats[0]} only with gradients, got it without any")
     shape, of_rows = x.shape[:-1], "one for each row" if several else "that of targets"
-    call.add("class_weight", o["class_weight"], c.shape[:1], "V", "class_weight")
+    call.add("class_weight", o["class_weight"], c.shape[:1], "V")
     call.add("token_weight", o["token_weight"], shape, of_rows)
     call.add("target_weight", o["target_weight"], y.shape, "that of targets")
     if several:
@@ -293,7 +293,7 @@ class _PreparedCall:
                 f"{'one for each row' if several else 'that of targets'}, or a number",
             )
 
-    def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str, tensor: str = "") -> None:
+    def add(self, name: str, values: Any, shape: tuple[int, ...], meaning: str) -> None:
         """Adds real numbers of rows or classes, unless None."""
         if values is None:
             return
@@ -301,7 +301,7 @@ class _PreparedCall:
         _options.check_shape(name, array.shape, shape, meaning)
         if np.iscomplexobj(array):
             raise TypeError(f"{name}: expected real numbers, got {array.dtype}")
-        self.read[tensor or name] = np.require(array, self.stats, ["C", "A"]).reshape(-1)
+        self.read[name] = np.require(array, self.stats, ["C", "A"]).reshape(-1)
 
     def run(self, kind: int = FORWARD, flags: Flags = Flags()) -> dict[str, NDArray[Any]]:
         pass_key, read = PassKey(kind, flags, self.function), self.read

@@ -80,7 +80,7 @@ def test_plans_show_time_against_memory(ok, sizes, budget):
 
 def test_plans_explain_their_words(ok):
     problem = ["plan", "--model", "gemma-2-2b", "-N", 8192, "--device", "h200", "--budget", "100MiB"]
-    kernels = ("rows in d_hidden", "sm90 ping-pong", "dC rounded")
+    kernels = ("rows in d_hidden", "sm90 ping-pong", "d_weight rounded")
     text, verbose = ok(*problem).out, ok(*problem, "-v").out
     assert "\nvocab_chunks: " in text and "\nsparsified: " not in text
     for word in kernels:

@@ -234,7 +234,7 @@ TEST_P(Plans, ALargeHeadFitsInLittle) {
 // The factor by which another plan may be faster: a rounding of d_weight, one for each chunk of tokens, must
 // gain 4%.
 double penalty_of(const logitless::Problem& problem, const logitless::PlanInfo& plan) {
-  if (std::string_view(plan.config).find("dC rounded") == std::string_view::npos) return 1;
+  if (std::string_view(plan.config).find("d_weight rounded") == std::string_view::npos) return 1;
   const int64_t chunk = std::max<int64_t>(plan.token_chunk, 1);
   return 1 + 0.04 * static_cast<double>((std::max<int64_t>(problem.tokens, 1) - 1) / chunk);
 }

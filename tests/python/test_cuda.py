@@ -132,11 +132,11 @@ def test_loss_alone_needs_little_memory():
 
 def test_tensors_of_several_devices_are_refused():
     input, weight, target = head()
-    with pytest.raises(ValueError, match="weight: expected a tensor on cuda:0.*got device cpu"):
+    with pytest.raises(ValueError, match="^weight: expected a tensor on cuda:0.*got device cpu"):
         lce(input, weight.detach().cpu(), target)
     with pytest.raises(ValueError, match="targets: expected a tensor on cuda:0.*got device cpu"):
         lce(input, weight, target.cpu())
-    with pytest.raises(ValueError, match="weight: expected a tensor on cpu.*got device cuda:0"):
+    with pytest.raises(ValueError, match="^weight: expected a tensor on cpu.*got device cuda:0"):
         lce(input.detach().cpu(), weight, target)
 
 

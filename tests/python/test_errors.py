@@ -384,12 +384,12 @@ def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
 
     input = INPUT.clone().requires_grad_()
     for placement in (Shard(0), Replicate()):
-        with pytest.raises(TypeError, match="weight: expected a plain tensor or an FSDP parameter") as error:
+        with pytest.raises(TypeError, match="^weight: expected a plain tensor or an FSDP parameter") as error:
             lce(input, distributed(WEIGHT, placement), TARGET)
         ways = ("DTensor.from_local(hidden, mesh, [Replicate()])", "group=mesh.get_group()", "unshard")
         for part in (repr(placement), *ways):
             assert part in str(error.value), str(error.value)
-    with pytest.raises(TypeError, match="weight: expected a DTensor on the mesh of hidden, got a plain tensor"):
+    with pytest.raises(TypeError, match="^weight: expected a DTensor on the mesh of hidden, got a plain tensor"):
         lce(distributed(INPUT, Shard(0)), WEIGHT, TARGET)
     with pytest.raises(TypeError, match=r"bias: .*Shard\(dim=0\).* pass bias.full_tensor\(\)"):
         lce(INPUT, WEIGHT, TARGET, bias=distributed(torch.zeros(7), Shard(0)))
@@ -400,7 +400,7 @@ def test_dtensor_among_plain_tensors_is_refused_with_what_to_pass(mesh):
 def test_other_subclasses_and_nested_tensors_are_refused():
     from torch.testing._internal.two_tensor import TwoTensor
 
-    with pytest.raises(TypeError, match="weight: .* got TwoTensor .unwrap or dequantise"):
+    with pytest.raises(TypeError, match="^weight: .* got TwoTensor .unwrap or dequantise"):
         lce(INPUT, TwoTensor(WEIGHT, WEIGHT), TARGET)
     nested = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(1, 5)], layout=torch.jagged)
     with pytest.raises(TypeError, match="hidden: expected a dense tensor"):

@@ -80,3 +80,10 @@ def test_an_adapter_around_a_layer_that_is_a_loss_is_refused():
     loss = Adapter(logitless.compat.quack.LinearCrossEntropy(5, 11))
     with pytest.raises(logitless.UnsupportedError, match="LinearCrossEntropy itself, got one of .*Adapter"):
         loss(torch.randn(3, 5), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["scale", "class_weight", "weight"])
+def test_an_option_of_the_module_is_no_argument_of_its_call(name):
+    module = logitless.LinearCrossEntropyLoss(6, 13)
+    with pytest.raises(TypeError, match=rf"^forward\(\) got an unexpected keyword argument '{name}'"):
+        module(torch.randn(2, 6), torch.tensor([1, 2]), **{name: 2.0})

@@ -34,9 +34,8 @@ def _outputs(
     check_names(name, options, names_of(_Options))
     check_dtype("labels", labels, (torch.int64, torch.int32), RuntimeError)
     labels = indices("labels", labels, hidden.shape[:-1], RuntimeError)
-    given = {"bias" if name == "bias" else name: value for name, value in options.items()}
     outputs: LinearCrossEntropyOutput = linear_cross_entropy(
-        hidden, weight, labels, reduction="none", temperature=temperature, return_stats=stats, **given
+        hidden, weight, labels, reduction="none", temperature=temperature, return_stats=stats, **options
     )
     return outputs
 

@@ -201,8 +201,7 @@ def _fields(
     """Returns the properties of a call that must be the same on all ranks, by the names of arguments."""
     flags, hidden, weight = pass_key.flags, given["hidden"], given["weight"]
     wanted = tuple(name for name, on in flags.wants()._asdict().items() if on)
-    names = {"token_weight": "token_weight", "class_weight": "class_weight"}
-    names |= {name: name for name in ("temperature", "target_weight")}
+    of_rows = ("token_weight", "class_weight", "temperature", "target_weight")
     device = hidden.device.type
     return {
         "device": device,
@@ -213,7 +212,7 @@ def _fields(
         _options.FUNCTIONS[pass_key.function].targets: _text(given["targets"]),
         "k": options["top_k"],
         "bias": str(given["bias"].dtype) if "bias" in given else None,
-        **{f"tensor {argument}": _text(given.get(name)) for argument, name in names.items()},
+        **{f"tensor {name}": _text(given.get(name)) for name in of_rows},
         **{name: value for name, value in options.items() if name != "top_k"},
         "seed": None if "seed" not in given else "given" if ranks.seed_given else "drawn",
         "tensors that require grad": wanted,

@@ -60,7 +60,7 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
   if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
     text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
   }
-  if (d.rounds_between_chunks) text += ", dC rounded for each chunk";
+  if (d.rounds_between_chunks) text += ", d_weight rounded for each chunk";
   return text;
 }
 
