@@ -45,8 +45,8 @@ def warn_where_imported(owner: str, stacklevel: int) -> None:
     if "trl" in sys.modules and trl_options() is None:
         warnings.warn(
             "logitless.transformers.patch: TRL is imported, whose trainers (SFT, DPO, KTO, GRPO, RLOO and others) do "
-            f"not call the model's own loss: for them this patch of {owner} changes nothing, and {ADVICE}. Other "
-            "trainers, as that of transformers, need nothing else",
+            f"not call the model's own loss: for them this patch of {owner} changes nothing, and {ADVICE}. With "
+            "other trainers, such as transformers' Trainer, ignore this",
             stacklevel=stacklevel + 1,
         )
 
