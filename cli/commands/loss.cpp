@@ -23,7 +23,7 @@ std::array<bool, 3> chosen_gradients(const LossRequest& request) {
   if (request.gradients.empty()) {
     if (!of.empty()) throw UsageError("--gradients-of: expected --gradients FILE with it");
     if (request.problem.gradient != LOGITLESS_EXACT)
-      throw UsageError("--gradient: expected --gradients FILE with sparsified ones");
+      throw UsageError("--gradient: expected exact without --gradients FILE, got sparsified gradients");
     return {};
   }
   const auto wants = [&](const char* name) { return std::find(of.begin(), of.end(), name) != of.end(); };

@@ -141,7 +141,8 @@ std::string fact_text(std::string_view name, const ordered_json& fact, int digit
   }
   if (fact.is_string()) return fact;
   if (fact.is_boolean()) return fact ? "yes" : "no";
-  if (!fact.is_number() || (fact.is_number_float() && std::isnan(fact.get<double>()))) return "-";
+  if (fact.is_number_float() && std::isnan(fact.get<double>())) return "nan";
+  if (!fact.is_number()) return "-";
   if (name.ends_with("workspace_bytes")) return format_budget(fact);
   if (name.ends_with("bytes")) return format_bytes(fact);
   if (name.ends_with("seconds")) return format_seconds(fact);

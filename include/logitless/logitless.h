@@ -103,9 +103,10 @@ typedef enum logitless_plan_kind {
   LOGITLESS_PLAN_FORWARD = 0,      /* loss only: one matmul (F = 2NVD FLOP) */
   LOGITLESS_PLAN_WHOLE = 1,        /* keeps all exponentials: three matmuls */
   LOGITLESS_PLAN_TOKEN_CHUNKS = 2, /* keeps the exponentials of a chunk of tokens: three matmuls */
-  LOGITLESS_PLAN_VOCAB_CHUNKS = 3, /* computes logits again for the gradients: up to four matmuls */
-  LOGITLESS_PLAN_BACKWARD = 4,     /* gradients from a known lse: three matmuls */
-  LOGITLESS_PLAN_SPARSIFIED = 5    /* sparsified gradients: about one matmul */
+  LOGITLESS_PLAN_VOCAB_CHUNKS =
+      3,                       /* computes logits again for the gradients: up to four matmuls, on CPUs five */
+  LOGITLESS_PLAN_BACKWARD = 4, /* gradients from a known lse: three matmuls */
+  LOGITLESS_PLAN_SPARSIFIED = 5 /* sparsified gradients: about one matmul */
 } logitless_plan_kind;
 
 typedef struct logitless_context logitless_context;

@@ -192,6 +192,9 @@ struct Buffers {
   element* name = nullptr;                         \
   int64_t name##_stride = 0;
 #include <logitless/tensors.def>
+  // make_buffers() sets these, and Plan::run() compares them with the plan. -1: unknown.
+  int32_t targets_dtype = -1;
+  int64_t targets_count = -1;
 
   std::array<logitless_tensor, LOGITLESS_TENSOR_COUNT> tensors() const {
     const auto tensor = [](logitless_tensor_id id, const void* data, int64_t stride) {
@@ -232,16 +235,20 @@ inline void set_gradient(Problem& problem, Gradient gradient, double threshold =
   problem.seed = seed;
 }
 
-// Makes buffers that hold the inputs; outputs are null. targets has an entry for each row of hidden.
+// Makes buffers that hold the inputs; outputs are null. targets has an entry for each row of hidden, or K
+// with targets_per_row K.
 template <class H, class C, class Y>
 Buffers make_buffers(Matrix<H> hidden, Matrix<C> weight, std::span<const Y> targets) {
   static_assert(std::is_same_v<Y, int32_t> || std::is_same_v<Y, int64_t>, "targets are int32 or int64");
-  if (static_cast<int64_t>(targets.size()) != hidden.rows) {
+  const auto count = static_cast<int64_t>(targets.size());
+  if (hidden.rows == 0 ? count != 0 : count == 0 || count % hidden.rows != 0) {
     throw Error(LOGITLESS_INVALID_ARGUMENT, "targets: expected " + std::to_string(hidden.rows) +
-                                                " entries, one a row of hidden, got " +
-                                                std::to_string(targets.size()));
+                                                " entries, one a row of hidden, or a multiple, got " +
+                                                std::to_string(count));
   }
   Buffers buffers;
+  buffers.targets_dtype = std::is_same_v<Y, int32_t> ? LOGITLESS_I32 : LOGITLESS_I64;
+  buffers.targets_count = count;
   buffers.hidden = hidden.data;
   buffers.hidden_stride = hidden.stride;
   buffers.weight = weight.data;
@@ -250,8 +257,9 @@ Buffers make_buffers(Matrix<H> hidden, Matrix<C> weight, std::span<const Y> targ
   return buffers;
 }
 
-// Adds the tensors that the buffers hold to those that the problem has.
+// Adds the tensors that the buffers hold to those that the problem has, and takes the dtype of their targets.
 inline Problem with_tensors(Problem problem, const Buffers& buffers) {
+  if (buffers.targets_dtype >= 0) problem.dtype.targets = buffers.targets_dtype;
 #define LOGITLESS_TENSOR(name, NAME, element, type, role, shape, planned, ...) \
   problem.has.planned = problem.has.planned || buffers.name != nullptr;
 #include <logitless/tensors.def>
@@ -319,6 +327,8 @@ class Plan {
     check(logitless_plan_create(context.handle(), options.data(), options.size(), tensors.data(),
                                 tensors.size(), &made));
     handle_.reset(made);
+    targets_dtype_ = problem.dtype.targets;
+    targets_count_ = problem.tokens * (problem.targets_per_row > 0 ? problem.targets_per_row : 1);
   }
   // Plans for the tensors that the buffers hold, beside those of the problem.
   Plan(const Context& context, const Problem& problem, const Buffers& buffers)
@@ -331,6 +341,7 @@ class Plan {
   }
   // Runs the plan. The workspace holds at least info().workspace_bytes. Allocates nothing.
   void run(const Buffers& buffers, std::span<std::byte> workspace, void* stream = nullptr) const {
+    check_targets(buffers);
     const auto tensors = buffers.tensors();
     check(logitless_run(handle_.get(), tensors.data(), tensors.size(), workspace.data(), workspace.size(),
                         stream));
@@ -340,6 +351,21 @@ class Plan {
   struct Destroy {
     void operator()(logitless_plan* plan) const noexcept { logitless_plan_destroy(plan); }
   };
+  // The C interface sees a pointer alone, and would read past targets of another dtype or number.
+  void check_targets(const Buffers& buffers) const {
+    const auto refuse = [](const std::string& expected, const std::string& got) {
+      throw Error(LOGITLESS_INVALID_ARGUMENT,
+                  "targets: expected " + expected + " as in the plan, got " + got);
+    };
+    const auto name = [](int32_t dtype) { return dtype == LOGITLESS_I32 ? "int32" : "int64"; };
+    if (buffers.targets_dtype >= 0 && buffers.targets_dtype != targets_dtype_)
+      refuse(name(targets_dtype_), name(buffers.targets_dtype));
+    if (buffers.targets_count >= 0 && buffers.targets_count != targets_count_)
+      refuse(std::to_string(targets_count_) + " entries", std::to_string(buffers.targets_count));
+  }
+
+  int32_t targets_dtype_ = LOGITLESS_I64;
+  int64_t targets_count_ = 0;
   std::unique_ptr<logitless_plan, Destroy> handle_;
 };
 

@@ -227,6 +227,46 @@ TEST(Arguments, OptionsAndTensorsById) {
 }
 
 // A failure is reported as data as well: nobody has to parse the message.
+// Six rows of one target each, as int32 or int64; `several` has two for each row.
+template <class Y>
+std::string message_of_run(const logitless::Problem& problem, bool takes_dtype, size_t count) {
+  const std::vector<float> hidden(24, 0.5F), weight(20, 0.25F);
+  const std::vector<Y> targets(count, 1);
+  float loss = 0;
+  try {
+    logitless::Buffers buffers = logitless::make_buffers(logitless::Matrix<const float>{hidden.data(), 6, 4},
+                                                         logitless::Matrix<const float>{weight.data(), 5, 4},
+                                                         std::span<const Y>(targets));
+    buffers.loss = &loss;
+    const logitless::Context context;
+    logitless::Problem with_loss = problem;
+    with_loss.has.loss = true;
+    const logitless::Plan plan =
+        takes_dtype ? logitless::Plan(context, with_loss, buffers) : logitless::Plan(context, with_loss);
+    const logitless::Workspace workspace(static_cast<size_t>(plan.info().workspace_bytes));
+    plan.run(buffers, workspace.bytes());
+  } catch (const logitless::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Arguments, TargetsOfAnotherDtypeOrNumberAreRefused) {
+  logitless::Problem p;
+  p.tokens = 6;
+  p.vocab = 5;
+  p.hidden = 4;
+  EXPECT_EQ(message_of_run<int64_t>(p, false, 6), "");
+  EXPECT_EQ(message_of_run<int32_t>(p, true, 6), "");  // the plan takes the dtype of the buffers
+  EXPECT_EQ(message_of_run<int32_t>(p, false, 6), "targets: expected int64 as in the plan, got int32");
+  EXPECT_EQ(message_of_run<int64_t>(p, true, 12), "targets: expected 6 entries as in the plan, got 12");
+  EXPECT_EQ(message_of_run<int64_t>(p, true, 7),
+            "targets: expected 6 entries, one a row of hidden, or a multiple, got 7");
+  p.targets_per_row = 2;
+  p.has.target_weight = false;
+  EXPECT_EQ(message_of_run<int64_t>(p, true, 6), "targets: expected 12 entries as in the plan, got 6");
+}
+
 TEST(Arguments, ErrorsAreData) {
   const logitless::Context context;
   logitless::Problem problem = valid_problem();
