@@ -19,7 +19,7 @@ OPTION_FILES = {
     "class_weight": 45,
     "num_items": 24,
     "ignore_index": 38,
-    "targets_per_row": 28,
+    "targets_per_row": 29,
     "top_k": 39,
     "batch_invariant": 22,
     "allow_tf32": 13,

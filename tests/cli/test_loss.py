@@ -299,7 +299,7 @@ def test_sparsified_gradients(ok, refused, tmp_path, problem):
         "2^1",
     )
     refused(2, "--threshold: expected a number in", *arguments, "x.safetensors", *sparsified, "0")
-    refused(2, "--gradient: expected --gradients FILE", *arguments[:-1], *sparsified, "0.1")
+    refused(2, "--gradient: expected exact without --gradients FILE", *arguments[:-1], *sparsified, "0.1")
 
 
 @pytest.mark.parametrize("value, shown", [(0.0, "got 0 at 3"), (-0.125, "got -0.125 at 3"), (np.inf, "at 3")])
