@@ -25,9 +25,10 @@ from table import host_table, markdown, number
 from terms import MATMULS, budget_words, gradients_are, in_words
 
 RECORDS = ROOT / "bench" / "records"
-RESULTS = ROOT / "docs" / "results.md"
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results.md"
 README = ROOT / "README.md"
-PLOTS = ROOT / "docs" / "plots"
+PLOTS = DOCS / "plots"
 HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
 
 
@@ -56,18 +57,34 @@ def heads(record: Record) -> list[str]:
     return markdown(head, lines)
 
 
+def errors_of(record: Record) -> dict[str, list[str]]:
+    """Relative errors of loss, d_hidden and d_weight, by method."""
+    return {
+        item.method: [
+            number(item.loss_error, ".0e"),
+            number(item.d_hidden_error, ".2%"),
+            number(item.d_weight_error, ".2%"),
+        ]
+        for item in record.accuracy
+    }
+
+
+def costs_of(record: Record) -> dict[str, list[str]]:
+    """Steady time and memory with gradients, by method."""
+    rows = (row for row in record.rows if row.pass_ == "gradients")
+    return {row.method: [number(row.sustained_ms, ".1f"), beyond(row)] for row in rows}
+
+
 def one_head(record: Record) -> list[str]:
     """A row per way to compute one head's loss and gradients: time, memory, errors."""
     (shape,) = record.shapes
-    errors, matmuls = {item.method: item for item in record.accuracy}, record.gemms[shape.name]
+    errors, matmuls = errors_of(record), record.gemms[shape.name]
     idle, steady = (sum(of.values()) for of in (matmuls.burst, matmuls.sustained))
     lines = [[MATMULS, two(idle, steady, ".1f"), "1.00 / 1.00", *["-"] * 5]]
     for row in (row for row in record.rows if row.pass_ == "gradients"):
-        error = errors[row.method]
         cells = [in_words(row.method), two(row.burst_ms, row.sustained_ms, ".1f")]
         cells += [two(row.burst_ratio, row.sustained_ratio), beyond(row), gradients_are(row.method)]
-        cells += [number(error.loss_error, ".0e"), number(error.d_hidden_error, ".2%")]
-        lines.append([*cells, number(error.d_weight_error, ".2%")])
+        lines.append([*cells, *errors[row.method]])
     head = ["", "ms", f"of {MATMULS}", "extra MiB", "loss and gradients are", "error of the loss"]
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
@@ -83,13 +100,44 @@ FIRST_PAGE = {
 }
 
 
+# Rows of the pages on PyTorch, which compares its own function, and on numerics.
+PYTORCH_PAGE = {
+    "torch fused": "`F.linear_cross_entropy`",
+    "torch fused chunked": "`F.linear_cross_entropy` with `options`",
+    "logitless default": "Logitless, default",
+    "logitless 256 MiB": 'Logitless, `"256MiB"`',
+}
+NUMERICS_PAGE = {
+    "logitless sparsified 2^-9": "sparsified gradients, 2^-9",
+    "logitless unlimited": 'exact, `"fastest"`',
+    "logitless default": "exact, by default",
+    "logitless 256 MiB": "exact, 256 MiB",
+    "canonical": "eager PyTorch, logits upcast to float32",
+    "torch.compile": "`torch.compile`",
+}
+
+
 def first_page() -> list[str]:
-    """Steady time and memory of a few ways, and whether their gradients are exact."""
-    record: Record = loaded(HEAD)
-    by_method = {row.method: row for row in record.rows if row.pass_ == "gradients"}
-    rows = [(words, by_method[method]) for method, words in FIRST_PAGE.items()]
-    lines = [[words, number(row.sustained_ms, ".1f"), beyond(row), gradients_are(row.method)] for words, row in rows]
-    return markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines)
+    """Steady time and memory of a few ways, whether their gradients are exact, and PyTorch's own function below."""
+    costs = costs_of(loaded(HEAD))
+    lines = [[words, *costs[method], gradients_are(method)] for method, words in FIRST_PAGE.items()]
+    ms, mib = costs["torch fused"]
+    own = (
+        f"PyTorch 2.13's `F.linear_cross_entropy` takes {ms} ms and {mib} MiB (its Python source, under PyTorch 2.11)."
+    )
+    return [*markdown(["", "time, ms", "extra memory, MiB", "loss and gradients are"], lines), "", own]
+
+
+def pytorch_page() -> list[str]:
+    costs, errors = costs_of(loaded(HEAD)), errors_of(loaded(HEAD))
+    lines = [[words, *costs[method], *errors[method]] for method, words in PYTORCH_PAGE.items()]
+    return markdown(["", "ms", "extra MiB", "error of the loss", "of d_hidden", "of d_weight"], lines)
+
+
+def numerics_page() -> list[str]:
+    errors = errors_of(loaded(HEAD))
+    lines = [[words, *errors[method]] for method, words in NUMERICS_PAGE.items()]
+    return markdown(["head", "loss", "`d_hidden`", "`d_weight`"], lines)
 
 
 def budgets(record: Record) -> list[str]:
@@ -238,6 +286,8 @@ def table_of(name: str) -> list[str]:
 # Keys are page and name.
 PAGES: dict[pathlib.Path, dict[str, Callable[[], list[str]]]] = {
     README: {HEAD: first_page},
+    DOCS / "pytorch.md": {HEAD: pytorch_page},
+    DOCS / "numerics.md": {HEAD: numerics_page},
     RESULTS: {name: functools.partial(table_of, name) for name in TABLES},
 }
 

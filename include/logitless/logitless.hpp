@@ -192,7 +192,8 @@ struct Buffers {
   element* name = nullptr;                         \
   int64_t name##_stride = 0;
 #include <logitless/tensors.def>
-  // make_buffers() sets these, and Plan::run() compares them with the plan. -1: unknown.
+  // make_buffers() sets these, and runs compare them with the plan. -1: unknown, for targets that you set
+  // yourself.
   int32_t targets_dtype = -1;
   int64_t targets_count = -1;
 
@@ -347,11 +348,8 @@ class Plan {
                         stream));
   }
 
- private:
-  struct Destroy {
-    void operator()(logitless_plan* plan) const noexcept { logitless_plan_destroy(plan); }
-  };
-  // The C interface sees a pointer alone, and would read past targets of another dtype or number.
+  // Throws for targets of another dtype or number than the plan's: the C interface sees a pointer alone, and
+  // would read past them. run() and loss_from_row_stats() call it.
   void check_targets(const Buffers& buffers) const {
     const auto refuse = [](const std::string& expected, const std::string& got) {
       throw Error(LOGITLESS_INVALID_ARGUMENT,
@@ -364,6 +362,10 @@ class Plan {
       refuse(std::to_string(targets_count_) + " entries", std::to_string(buffers.targets_count));
   }
 
+ private:
+  struct Destroy {
+    void operator()(logitless_plan* plan) const noexcept { logitless_plan_destroy(plan); }
+  };
   int32_t targets_dtype_ = LOGITLESS_I64;
   int64_t targets_count_ = 0;
   std::unique_ptr<logitless_plan, Destroy> handle_;
@@ -388,6 +390,7 @@ inline void rebase_row_stats(const Plan& plan, const Buffers& stats, const void*
   check(logitless_row_stats_rebase(plan.handle(), tensors.data(), tensors.size(), new_max));
 }
 inline void loss_from_row_stats(const Plan& plan, const Buffers& buffers) {
+  plan.check_targets(buffers);
   const auto tensors = buffers.tensors();
   check(logitless_loss_from_row_stats(plan.handle(), tensors.data(), tensors.size()));
 }

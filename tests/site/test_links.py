@@ -86,3 +86,13 @@ def test_the_headers_reference_has_every_function(pages):
     names = {name for path in headers for name in re.findall(r"^LOGITLESS_API[^;(]*?(\w+)\(", path.read_text(), re.M)}
     assert len(names) > 20 and not {name for name in names if f">{name} <" not in shown and f">{name}<" not in shown}
     assert "p_ij &gt;= threshold" in shown and "doxygen-awesome.css" in shown  # an opening comment, and the theme
+
+
+def test_boxes_say_one_thing_on_every_page():
+    texts: dict[str, dict[str, str]] = {}
+    for path in (blocks.ROOT / "docs").rglob("*.md"):
+        for title, text in re.findall(r'^!!! \w+ "([^"]+)"\n((?:    .*\n)+)', path.read_text(), re.M):
+            texts.setdefault(title, {})[path.name] = text
+    assert len(texts["Which budget?"]) >= 5 and len(texts["Should I use sparsified gradients?"]) >= 5
+    for title, by_page in texts.items():
+        assert len(set(by_page.values())) == 1, f"{title}: {sorted(by_page)}"

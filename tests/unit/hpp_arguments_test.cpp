@@ -227,9 +227,11 @@ TEST(Arguments, OptionsAndTensorsById) {
 }
 
 // A failure is reported as data as well: nobody has to parse the message.
-// Six rows of one target each, as int32 or int64; `several` has two for each row.
+// The refusal of a plan's call with so many targets of a dtype, or "". from_buffers: the plan is made for the
+// buffers.
 template <class Y>
-std::string message_of_run(const logitless::Problem& problem, bool takes_dtype, size_t count) {
+std::string refusal_of_targets(const logitless::Problem& problem, bool from_buffers, size_t count,
+                               void (*call)(const logitless::Plan&, const logitless::Buffers&)) {
   const std::vector<float> hidden(24, 0.5F), weight(20, 0.25F);
   const std::vector<Y> targets(count, 1);
   float loss = 0;
@@ -239,12 +241,8 @@ std::string message_of_run(const logitless::Problem& problem, bool takes_dtype, 
                                                          std::span<const Y>(targets));
     buffers.loss = &loss;
     const logitless::Context context;
-    logitless::Problem with_loss = problem;
-    with_loss.has.loss = true;
-    const logitless::Plan plan =
-        takes_dtype ? logitless::Plan(context, with_loss, buffers) : logitless::Plan(context, with_loss);
-    const logitless::Workspace workspace(static_cast<size_t>(plan.info().workspace_bytes));
-    plan.run(buffers, workspace.bytes());
+    call(from_buffers ? logitless::Plan(context, problem, buffers) : logitless::Plan(context, problem),
+         buffers);
   } catch (const logitless::Error& error) {
     return error.what();
   }
@@ -252,19 +250,28 @@ std::string message_of_run(const logitless::Problem& problem, bool takes_dtype, 
 }
 
 TEST(Arguments, TargetsOfAnotherDtypeOrNumberAreRefused) {
+  const auto run = [](const logitless::Plan& plan, const logitless::Buffers& buffers) {
+    const logitless::Workspace workspace(static_cast<size_t>(plan.info().workspace_bytes));
+    plan.run(buffers, workspace.bytes());
+  };
   logitless::Problem p;
   p.tokens = 6;
   p.vocab = 5;
   p.hidden = 4;
-  EXPECT_EQ(message_of_run<int64_t>(p, false, 6), "");
-  EXPECT_EQ(message_of_run<int32_t>(p, true, 6), "");  // the plan takes the dtype of the buffers
-  EXPECT_EQ(message_of_run<int32_t>(p, false, 6), "targets: expected int64 as in the plan, got int32");
-  EXPECT_EQ(message_of_run<int64_t>(p, true, 12), "targets: expected 6 entries as in the plan, got 12");
-  EXPECT_EQ(message_of_run<int64_t>(p, true, 7),
+  p.has.loss = true;
+  const std::string dtype = "targets: expected int64 as in the plan, got int32";
+  EXPECT_EQ(refusal_of_targets<int64_t>(p, false, 6, run), "");
+  EXPECT_EQ(refusal_of_targets<int32_t>(p, true, 6, run), "");  // the plan takes the dtype of the buffers
+  EXPECT_EQ(refusal_of_targets<int32_t>(p, false, 6, run), dtype);
+  EXPECT_EQ(refusal_of_targets<int32_t>(p, false, 6, logitless::loss_from_row_stats), dtype);
+  EXPECT_EQ(refusal_of_targets<int64_t>(p, true, 12, run),
+            "targets: expected 6 entries as in the plan, got 12");
+  EXPECT_EQ(refusal_of_targets<int64_t>(p, true, 7, run),
             "targets: expected 6 entries, one a row of hidden, or a multiple, got 7");
   p.targets_per_row = 2;
-  p.has.target_weight = false;
-  EXPECT_EQ(message_of_run<int64_t>(p, true, 6), "targets: expected 12 entries as in the plan, got 6");
+  EXPECT_EQ(refusal_of_targets<int64_t>(p, true, 12, run), "");
+  EXPECT_EQ(refusal_of_targets<int64_t>(p, true, 6, run),
+            "targets: expected 12 entries as in the plan, got 6");
 }
 
 TEST(Arguments, ErrorsAreData) {

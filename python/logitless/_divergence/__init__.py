@@ -223,8 +223,8 @@ class _Call(NamedTuple):
 
     def first(self, tensors: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Runs the first pass over the tensors named in _TENSORS; returns its results, and the outputs among them."""
-        asked = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
-        results = run_traced(asked, dict(zip(_TENSORS, tensors)), self.options)
+        pass_key = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
+        results = run_traced(pass_key, dict(zip(_TENSORS, tensors)), self.options)
         names = ("loss", "divergence", "entropy") if self.together else ("divergence", "entropy")
         return results, tuple([results[name] for name in names])
 
@@ -254,9 +254,9 @@ class _Function(torch.autograd.Function):
         elif given.together:
             gradients = scaled_saved(ctx.saved_tensors, grad, given.direct)
         else:
-            asked = PassKey(BACKWARD, given.flags, "linear_divergence")
+            pass_key = PassKey(BACKWARD, given.flags, "linear_divergence")
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
-            made = for_each(lambda upstream: run_traced(asked, read | upstream, given.options), {"grad": grad})
+            made = for_each(lambda upstream: run_traced(pass_key, read | upstream, given.options), {"grad": grad})
             gradients = [made.get(name) for name in GRADIENTS]
         return None, *gradients[:3], *[None] * (len(_TENSORS) - 3)
 

@@ -251,15 +251,17 @@ def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
-def _run(asked: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]) -> Outputs:
+def _run(
+    pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]
+) -> Outputs:
     rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
     heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
     p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
-    wants, bias_dtype = asked.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
-    if asked.kind == FORWARD:
+    wants, bias_dtype = pass_key.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
+    if pass_key.kind == FORWARD:
         check_budget(p, wants, together=False)
         return {name: p.to_all_rows(numbers).clone() for name, numbers in values(p)[0]._asdict().items()}
-    if asked.kind == BACKWARD:
+    if pass_key.kind == BACKWARD:
         grad, *saved = (p.to_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
         numbers = RowNumbers(grad, grad, *saved)  # gradients do not read divergence and entropy
         return gradients(p, wants, numbers, grad).gradients(bias_dtype)
@@ -274,28 +276,28 @@ def _run(asked: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, 
     return {"loss": weighted_sum(by_row["divergence"], given["row_weight"]), **by_row, **sums.gradients(bias_dtype)}
 
 
-def _results(asked: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     row = Result(given["student"].shape[:1], stats_of(given["student"]))
-    if asked.kind == FORWARD:
+    if pass_key.kind == FORWARD:
         return dict.fromkeys(RowNumbers._fields, row)
-    outputs = {} if asked.kind == BACKWARD else {"loss": row._replace(shape=()), "divergence": row, "entropy": row}
+    outputs = {} if pass_key.kind == BACKWARD else {"loss": row._replace(shape=()), "divergence": row, "entropy": row}
     trained = [given.get(name) for name in Heads._fields[:3]]
     return outputs | {
         name: Result(tuple(tensor.shape), name_of(tensor.dtype))
-        for name, tensor, on in zip(GRADIENTS, trained, asked.flags.wants())
+        for name, tensor, on in zip(GRADIENTS, trained, pass_key.flags.wants())
         if on and tensor is not None
     }
 
 
-def _flops(asked: PassKey, shapes: Mapping[str, Any]) -> int:
+def _flops(pass_key: PassKey, shapes: Mapping[str, Any]) -> int:
     """Returns the FLOP of a pass, from the shapes alone.
 
     Masked rows are included although they are not multiplied, as only the data shows them. Logits that a small budget
     makes twice count once.
     """
     rows, width = shapes["student"]
-    wants = asked.flags.wants()
-    of_student = 1 if asked.kind == FORWARD else 1 + int(wants.hidden) + int(wants.weight)
+    wants = pass_key.flags.wants()
+    of_student = 1 if pass_key.kind == FORWARD else 1 + int(wants.hidden) + int(wants.weight)
     return 2 * int(rows) * int(shapes["student_weight"][0]) * (of_student * int(width) + int(shapes["teacher"][1]))
 
 
