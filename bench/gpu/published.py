@@ -140,6 +140,19 @@ def numerics_page() -> list[str]:
     return markdown(["head", "loss", "`d_hidden`", "`d_weight`"], lines)
 
 
+def engines(record: Record) -> list[str]:
+    """A row per engine, budget and pass: for each head the time in its matmuls, and MiB beyond gradients."""
+    lines = []
+    for method, kind in dict.fromkeys((row.method, row.pass_) for row in record.rows):
+        cells = [in_words(method.removesuffix(" loss")) + (", loss" if kind == "loss" else "")]
+        for shape in record.shapes:
+            key = (method, kind, shape.name)
+            row = next(row for row in record.rows if (row.method, row.pass_, row.shape) == key)
+            cells.append(f"{two(row.burst_ratio, row.sustained_ratio)} ({beyond(row)})")
+        lines.append(cells)
+    return markdown(["of one matmul (loss) or three", *(shape.name for shape in record.shapes)], lines)
+
+
 def budgets(record: Record) -> list[str]:
     """A row per budget: for each head the time in three matmuls."""
 
@@ -224,6 +237,7 @@ def sharded_steps(record: dict[str, Any]) -> list[str]:
 KINDS: dict[str, Callable[[Any], list[str]]] = {
     "head": one_head,
     "heads": heads,
+    "engines": engines,
     "budgets": budgets,
     "products": ratios,
     "odd": ratios,
@@ -236,6 +250,7 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
 PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
 TABLES = (  # kind and date
     HEAD,
+    "engines-2026-11-26",
     HEADS,
     "heads-2026-11-20",
     "budgets-2026-11-22",
