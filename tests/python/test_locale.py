@@ -48,4 +48,4 @@ def test_messages_have_a_point(locales):
     budget, *factors = done.stdout.splitlines()
     assert "1500 bytes (1.5 KiB)" in budget
     assert all("got -0.125" in line for line in factors), factors
-    assert re.search(r"\d\.\d\d F, ", done.stderr), done.stderr
+    assert re.search(r"\d\.\d\d matmuls, ", done.stderr), done.stderr
