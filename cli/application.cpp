@@ -27,6 +27,8 @@ constexpr const char* kFooter =
     "  logitless loss --hidden h.npy --weight model.safetensors:lm_head.weight --targets y.npy\n"
     "  logitless check                                    compare this machine's results with float64\n"
     "  logitless bench --shape 1024,32768,512             compare time and memory with materialized logits\n"
+    "  logitless tune                                     measure a GPU, which then uses its fastest "
+    "kernels\n"
     "  logitless COMMAND --help                           all options of a command, with examples\n"
     "\n"
     "Results go to stdout, progress and errors to stderr.\n"

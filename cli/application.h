@@ -27,6 +27,7 @@ void add_plan_command(CLI::App& app, const GlobalOptions& globals);
 void add_loss_command(CLI::App& app, const GlobalOptions& globals);
 void add_check_command(CLI::App& app, const GlobalOptions& globals);
 void add_bench_command(CLI::App& app, const GlobalOptions& globals);
+void add_tune_command(CLI::App& app, const GlobalOptions& globals);
 
 // Parses the arguments, the program's name first, and runs the named subcommand. Results go to std::cout,
 // errors to std::cerr. Returns the exit code.

@@ -21,8 +21,13 @@ void add_model(CLI::App& app, const GlobalOptions&) {
 }
 
 constexpr logitless::cli::AddCommand kCommands[] = {
-    logitless::cli::add_info_command,  logitless::cli::add_plan_command,  logitless::cli::add_loss_command,
-    logitless::cli::add_check_command, logitless::cli::add_bench_command, add_model,
+    logitless::cli::add_info_command,
+    logitless::cli::add_plan_command,
+    logitless::cli::add_loss_command,
+    logitless::cli::add_check_command,
+    logitless::cli::add_bench_command,
+    logitless::cli::add_tune_command,
+    add_model,
 };
 
 }  // namespace

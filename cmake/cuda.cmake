@@ -40,6 +40,27 @@ function(logitless_instances out engine)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
+# Gives a target the built-in device records, as JSON in a table for plan/device_record.cpp. They need nlohmann_json's headers.
+function(logitless_device_records target)
+  find_package(nlohmann_json CONFIG QUIET)
+  if(NOT nlohmann_json_FOUND OR NOT LOGITLESS_KERNELS)
+    return()
+  endif()
+  file(GLOB records CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/plan/records/*.json)
+  set(table "")
+  foreach(record IN LISTS records)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${record})
+    get_filename_component(name ${record} NAME_WE)
+    file(READ ${record} text)
+    string(APPEND table "{\"${name}\", R\"json(${text})json\"},\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/records/device_records.inc CONTENT "@table@" @ONLY)
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/cuda/plan/device_record.cpp APPEND PROPERTY
+    COMPILE_DEFINITIONS LOGITLESS_WITH_JSON)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/records)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+endfunction()
+
 # Says why the backend is left out, and the remedy, in the library's messages and for Python in no_cuda.txt next to the
 # library.
 set(no_cuda ${PROJECT_BINARY_DIR}/src/no_cuda.txt)

@@ -236,6 +236,8 @@ logitless_dtype parse_bench_dtype(const std::string& text) {
   return dtype;
 }
 
+}  // namespace
+
 BenchShape parse_shape(const std::string& text) {
   const std::vector<std::string> parts = split(text, ',');
   if (parts.size() != 3) throw UsageError("--shape: expected TOKENS,VOCAB,HIDDEN, got '" + text + "'");
@@ -247,6 +249,8 @@ BenchShape parse_shape(const std::string& text) {
   };
   return {number(0), number(1), number(2)};
 }
+
+namespace {
 
 // Returns the methods in the order of the report, before any run.
 std::vector<BenchResult> bench_methods(const BenchOptions& options, bool materialized) {

@@ -10,6 +10,9 @@ struct BenchShape {
   int64_t dim = 0;
 };
 
+// Reads "TOKENS,VOCAB,HIDDEN". Throws UsageError, which names --shape.
+BenchShape parse_shape(const std::string& text);
+
 // Returns the mean loss from float32 logits in memory. It uses a matrix product of oneDNN, opened at run
 // time, and a softmax in place. If there is room for gradients, two more products make these.
 double materialized_loss(const BenchShape& shape, const float* hidden, const float* weight,

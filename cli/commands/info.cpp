@@ -125,6 +125,7 @@ ordered_json cuda_devices(const GlobalOptions& globals, std::string* why_none) {
                     {"driver_cuda_version", cuda_version(device.driver_version)},
                     {"runtime_cuda_version", cuda_version(device.runtime_version)},
                     {"cublaslt_version", cublaslt_version(device.cublaslt_version)},
+                    {"device_record", device.record},
                     {"chosen", choices(globals, ordinal)}});
   }
   return list;

@@ -242,7 +242,13 @@ ordered_json times_json(const ordered_json& plan, const DeviceChoice& device) {
   if (name.empty()) {
     const std::vector<DeviceInfo> here = devices();
     const auto at = static_cast<size_t>(device.ordinal);
-    if (at < here.size()) name = here[at].name;
+    if (at < here.size()) {
+      name = here[at].name;
+      if (const std::string record = here[at].record; !record.empty()) {
+        return {{"measured", true},
+                {"basis", "predicted from rates that were measured, device record " + record}};
+      }
+    }
   }
   const bool is_h200 = name == "h200" || name.find("H200") != std::string::npos;
   return {

@@ -203,7 +203,22 @@ typedef struct logitless_device_info {
   int64_t cublaslt_version; /* 0: no cuBLASLt here */
   char name[128];
   char why_unavailable[256]; /* "": usable */
+  char record[256]; /* file of the device record that decides its engines and predictions, or "built in"; "":
+                       none */
 } logitless_device_info;
+
+/* Called with the share of the time that has passed, in [0, 1]. Returns 0 to go on. */
+typedef int32_t (*logitless_progress)(double share, void* data);
+
+typedef struct logitless_tune_options {
+  int32_t device;       /* ordinal of a CUDA device */
+  const int64_t* heads; /* [head_count, 3]: N, V and D of each head; null: five common heads */
+  size_t head_count;
+  double seconds;   /* time for the measurements, in which every engine runs at least once; 0: 60 */
+  const char* path; /* file to write; null: the device's own in the user's folder (logitless_tune) */
+  logitless_progress progress; /* null: none */
+  void* progress_data;         /* passed to progress */
+} logitless_tune_options;
 
 LOGITLESS_API const char* logitless_version(void); /* "major.minor.patch" */
 /* Names for people; never null. */
@@ -244,6 +259,16 @@ LOGITLESS_API logitless_status logitless_backend_info(int32_t index, char* descr
 LOGITLESS_API logitless_status logitless_device_count(int32_t* count, char* why_none, size_t why_none_size);
 /* Describes one CUDA device. */
 LOGITLESS_API logitless_status logitless_device_get_info(int32_t ordinal, logitless_device_info* info);
+
+/* Measures a CUDA device: loss, exact and sparsified gradients in bf16 with each engine that runs there, the
+ * rate of matrix products and that of a copy. Writes a device record as JSON and gives its text in *record,
+ * which is valid until the thread's next call of this function. Processes that start later choose engines and
+ * predict times by the record of a device of this name, compute capability and number of multiprocessors.
+ * Records are read from the folder LOGITLESS_DEVICE_RECORDS, else XDG_CONFIG_HOME/logitless/devices, else
+ * HOME/.config/logitless/devices; LOGITLESS_DEVICE_RECORDS= reads none. Ranks of a group plan without
+ * records. Heads that do not fit the device's free memory are left out. If a call fails, no file is changed.
+ */
+LOGITLESS_API logitless_status logitless_tune(const logitless_tune_options* options, const char** record);
 
 /* Sets the defaults: the first backend that can run a problem, on host memory. */
 static inline void logitless_context_options_init(logitless_context_options* options) {

@@ -430,5 +430,12 @@ inline std::vector<DeviceInfo> devices(std::string* why_none = nullptr) {
   return out;
 }
 
+// Measures a CUDA device as logitless_tune() does, and returns its record as JSON.
+inline std::string tune(const logitless_tune_options& options) {
+  const char* record = nullptr;
+  check(logitless_tune(&options, &record));
+  return record;
+}
+
 }  // namespace v0_1
 }  // namespace logitless

@@ -3,7 +3,7 @@
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
 ``logitless.linear_divergence``, ``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.nn.FusedHead``,
 ``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules of ``logitless.compat``. ``logitless.numpy``
-needs numpy. ``logitless.plan`` and ``logitless.backends`` need neither.
+needs numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need neither.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .errors import (
 )
 from .inspection import Backend, backends, plan, plans, version, warn_without_cuda
 from .native import PlanInfo
+from .tuning import tune
 
 if TYPE_CHECKING:
     from . import compat, distributed, nn, numpy, transformers, trl
@@ -68,6 +69,7 @@ __all__ = [
     "plans",
     "transformers",
     "trl",
+    "tune",
     "version",
     "warm_up",
 ]

@@ -105,10 +105,10 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
         targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
     )
     threads = default_threads() if o["threads"] is None else o["threads"]
-    return spec, threads, o["backend"], _parse_device(o["device"])
+    return spec, threads, o["backend"], device_of(o["device"])
 
 
-def _parse_device(device: Any) -> int | str:
+def device_of(device: Any) -> int | str:
     """Returns the ordinal of a CUDA device, HOST, or the name of a model."""
     if device is None:
         return native.HOST

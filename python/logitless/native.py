@@ -37,6 +37,7 @@ LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
 # Functions of logitless/distributed.h: data (and where to receive), count, dtype, stream, host.
 ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
 ALL_REDUCE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32, c_void_p, c_void_p)
+PROGRESS = ctypes.CFUNCTYPE(c_int32, c_double, c_void_p)
 
 _TYPES: dict[str, Any] = {
     "int32": c_int32,
@@ -49,6 +50,7 @@ _TYPES: dict[str, Any] = {
     "none": None,
     "all_gather": ALL_GATHER,
     "all_reduce": ALL_REDUCE,
+    "progress": PROGRESS,
 }
 
 
@@ -96,6 +98,15 @@ class PlanInfoStruct(ctypes.Structure):
         """int32 kind, threads; size workspace_bytes; double cost_matmuls, predicted_seconds; int64 token_chunk;
         char backend[32], config[128]; size draws_bytes; char engine[32], reason[128];
         int64 cached_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
+    )
+
+
+class TuneOptions(ctypes.Structure):
+    """logitless_tune_options"""
+
+    _fields_ = _fields(
+        """int32 device; pointer heads; size head_count; double seconds; text path; progress progress;
+        pointer progress_data"""
     )
 
 
@@ -164,6 +175,7 @@ _FUNCTIONS = {  # types of result and arguments
     "scale_gradients": "int32 pointer int32 pointer pointer pointer pointer pointer",
     "divergence_run": "int32 pointer pointer pointer",
     "run": "int32 pointer pointer size pointer size pointer",
+    "tune": "int32 pointer pointer",
     "run_group": "int32 pointer pointer size pointer size pointer pointer",
 }
 

@@ -22,6 +22,10 @@ std::vector<DeviceInfo> all_devices(std::string* why_none) {
   return cuda_backend().devices(why_none);
 }
 
+std::string tune(const TuneOptions& options) {
+  return cuda_backend().tune(options);
+}
+
 const Backend& backend_by_name(const std::string& name, const BackendOptions& options) {
   std::string known;
   for (const Backend* backend : all_backends()) {

@@ -220,6 +220,15 @@ logitless_status logitless_device_get_info(int32_t ordinal, logitless_device_inf
   });
 }
 
+logitless_status logitless_tune(const logitless_tune_options* options, const char** record) {
+  return guarded([&] {
+    required(record, "record");
+    static thread_local std::string text;
+    text = tune(to_tune_options(*required(options, "options")));
+    *record = text.c_str();
+  });
+}
+
 logitless_status logitless_context_create(const logitless_context_options* options,
                                           logitless_context** context) {
   return guarded([&] {

@@ -290,6 +290,35 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   }
 }
 
+TuneOptions to_tune_options(const logitless_tune_options& given) {
+  TuneOptions options;
+  options.device = given.device;
+  options.library_version = logitless_version();
+  if (given.head_count > 0) required(given.heads, "heads");
+  for (size_t i = 0; i < given.head_count; ++i) {
+    const int64_t* sizes = given.heads + 3 * i;
+    constexpr int64_t kMost = int64_t{1} << 30;
+    for (int k = 0; k < 3; ++k) {
+      if (sizes[k] < 1 || sizes[k] >= kMost) {
+        throw_invalid("heads[" + std::to_string(i) + "]", "sizes from 1 to 2^30 - 1",
+                      std::to_string(sizes[k]));
+      }
+    }
+    options.heads.push_back({sizes[0], sizes[1], sizes[2]});
+  }
+  if (!(given.seconds >= 0 && given.seconds <= 86400)) {
+    throw_invalid("seconds", "a time from 0 (60 seconds) to a day", std::to_string(given.seconds));
+  }
+  options.seconds = given.seconds;
+  if (given.path != nullptr) options.path = given.path;
+  if (given.progress != nullptr) {
+    options.progress = [call = given.progress, data = given.progress_data](double share) {
+      return call(share, data) == 0;
+    };
+  }
+  return options;
+}
+
 void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
   logitless_device_info& out = *required(info, "info") = {};
   out.compute_capability = device.compute_capability;
@@ -300,6 +329,7 @@ void write_device_info(const DeviceInfo& device, logitless_device_info* info) {
   out.cublaslt_version = device.cublaslt_version;
   write_text(device.name.c_str(), out.name, sizeof out.name);
   write_text(device.why_unavailable.c_str(), out.why_unavailable, sizeof out.why_unavailable);
+  write_text(device.record.c_str(), out.record, sizeof out.record);
 }
 
 }  // namespace logitless

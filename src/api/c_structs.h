@@ -20,6 +20,8 @@ Divergence to_divergence(const logitless_divergence* divergence);  // validated
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info);
+// Throws if an option is out of range.
+TuneOptions to_tune_options(const logitless_tune_options& given);
 void write_device_info(const DeviceInfo& device, logitless_device_info* info);
 
 // Returns options and tensors as JSON.

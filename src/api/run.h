@@ -28,6 +28,9 @@ std::vector<DeviceInfo> all_devices(std::string* why_none);
 // one.
 const Backend& choose_backend(const std::string& name, const Problem& problem, const BackendOptions& options);
 
+// Measures a CUDA device (logitless_tune), and returns its record as JSON.
+std::string tune(const TuneOptions& options);
+
 // Returns a backend by its name. Throws kBackendUnavailable if the name is unknown or the backend is not
 // usable here.
 const Backend& backend_by_name(const std::string& name, const BackendOptions& options);

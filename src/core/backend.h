@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,21 @@ struct DeviceInfo {
   int runtime_version = 0;
   int64_t cublaslt_version = 0;  // 0: there is none
   std::string why_unavailable;   // empty when usable
+  std::string record;            // file of its record, or "built in"; empty: none
+};
+
+struct TuneHead {
+  int64_t tokens = 0, vocab = 0, hidden = 0;
+};
+
+// logitless_tune_options, and the library's version for the record.
+struct TuneOptions {
+  int device = 0;
+  std::vector<TuneHead> heads;
+  double seconds = 0;
+  std::string path;
+  std::function<bool(double)> progress;  // called with the share of the time; false stops. May be empty
+  std::string library_version;
 };
 
 // A backend is one row of this table; src/api/backends.cpp lists them in order of preference.
@@ -62,6 +78,8 @@ struct Backend {
   void (*divergence)(const Divergence& divergence, const BackendOptions& options, void* stream);
   // Lists all devices, usable or not, or writes why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
+  // Measures a device's engines, writes the device record and returns its text. Null if devices is.
+  std::string (*tune)(const TuneOptions& options) = nullptr;
 };
 
 // Backend::scale for backends on host memory.

@@ -11,6 +11,8 @@
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/sparsified/sizes.h"
 #include "cuda/runtime/device.h"
+#include "cuda/tune/self_check.h"
+#include "cuda/tune/tune.h"
 
 namespace logitless {
 namespace {
@@ -24,7 +26,7 @@ const Device& device_of(const BackendOptions& options) {
     static const Device none;
     return model != nullptr ? *model : none;
   }
-  return query_device(std::max(options.device, 0));
+  return cuda::checked_device(std::max(options.device, 0));
 }
 
 std::string engine_names(const char* between) {
@@ -38,16 +40,24 @@ std::string engine_names(const char* between) {
 std::string engines_of(const Device& device) {
   const auto name_for = [&](DType operands) {
     const auto takes = [&](const cuda::Engine* engine) {
-      return engine->opt_in_reason().empty() && engine->why_not(device, operands).empty();
+      return engine->opt_in_reason(device).empty() && engine->why_not(device, operands).empty() &&
+             engine->name() != device.untrusted_engine;
     };
     return std::string((*std::find_if(cuda::engines().begin(), cuda::engines().end(), takes))->name());
   };
   const std::string halves = name_for(DType::kBF16), others = name_for(DType::kF32);
   std::string text = halves == others ? others : halves + " for 16-bit operands, " + others + " for others";
   for (const cuda::Engine* engine : cuda::engines()) {
-    if (engine->opt_in_reason().empty() || !engine->why_not_on(device).empty()) continue;
-    text += "; " + engine->opt_in_hint();
+    if (engine->opt_in_reason(device).empty() || !engine->why_not_on(device).empty()) continue;
+    text += "; " + engine->opt_in_hint(device);
   }
+  const cuda::Measured& measured = device.measured;
+  for (size_t i = 0; i < measured.engines.size(); ++i) {
+    if (measured.engines[i].empty()) continue;
+    text += std::string(i == 0 ? "; measured as fastest: " : ", ") + measured.engines[i] + " for " +
+            cuda::kWorkNames[i];
+  }
+  if (!device.why_untrusted.empty()) text += "; " + device.why_untrusted;
   return text;
 }
 
@@ -64,6 +74,7 @@ std::string why_unavailable(const BackendOptions& options) {
     return "its engines are " + engine_names(" and ") + ", not " + options.engine;
   }
   if (std::string why = requested == nullptr ? "" : requested->why_not_on(device); !why.empty()) return why;
+  if (requested != nullptr && requested->name() == device.untrusted_engine) return device.why_untrusted;
   if (!options.device_model.empty()) return "";
   std::string why_not;
   cuda::cublaslt_version(&why_not);
@@ -136,6 +147,7 @@ std::vector<DeviceInfo> devices(std::string* why_none) {
     std::string why_no_cublaslt;
     info.cublaslt_version = cuda::cublaslt_version(&why_no_cublaslt);
     info.why_unavailable = why_unavailable(options);
+    info.record = device.measured.source;
   }
   return out;
 }
@@ -151,7 +163,8 @@ const Backend& cuda_backend() {
                                .plans = plans,
                                .scale = cuda::scale,
                                .divergence = cuda::divergence,
-                               .devices = devices};
+                               .devices = devices,
+                               .tune = cuda::tune};
   return backend;
 }
 

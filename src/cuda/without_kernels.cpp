@@ -3,6 +3,8 @@
 #include "core/status.h"
 #include "cuda/run/bound_plan.h"
 #include "cuda/runtime/device.h"
+#include "cuda/tune/self_check.h"
+#include "cuda/tune/tune.h"
 
 namespace logitless::cuda {
 namespace {
@@ -52,6 +54,13 @@ const Device& query_device(int /*ordinal*/) {
     return device;
   }();
   return none;
+}
+
+const Device& checked_device(int ordinal) {
+  return query_device(ordinal);
+}
+std::string tune(const TuneOptions& /*options*/) {
+  refuse();
 }
 
 }  // namespace logitless::cuda

@@ -12,7 +12,7 @@ import sys
 OPTION_FILES = {
     "z_loss": 6,
     "label_smoothing": 24,
-    "softcap": 53,
+    "softcap": 52,
     "bias_scale": 19,
     "temperature": 51,
     "token_weight": 23,
@@ -20,7 +20,7 @@ OPTION_FILES = {
     "num_items": 24,
     "ignore_index": 38,
     "targets_per_row": 29,
-    "top_k": 39,
+    "top_k": 38,
     "batch_invariant": 22,
     "allow_tf32": 13,
     "compute_dtype": 16,

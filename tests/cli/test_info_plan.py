@@ -144,12 +144,15 @@ def test_plans_for_a_model_of_device(ok, refused):
     chosen = ok(*problem, "h200").json["chosen"]
     assert (chosen["backend"], chosen["engine"]) == ("cuda", "sm90")
     assert ok(*problem, "h200", "--dtype", "f32").json["chosen"]["engine"] == "portable"
-    assert ok(*problem, "a100").json["chosen"]["engine"] == "portable"
     assert ok(*problem, "h200", "--backend", "cuda:portable").json["chosen"]["reason"] == "requested"
     assert ok(*problem, "h200", "--budget", "160MiB").json["chosen"]["workspace_bytes"] <= 160 * 2**20
-    for device in ("a10", "l40s", "rtx-4090", "rtx-5090", "b200"):
-        chosen = ok(*problem, device).json["chosen"]
-        assert chosen["engine"] == "portable" and "mma: experimental, opt in with backend cuda:mma" in chosen["reason"]
+    for device in ("a100", "a10", "l40s", "rtx-4090", "rtx-5090"):
+        assert ok(*problem, device).json["chosen"]["engine"] == "mma"
+        assert ok(*problem, device, "--dtype", "f32").json["chosen"]["engine"] == "portable"
+    chosen = ok(*problem, "b200").json["chosen"]
+    assert chosen["engine"] == "portable"
+    assert "9.0, not 10.0; mma: chosen on compute capability 8.0, 8.6, 8.9 and 12.0, not on 10.0" in chosen["reason"]
+    for device in ("a10", "b200"):
         asked = ok(*problem, device, "--backend", "cuda:mma").json["chosen"]
         assert (asked["engine"], asked["reason"]) == ("mma", "requested")
     refused(1, "mma needs both operands in bf16", *problem[1:], "a10", "--dtype", "f32", "--backend", "cuda:mma")

@@ -1,13 +1,16 @@
 // The functions of CUDA's runtime that the library and its tests call, on host memory. The device has compute
-// capability 8.0, and its streams do everything at once.
+// capability 9.0, and its streams do everything at once.
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr int kProcessors = 3;
 constexpr size_t kSharedBytes = size_t{163} << 10;
@@ -107,14 +110,28 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return cudaSuccess;
 }
+// An event is the moment of its last record.
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = reinterpret_cast<cudaEvent_t>(new Clock::time_point(Clock::now()));
+  return cudaSuccess;
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = nullptr;
+  return cudaEventCreate(event);
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  *reinterpret_cast<Clock::time_point*>(event) = Clock::now();
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) {
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  const auto moment = [](cudaEvent_t event) { return *reinterpret_cast<const Clock::time_point*>(event); };
+  *milliseconds = std::chrono::duration<float, std::milli>(moment(end) - moment(begin)).count();
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete reinterpret_cast<Clock::time_point*>(event);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) {

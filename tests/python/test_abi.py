@@ -28,6 +28,7 @@ STRUCTS = {
     "logitless_tensor_desc": native.TensorDesc,
     "logitless_error_info": native.ErrorInfo,
     "logitless_plan_info": native.PlanInfoStruct,
+    "logitless_tune_options": native.TuneOptions,
     "logitless_communicator": native.Communicator,
     "logitless_divergence": native.Divergence,
 }

@@ -1,5 +1,4 @@
-// The mma engine in plans: it is never chosen by default. Tests its refusals, stages, partials and groups of
-// rows.
+// The mma engine in plans: where it is chosen, and its refusals, stages, partials and groups of rows.
 #include <gtest/gtest.h>
 
 #include "cuda/engines/engine.h"
@@ -24,16 +23,108 @@ Device ampere() {
 
 constexpr Head kHead{8192, 128256, 4096};
 
-TEST(MmaPlans, ChosenOnlyByName) {
+Device of_capability(int capability) {
+  Device device = ampere();
+  device.capability = capability;
+  return device;
+}
+
+TEST(MmaPlans, ChosenWhereNoOtherInstructionIsFaster) {
   const logitless::Problem p = head_problem(kHead);
-  const Choice by_default = choose_engine(p, ampere(), "");
-  EXPECT_STREQ(by_default.engine->name(), "portable");
-  EXPECT_NE(by_default.reason.find("mma: experimental, opt in with backend cuda:mma"), std::string::npos)
-      << by_default.reason;
-  const Choice by_name = choose_engine(p, ampere(), "mma");
+  for (const int capability : {80, 86, 89, 120}) {
+    const Choice choice = choose_engine(p, of_capability(capability), "");
+    EXPECT_STREQ(choice.engine->name(), "mma") << capability;
+    EXPECT_EQ(choice.reason,
+              "sm90 needs compute capability 9.0, not " + of_capability(capability).capability_text());
+  }
+  for (const int capability : {87, 100, 103, 110, 121}) {
+    const Choice choice = choose_engine(p, of_capability(capability), "");
+    EXPECT_STREQ(choice.engine->name(), "portable") << capability;
+    EXPECT_NE(
+        choice.reason.find("mma: chosen on compute capability 8.0, 8.6, 8.9 and 12.0, not on " +
+                           of_capability(capability).capability_text() + ", opt in with backend cuda:mma"),
+        std::string::npos)
+        << choice.reason;
+  }
+}
+
+TEST(MmaPlans, ChosenByName) {
+  const logitless::Problem p = head_problem(kHead);
+  const Choice by_name = choose_engine(p, of_capability(100), "mma");
   EXPECT_STREQ(by_name.engine->name(), "mma");
   EXPECT_EQ(by_name.reason, "requested");
-  for (const Plan& plan : make_plans(p, ampere(), "mma", 0)) EXPECT_EQ(plan.engine, "mma");
+  for (const Plan& plan : make_plans(p, of_capability(100), "mma", 0)) EXPECT_EQ(plan.engine, "mma");
+}
+
+// Engines are measured by kind of work. With batch_invariant all passes take one engine.
+TEST(MmaPlans, ARecordDecides) {
+  Device device = ampere();
+  device.measured.engines = {"portable", "mma", ""};
+  device.measured.source = "a file";
+  logitless::Problem p = head_problem(kHead);
+  const auto chosen = [&] { return std::string(choose_engine(p, device, "").engine->name()); };
+  EXPECT_EQ(chosen(), "mma");
+  p.gradient = GradientMethod::kSparsified;
+  EXPECT_EQ(chosen(), "mma");  // not measured, so by default
+  device.measured.engines[2] = "portable";
+  EXPECT_EQ(chosen(), "portable");
+  p.gradient = GradientMethod::kExact;
+  p.pass = Pass::kForward;
+  p.has.d_hidden = p.has.d_weight = false;
+  EXPECT_EQ(chosen(), "portable");
+  EXPECT_EQ(choose_engine(p, device, "").reason, "the fastest of those measured, device record a file");
+  EXPECT_STREQ(choose_engine(p, device, "mma").engine->name(), "mma");
+  p.batch_invariant = true;
+  EXPECT_EQ(chosen(), "mma");
+  device.measured.engines.fill("sm90");  // which is for other devices
+  EXPECT_EQ(chosen(), "mma");
+}
+
+TEST(MmaPlans, ADeviceWithWrongResultsUsesOtherKernels) {
+  Device device = ampere();
+  device.untrusted_engine = "mma";
+  device.why_untrusted = "mma failed its self-check on this device: lse differs by 1";
+  device.measured.engines.fill("mma");
+  logitless::Problem p = head_problem(kHead);
+  EXPECT_STREQ(choose_engine(p, device, "").engine->name(), "portable");
+  EXPECT_STREQ(choose_engine(p, device, "mma").engine->name(), "portable");
+}
+
+// Ranks of a group plan alike, whatever one of them has measured or found wrong.
+TEST(MmaPlans, RanksOfAGroupIgnoreWhatIsKnownOfOneDevice) {
+  Device device = ampere();
+  device.measured.engines.fill("portable");
+  device.measured.matmul_flops = 1e13;
+  logitless::Problem p = head_problem(kHead);
+  p.group_size = 2;
+  p.group_vocab = p.vocab;
+  p.vocab_total = 2 * p.vocab;
+  const Plan with_record = choose_plan(make_plans(p, device, "", 0), 0);
+  const Plan without = choose_plan(make_plans(p, ampere(), "", 0), 0);
+  EXPECT_EQ(with_record.engine, "mma");
+  EXPECT_EQ(with_record.predicted_seconds, without.predicted_seconds);
+  device.untrusted_engine = "mma";
+  device.why_untrusted = "it failed";
+  EXPECT_THROW(make_plans(p, device, "", 0), logitless::Error);
+  EXPECT_EQ(make_plans(p, device, "portable", 0).front().engine, "portable");
+}
+
+TEST(MmaPlans, MeasuredRatesGiveThePredictions) {
+  const logitless::Problem p = head_problem(kHead);
+  Device device = ampere();
+  const auto predicted = [&](const char* engine) {
+    return choose_plan(make_plans(p, device, engine, 0), kFastest).predicted_seconds;
+  };
+  device.measured.matmul_flops = 2e14;
+  device.measured.mma_share = 1;
+  const double mma = predicted("mma"), portable = predicted("portable");
+  device.measured.mma_share = 0.5;  // halves the rate of one of three matmuls
+  EXPECT_NEAR(predicted("mma") / mma, 4 / 3.0, 0.03);
+  EXPECT_EQ(predicted("portable"), portable);
+  device.measured.matmul_flops = 1e14;
+  EXPECT_GT(predicted("portable"), 1.8 * portable);
+  device.measured.bytes_per_second = 1e11;
+  EXPECT_GT(predicted("portable"), 2 * portable);
 }
 
 TEST(MmaPlans, RefusesOtherProblems) {

@@ -61,12 +61,15 @@ class Engine {
   }
   // Returns why the engine is chosen.
   virtual std::string reason() const = 0;
-  // If not empty, the engine is used only when requested by name, for this reason.
-  virtual std::string opt_in_reason() const { return ""; }
+  // If not empty, the device uses the engine only when it is requested by name or measured as the fastest,
+  // for this reason.
+  virtual std::string opt_in_reason(const Device& /*device*/) const { return ""; }
   // Returns this reason and how to request the engine, for people.
-  std::string opt_in_hint() const {
-    return std::string(name()) + ": " + opt_in_reason() + ", opt in with backend cuda:" + name();
+  std::string opt_in_hint(const Device& device) const {
+    return std::string(name()) + ": " + opt_in_reason(device) + ", opt in with backend cuda:" + name();
   }
+  // Whether no device of this kind has run the engine's tests. Then the engine is checked before it is used.
+  virtual bool is_untried_on(const Device& /*device*/) const { return false; }
 
   // Describes a launch: the number of partials that its statistics need, its tiles, and its configuration as
   // text for people. They depend on sizes, dtype, epilogue, options and which pointers are null. The partials
@@ -104,6 +107,9 @@ const Engine& engine();
 const std::vector<const Engine*>& engines();
 // Returns null if no engine has this name.
 const Engine* engine_named(const std::string& name);
+
+// Returns the kind of a problem. With batch_invariant all passes are of one kind, as their bits must agree.
+Work work_of(const Problem& problem);
 
 // The engine for a problem on a device, with the reason. `requested` is an engine's name or empty.
 struct Choice {

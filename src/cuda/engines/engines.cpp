@@ -20,14 +20,24 @@ const Engine* engine_named(const std::string& name) {
   return at == engines().end() ? nullptr : *at;
 }
 
+Work work_of(const Problem& problem) {
+  if (problem.is_sparsified()) return Work::kSparsified;
+  return problem.needs_backward() || problem.batch_invariant ? Work::kExact : Work::kLoss;
+}
+
 Choice choose_engine(const Problem& problem, const Device& device, const std::string& requested) {
   const DType operands = operand_dtype(problem);
   const auto refusal = [&](const Engine& engine) {
-    const std::string against = engine.why_not(device, operands);
+    std::string against = engine.why_not(device, operands);
+    if (against.empty() && device.untrusted_engine == engine.name()) against = device.why_untrusted;
     return against.empty() ? why_not_listed(problem, engine.traits()) : against;
   };
   if (const Engine* engine = engine_named(requested); engine != nullptr && refusal(*engine).empty()) {
     return {engine, "requested"};
+  }
+  const std::string& fastest = device.measured.engines[static_cast<size_t>(work_of(problem))];
+  if (const Engine* engine = engine_named(fastest); engine != nullptr && refusal(*engine).empty()) {
+    return {engine, "the fastest of those measured, device record " + device.measured.source};
   }
   std::string reason;  // why the preferred engine was not taken
   std::string opt_in;  // engines that would do, but only when requested
@@ -35,8 +45,8 @@ Choice choose_engine(const Problem& problem, const Device& device, const std::st
     const std::string against = refusal(*engine);
     if (!against.empty()) {
       if (reason.empty()) reason = against;
-    } else if (!engine->opt_in_reason().empty()) {
-      opt_in += "; " + engine->opt_in_hint();
+    } else if (!engine->opt_in_reason(device).empty()) {
+      opt_in += "; " + engine->opt_in_hint(device);
     } else {
       return {engine, (reason.empty() ? engine->reason() : reason + opt_in)};
     }

@@ -26,9 +26,16 @@ double share_of(const Problem& problem) {
   return problem.allow_tf32 && dtype == DType::kF32 ? kTF32Share : kFloat32Share;
 }
 
-// Returns the rate of a processor relative to an H200's, by the vendor's figures where they are known.
-double rate_beside(const Device& device, double processors) {
-  return device.flops > 0 ? device.flops * kProcessors / (kFlops * processors) : 1;
+// Returns the rate of a processor with 16-bit operands: as measured, or an H200's, by the vendor's figures
+// where they are known.
+double product_rate(const Device& device, double processors) {
+  if (device.measured.matmul_flops > 0) return device.measured.matmul_flops / processors;
+  return kFlopPerProcessor * (device.flops > 0 ? device.flops * kProcessors / (kFlops * processors) : 1);
+}
+
+double memory_rate(const Device& device) {
+  if (device.measured.bytes_per_second > 0) return device.measured.bytes_per_second;
+  return kBytesPerSecond * (device.bytes_per_second > 0 ? device.bytes_per_second / kMemory : 1);
 }
 
 }  // namespace
@@ -36,8 +43,8 @@ double rate_beside(const Device& device, double processors) {
 KernelTimes::KernelTimes(const Problem& problem, const Device& device)
     : device_(device),
       processors_(std::max(device.processors, 1)),
-      rate_(kFlopPerProcessor * share_of(problem) * rate_beside(device, static_cast<double>(processors_))),
-      memory_rate_(kBytesPerSecond * (device.bytes_per_second > 0 ? device.bytes_per_second / kMemory : 1)) {}
+      rate_(product_rate(device, static_cast<double>(processors_)) * share_of(problem)),
+      memory_rate_(memory_rate(device)) {}
 
 double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
   double best = 0;

@@ -9,8 +9,9 @@ namespace logitless::cuda {
 inline constexpr double kLaunchSeconds = 4e-6;
 
 // Predicts the times of kernels, from whole waves of tiles in products and from bytes. The figures are
-// measured on an H200. Times of other devices scale these figures by the vendor's rates where they are known
-// (device_models.cpp), otherwise by the number of processors.
+// measured on an H200. Times of other devices follow from their own measurements (Device::measured). Without
+// these they scale the figures by the vendor's rates where they are known (device_models.cpp), otherwise by
+// the number of processors.
 class KernelTimes {
  public:
   KernelTimes(const Problem& problem, const Device& device);

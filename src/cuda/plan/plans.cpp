@@ -1,6 +1,7 @@
 #include "cuda/plan/plans.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/group_stats.h"
 #include "core/status.h"
@@ -76,11 +77,26 @@ void count_estimates(const Problem& problem, const PlanDetail& detail, Plan* pla
   plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);
 }
 
-std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& requested,
+// Returns the device without what is known of it alone, because all ranks must plan alike. Throws if that
+// gives an engine which is not trusted on this device.
+Device as_other_ranks(Device device, const Problem& problem, const std::string& requested) {
+  const std::string untrusted = std::exchange(device.untrusted_engine, "");
+  device.measured = {};
+  if (choose_engine(problem, device, requested).engine->name() == untrusted) {
+    throw Error(
+        Status::kBackendUnavailable,
+        "backend: expected an engine that all ranks can use, such as cuda:portable on each of them, got " +
+            untrusted + ": " + device.why_untrusted);
+  }
+  return device;
+}
+
+std::vector<Plan> group_plans(const Problem& problem, const Device& this_device, const std::string& requested,
                               uint64_t budget) {
   Problem largest = problem;
   largest.vocab = problem.group_vocab;
   largest.vocab_start = 0;
+  const Device device = as_other_ranks(this_device, largest, requested);
   std::vector<Plan> plans = plans_of_one(largest, device, requested, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);

@@ -67,7 +67,7 @@ int64_t kept_window(const Problem& problem, const PlanDetail& detail);
 struct GroupStats {
   PartialStats partials;          // as many as ranks; 0: no group
   float* target_logit = nullptr;  // as the partials; 0 if the target is in another shard
-  // [top_k, rows] of a partial: the largest logits of its columns, in order. With too few columns the id is
+  // [k, rows] of a partial: the largest logits of its columns, in order. With too few columns the id is
   // -1.
   float* top_logit = nullptr;
   int32_t* top_id = nullptr;

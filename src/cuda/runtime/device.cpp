@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/plan/device_models.h"
+#include "cuda/plan/device_record.h"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/cublaslt.h"
 
@@ -38,6 +39,7 @@ Device query(int ordinal) {
   device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   device.l2_bytes = properties.l2CacheSize;
   add_rates(device);
+  add_record(device);
   if (device.capability < 80) {
     device.why_not =
         device.name + " has compute capability " + device.capability_text() + ", 8.0 or newer is needed";

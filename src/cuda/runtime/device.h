@@ -1,8 +1,22 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 
 namespace logitless::cuda {
+
+// Kinds of problems for which engines are measured and chosen apart.
+enum class Work : int { kLoss, kExact, kSparsified };
+inline constexpr std::array<const char*, 3> kWorkNames{"loss", "exact", "sparsified"};
+
+// The measurements of a device (plan/device_record.h); 0 or empty where there are none.
+struct Measured {
+  double matmul_flops = 0;      // a second, of products of 16-bit operands
+  double bytes_per_second = 0;  // read and written by a copy
+  double mma_share = 0;         // of matmul_flops that the mma engine reaches without its epilogue
+  std::array<std::string, kWorkNames.size()> engines;  // the fastest, by Work
+  std::string source;                                  // file of the record, or "built in"
+};
 
 // Facts about a device, queried once.
 struct Device {
@@ -16,6 +30,9 @@ struct Device {
   // The vendor's figures for a model; 0 if unknown.
   double flops = 0;  // dense products of 16-bit operands
   double bytes_per_second = 0;
+  Measured measured;
+  // An engine that gave wrong results here (tune/self_check.h), and how they were wrong.
+  std::string untrusted_engine, why_untrusted;
   std::string why_not;  // empty when usable
 
   std::string capability_text() const {  // "9.0"

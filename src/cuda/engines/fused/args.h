@@ -24,7 +24,7 @@ bool is_plain(const LogitsArgs& args);
 // only.
 bool supports(const LogitsArgs& args);
 
-// Returns the partials of a row if batch_invariant gives each tile of columns its own.
+// Returns the partials of a row where each tile of columns has its own.
 int64_t partials_of_tiles(const LogitsArgs& args);
 
 // How a launch cuts its rows and columns into tiles (tile_schedule.h).

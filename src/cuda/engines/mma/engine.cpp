@@ -18,6 +18,7 @@ constexpr double kEpilogueSeconds = 2.7e-6;
 // without a faster instruction reach all of it; Blackwell for data centers, with twice Hopper's rate for each
 // processor, reaches half of Hopper's share.
 double share_of_products(const Device& device) {
+  if (device.measured.mma_share > 0) return device.measured.mma_share;
   if (device.capability / 10 == 9) return 0.683;
   return device.capability / 10 == 10 ? 0.32 : 1;
 }
@@ -66,9 +67,17 @@ class Mma final : public Engine {
     return "mma needs both operands in bf16, or both in fp16";
   }
 
-  std::string opt_in_reason() const override { return "experimental"; }
+  // On the listed devices mma.sync is the only tensor core instruction that cuBLAS could use as well.
+  std::string opt_in_reason(const Device& device) const override {
+    for (const int capability : {80, 86, 89, 120}) {
+      if (device.capability == capability) return "";
+    }
+    return "chosen on compute capability 8.0, 8.6, 8.9 and 12.0, not on " + device.capability_text();
+  }
+  // Hopper alone has run its tests.
+  bool is_untried_on(const Device& device) const override { return device.capability != 90; }
 
-  std::string reason() const override { return "16-bit operands"; }
+  std::string reason() const override { return "16-bit operands without Hopper's instructions"; }
 
   int partials(const LogitsArgs& args, const Device& device) const override {
     return plan_logits(args, device, /*any_fewer=*/true).partials;

@@ -79,7 +79,7 @@ struct Instance {
   Config config;
   Epilogue epilogue = Epilogue::kStats;
   DType dtype = DType::kBF16;
-  // Supports bias, softcap, temperatures, any scale and the optional sums. A plain kernel supports only a
+  // Supports all of LogitTransform, any scale and the optional sums. A plain kernel supports only a
   // positive scale.
   bool general = false;
 

@@ -25,7 +25,7 @@ std::string why_not_listed(const Problem& problem, const EngineTraits& traits);
 
 template <class Real>
 struct TopArenaOf {
-  TopEntry<Real>* best = nullptr;  // [R, top_k] in order
+  TopEntry<Real>* best = nullptr;  // [R, k] in order
   // Only with lists:
   float* bias = nullptr;              // [sampled]
   float* group_max = nullptr;         // [R, groups]

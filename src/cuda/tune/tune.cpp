@@ -1,0 +1,263 @@
+#include "cuda/tune/tune.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "core/number_text.h"
+#include "core/status.h"
+#include "cuda/engines/kernel_times.h"
+#include "cuda/plan/sizes.h"
+#include "cuda/runtime/gemm.h"
+#include "cuda/runtime/queue.h"
+#include "cuda/tune/head.h"
+#include "cuda/tune/self_check.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr DType kDType = DType::kBF16;
+constexpr double kDefaultSeconds = 60;
+// Heads of Llama 3 8B, Qwen 3 1.7B, Gemma 2 2B, Gemma 3 1B and GPT-2.
+const std::vector<TuneHead> kCommonHeads{{4096, 128256, 4096},
+                                         {4096, 151936, 2048},
+                                         {4096, 256000, 2304},
+                                         {4096, 262144, 1152},
+                                         {4096, 50304, 768}};
+// A slower engine that comes first in engines() is preferred within this share: it takes less memory.
+constexpr double kTie = 1.01;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+class Deadline {
+ public:
+  explicit Deadline(double seconds) : seconds_(seconds) {}
+  double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  double left() const { return seconds_ - elapsed(); }
+  double share() const { return std::min(elapsed() / seconds_, 1.0); }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const double seconds_;
+};
+
+// An engine with one kind of work on one head.
+struct Cell {
+  const Engine* engine;
+  Work work;
+  Head::Planned planned;
+  std::vector<double> seconds = {};
+};
+
+class Tuner {
+ public:
+  Tuner(const TuneOptions& options, const Device& device)
+      : options_(options),
+        device_(device),
+        deadline_(options.seconds > 0 ? options.seconds : kDefaultSeconds) {
+    for (const Engine* engine : engines()) {
+      if (!engine->why_not(device, kDType).empty() || device.untrusted_engine == engine->name()) continue;
+      if (engine->is_untried_on(device) && !self_check(*engine, device).empty()) continue;
+      engines_.push_back(engine);
+    }
+  }
+
+  DeviceRecord record() {
+    const std::vector<TuneHead>& heads = options_.heads.empty() ? kCommonHeads : options_.heads;
+    std::string why_not;
+    for (size_t i = 0; i < heads.size(); ++i) {
+      // Each head gets its share of the time that is left, so that one which does not fit costs none.
+      const double until = deadline_.elapsed() + deadline_.left() / static_cast<double>(heads.size() - i);
+      try {
+        Head head({heads[i].tokens, heads[i].vocab, heads[i].hidden}, kDType, device_, stream_);
+        if (record_.device.measured.matmul_flops == 0) measure_rates(head);
+        time_head(head, until);
+      } catch (const Error& error) {
+        if (error.status() != Status::kOutOfMemory) throw;
+        why_not = error.what();
+      }
+    }
+    if (record_.runs.empty()) {
+      throw Error(Status::kOutOfMemory,
+                  "shapes: expected heads that fit the device's free memory, got none: " + why_not);
+    }
+    record_.device.name = device_.name;
+    record_.device.capability = device_.capability;
+    record_.device.processors = device_.processors;
+    Measured& measured = record_.device.measured;
+    measured.mma_share = mma_share();
+    for (size_t i = 0; i < kWorkNames.size(); ++i) measured.engines[i] = fastest(static_cast<Work>(i));
+    return record_;
+  }
+
+ private:
+  void report() const {
+    if (options_.progress && !options_.progress(deadline_.share())) {
+      throw_invalid("progress", "0 to go on", "another value, which stops");
+    }
+  }
+
+  // Times a product that is large enough for its rate, and a copy.
+  void measure_rates(Head& head) {
+    constexpr int kRepeats = 5;
+    const auto& [tokens, vocab, hidden] = head.sizes();
+    const Head::Planned planned = head.plan(head.problem(Work::kExact), portable::engine());
+    const Buffers& b = planned.buffers;
+    const int64_t columns = std::min<int64_t>(vocab, 16384);
+    const DeviceMemory logits(static_cast<size_t>(tokens * columns) * size_of(kDType));
+    Gemm g;
+    g.m = tokens, g.n = columns, g.k = hidden;
+    g.a = {b.hidden, kDType, b.hidden_stride};
+    g.b = {b.weight, kDType, b.weight_stride};
+    g.transpose_b = true;
+    g.c = {logits.get(), kDType, columns};
+    const Queue queue(stream_);
+    const size_t bytes = static_cast<size_t>(vocab * hidden) * size_of(kDType);
+    std::vector<double> products, copies;
+    for (int i = 0; i < kRepeats; ++i) {
+      gemm(g, nullptr, 0, queue);  // the timed one waits for no launch, and finds the clocks up
+      products.push_back(stream_.seconds_of([&] { gemm(g, nullptr, 0, queue); }));
+      copies.push_back(stream_.seconds_of([&] {
+        check(cudaMemcpyAsync(b.d_weight, b.weight, bytes, cudaMemcpyDeviceToDevice, stream_),
+              "cudaMemcpyAsync");
+      }));
+    }
+    const double flop =
+        2.0 * static_cast<double>(tokens) * static_cast<double>(columns) * static_cast<double>(hidden);
+    record_.device.measured.matmul_flops = flop / median(products);
+    record_.device.measured.bytes_per_second = 2 * static_cast<double>(bytes) / median(copies);
+  }
+
+  // Runs all cells of a head in turn until its time is up, each at least once.
+  void time_head(Head& head, double until) {
+    std::vector<Cell> cells;
+    for (const Work work : {Work::kLoss, Work::kExact, Work::kSparsified}) {
+      for (const Engine* engine : engines_)
+        cells.push_back({engine, work, head.plan(head.problem(work), *engine)});
+    }
+    for (const Cell& cell : cells) head.run(cell.planned);  // loads kernels
+    stream_.wait();
+    do {
+      for (Cell& cell : cells) {
+        report();
+        const auto run = [&] { head.run(cell.planned); };
+        run();  // keeps the device busy while the timed run is queued
+        cell.seconds.push_back(stream_.seconds_of(run));
+      }
+    } while (deadline_.elapsed() < until);
+    const auto& [tokens, vocab, hidden] = head.sizes();
+    for (const Cell& cell : cells) {
+      record_.runs.push_back(
+          {tokens, vocab, hidden, cell.engine->name(), cell.work, median(cell.seconds),
+           static_cast<int64_t>(cell.seconds.size()),
+           std::string(plan_kind_name(cell.planned.plan.kind)) + ", " + cell.planned.plan.config});
+    }
+  }
+
+  // Returns the engine with the least geometric mean of its times.
+  std::string fastest(Work work) const {
+    std::string best;
+    double least = 0;
+    for (const Engine* engine : engines_) {
+      double sum = 0;
+      for (const TimedRun& run : record_.runs) {
+        if (run.work == work && run.engine == engine->name()) sum += std::log(run.median_seconds);
+      }
+      const double mean = std::exp(sum / static_cast<double>(record_.runs.size()));
+      if (best.empty() || mean * kTie < least) best = engine->name(), least = mean;
+    }
+    return best;
+  }
+
+  // Returns the share of the product rate with which the model predicts the measured losses of the mma
+  // engine. The predicted time is a / share + b.
+  double mma_share() const {
+    const Engine& mma = *engine_named("mma");
+    std::vector<double> shares;
+    for (const TimedRun& run : record_.runs) {
+      if (run.engine != mma.name() || run.work != Work::kLoss) continue;
+      Problem problem;
+      problem.dtype.hidden = problem.dtype.weight = kDType;
+      LogitsArgs args;
+      args.dtype = kDType;
+      args.rows = run.tokens, args.columns = run.vocab, args.depth = run.hidden;
+      const auto predicted = [&](double share) {
+        Device device = device_;
+        device.measured = record_.device.measured;
+        device.measured.mma_share = share;
+        return mma.seconds(args, {}, 0, KernelTimes(problem, device));
+      };
+      const double a = predicted(0.5) - predicted(1), b = predicted(1) - a;
+      shares.push_back(a / std::max(run.median_seconds - b, 0.1 * a));
+    }
+    return median(shares);
+  }
+
+  const TuneOptions& options_;
+  const Device& device_;
+  const TimedStream stream_;
+  const Deadline deadline_;
+  std::vector<const Engine*> engines_;
+  DeviceRecord record_;
+};
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[16];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &utc)};
+}
+
+// Writes beside the file and renames, so that no reader sees half of it.
+void write_file(const std::string& path, const std::string& text) {
+  const std::filesystem::path target(path), folder = target.parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  const std::string beside = path + ".new";
+  {
+    std::ofstream file(beside, std::ios::binary);
+    file << text;
+    file.close();
+    if (!file) throw_invalid("path", "a file that can be written", path);
+  }
+  std::filesystem::rename(beside, target, error);
+  if (error) throw_invalid("path", "a file that can be written", path + " (" + error.message() + ")");
+}
+
+}  // namespace
+
+std::string tune(const TuneOptions& options) {
+  if (const std::string why = why_no_records(); !why.empty()) throw Error(Status::kUnsupported, why);
+  const Device& device = checked_device(options.device);
+  if (!device.why_not.empty()) throw Error(Status::kBackendUnavailable, "device: " + device.why_not);
+  const std::string path = options.path.empty() ? record_path(device) : options.path;
+  if (path.empty()) {
+    throw_invalid("path", "a file, as LOGITLESS_DEVICE_RECORDS, XDG_CONFIG_HOME and HOME name no folder",
+                  "none");
+  }
+  const DeviceGuard guard(device.ordinal);
+  DeviceRecord record = Tuner(options, device).record();
+  int runtime = 0;
+  query_versions(&record.driver_version, &runtime);
+  record.library_version = options.library_version;
+  record.date = today();
+  record.device.measured.source = std::filesystem::absolute(path).string();
+  const std::string text = text_of(record);
+  write_file(path, text);
+  return text;
+}
+
+}  // namespace logitless::cuda
