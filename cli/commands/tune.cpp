@@ -49,24 +49,27 @@ void run(const TuneOptions& options, const GlobalOptions& globals) {
     return;
   }
   const auto record = ordered_json::parse(text);
-  std::cout << table_text(record["runs"],
-                          {"tokens", "vocab", "hidden", "work", "engine", "median_seconds", "repeats", "plan"})
+  std::cout << table_text(record["runs"], {"tokens", "vocab", "hidden", "work", "engine", "median_seconds",
+                                           "repeats", "plan"})
             << "\n";
-  print_report({{"fastest_engines", record["engines"]}, {"rates", record["rates"]}, {"device_record", record["file"]}},
-               false);
+  print_report(
+      {{"fastest_engines", record["engines"]}, {"rates", record["rates"]}, {"device_record", record["file"]}},
+      false);
 }
 
 }  // namespace
 
 void add_tune_command(CLI::App& app, const GlobalOptions& globals) {
-  CLI::App* command = app.add_subcommand("tune", "Measure a GPU, and write the record by which it is used later");
+  CLI::App* command =
+      app.add_subcommand("tune", "Measure a GPU, and write the record by which it is used later");
   const auto options = std::make_shared<TuneOptions>();
   command->add_option("--device", options->device, "Device to measure: cuda:N; see 'logitless info'")
       ->capture_default_str();
   command->add_option("--shape", options->shapes, "TOKENS,VOCAB,HIDDEN; may be given several times")
       ->delimiter(';')
       ->default_str("five common heads");
-  command->add_option("--minutes", options->minutes, "Time for the measurements; each engine runs at least once")
+  command
+      ->add_option("--minutes", options->minutes, "Time for the measurements; each engine runs at least once")
       ->check(CLI::Range(0.01, 1440.0))
       ->capture_default_str();
   command->add_option("--out", options->out, "File to write")
@@ -74,7 +77,8 @@ void add_tune_command(CLI::App& app, const GlobalOptions& globals) {
   command->footer(
       "\nLoss, exact and sparsified gradients are timed in bf16 with each engine that runs on the device, in "
       "turn.\n"
-      "Programs that start later use the fastest engine for each, and predict times from the measured rates.\n"
+      "Programs that start later use the fastest engine for each, and predict times from the measured "
+      "rates.\n"
       "'logitless info' says which record a device uses. Delete the file to return to the defaults.\n"
       "\n"
       "Examples:\n"

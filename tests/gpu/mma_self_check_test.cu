@@ -8,8 +8,8 @@
 #include <set>
 
 #include "cuda/plan/device_record.h"
-#include "cuda/tune/self_check.h"
 #include "cuda/tune/device_work.h"
+#include "cuda/tune/self_check.h"
 
 namespace logitless::cuda {
 namespace {
@@ -53,8 +53,8 @@ TEST(SelfCheck, FindsNoFaultInTheEngine) {
 }
 
 TEST(SelfCheck, FindsAFaultInEachEpilogue) {
-  for (const Epilogue epilogue : {Epilogue::kStats, Epilogue::kExpLogits, Epilogue::kGradient, Epilogue::kDraw,
-                                  Epilogue::kTop}) {
+  for (const Epilogue epilogue :
+       {Epilogue::kStats, Epilogue::kExpLogits, Epilogue::kGradient, Epilogue::kDraw, Epilogue::kTop}) {
     const Wrong engine(epilogue);
     const std::string difference = self_check(engine, query_device(0));
     EXPECT_NE(difference.find(" from portable's, in a "), std::string::npos)
@@ -121,7 +121,8 @@ TEST_F(Tune, WritesARecordThatIsUsed) {
     engines.insert(run.engine);
   }
   EXPECT_EQ(record.runs.size(), 2 * kWorkNames.size() * engines.size());
-  for (const std::string& engine : record.device.measured.engines) EXPECT_TRUE(engines.contains(engine)) << engine;
+  for (const std::string& engine : record.device.measured.engines)
+    EXPECT_TRUE(engines.contains(engine)) << engine;
 }
 
 TEST_F(Tune, RefusesAndWritesNothing) {

@@ -262,6 +262,21 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
 }
 
 // d_weight is rounded for more than three chunks only where little else fits.
+// Products of new sizes take the host milliseconds at their first use. A few plans remain, as one or another
+// may be the fastest.
+TEST(CudaPlans, NumbersOfTokensOfAClassHaveFewWindowsWithinABudget) {
+  for (const auto& [first, last] : {std::pair{3585, 4096}, {4097, 4608}, {7169, 8192}}) {
+    for (const size_t budget : {160 * kMiB, 256 * kMiB, 512 * kMiB}) {
+      std::set<std::pair<int64_t, int64_t>> windows;
+      for (int64_t tokens = first; tokens <= last; tokens += 73) {
+        const PlanDetail& d = detail_of(best(head_problem({tokens, 128256, 2048}), budget));
+        windows.insert({d.cached_columns, d.vocab_window});
+      }
+      EXPECT_LE(windows.size(), 3U) << first << ' ' << budget;
+    }
+  }
+}
+
 TEST(CudaPlans, RoundingsAreFewWhereThereIsRoom) {
   for (const Head& head : kHeads) {
     for (const size_t mib : {320, 512, 1024, 2560}) {

@@ -25,12 +25,13 @@ constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied weight or a st
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
 
-// Returns candidates for the number of rows that are worked on at once, the largest first.
+// Returns candidates for the number of rows that are worked on at once, the largest first. All but that are
+// those of the largest number of tokens of the class.
 std::vector<int64_t> token_chunks(int64_t tokens) {
-  const int64_t all = std::max<int64_t>(tokens, 1);
+  const int64_t all = std::max<int64_t>(tokens, 1), largest = largest_of_class(all);
   std::vector<int64_t> chunks;
   for (int64_t parts = 1; parts <= 64; parts = parts < 8 ? parts + 1 : parts * 2) {
-    const int64_t rows = ceil_div(ceil_div(all, parts), 256) * 256;
+    const int64_t rows = ceil_div(ceil_div(largest, parts), 256) * 256;
     const int64_t chunk = parts == 1 ? all : std::min(all, rows);
     if (chunks.empty() || chunk < chunks.back()) chunks.push_back(chunk);
   }
@@ -49,10 +50,10 @@ std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
       {4096, 1 << 23}, {4096, 1 << 21}, {2048, 1 << 19}, {256, 1 << 16}, {16, 1 << 10}};
   std::vector<ScratchBlock> blocks;
   for (const auto& [most_rows, logits] : kBlocks) {
-    const int64_t rows = std::min(std::max<int64_t>(p.tokens, 1), most_rows),
-                  columns = logits / rows / 64 * 64;
-    blocks.push_back({rows, std::min((p.vocab + 3) / 4 * 4,
-                                     p.batch_invariant ? ceil_div(columns, step) * step : columns)});
+    const int64_t rows = std::min(largest_of_class(p.tokens), most_rows), columns = logits / rows / 64 * 64;
+    blocks.push_back(
+        {std::clamp<int64_t>(p.tokens, 1, rows),
+         std::min((p.vocab + 3) / 4 * 4, p.batch_invariant ? ceil_div(columns, step) * step : columns)});
   }
   return blocks;
 }
@@ -372,14 +373,19 @@ class Search {
     }
   }
 
-  // Returns the most columns, in steps, that a budget allows; 0 if not even one step fits.
+  // Returns the most columns, in steps, that a budget allows for the largest number of tokens of the class; 0
+  // if not even one step fits. So a new number of tokens seldom has new products, whose first use takes the
+  // host milliseconds.
   int64_t widest_window(PlanKind kind, int64_t chunk, PlanDetail d, bool keeps) const {
+    Problem largest = p_;
+    largest.tokens = largest_of_class(p_.tokens);
+    if (chunk == p_.tokens) chunk = largest.tokens;
     int64_t fits = 0, too_many = ceil_div(p_.vocab, window_step_);
     while (too_many - fits > 1) {
       const int64_t steps = fits + (too_many - fits) / 2;
       d.vocab_window = steps * window_step_;
       if (keeps) d.cached_columns = d.vocab_window;
-      (bytes_of(kind, chunk, d) <= budget_ ? fits : too_many) = steps;
+      (workspace_bytes(largest, completed(kind, chunk, d)) <= budget_ ? fits : too_many) = steps;
     }
     return fits * window_step_;
   }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "cuda/plan/sizes.h"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/cublaslt.h"
 #include "cuda/runtime/queue.h"
@@ -75,13 +76,11 @@ Form form_of(const Gemm& g, int device, size_t scratch_bytes) {
   return form;
 }
 
-// Rounds the number of A's rows in memory up to the largest of its class. These rows are tokens, whose number
-// may be new at every call. The search for an algorithm takes the host longer than a small product takes the
-// device, so one search serves a class. There are eight classes from a power of two to the next.
+// Rounds the number of A's rows in memory, which are tokens, up to the largest of its class. The search for
+// an algorithm takes the host longer than a small product takes the device, so one search serves a class.
 Form largest_of_class(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
-  const auto step = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)) / 16);
-  if (step > 0) rows = (rows + step - 1) / step * step;
+  rows = largest_of_class(rows);
   return form;
 }
 
