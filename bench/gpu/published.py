@@ -18,7 +18,7 @@ from typing import Any
 
 from plots import plot_time_against_budget, plot_time_against_memory
 from ranks import in_turns
-from record import Record, Row, load, read_json
+from record import Record, Row, command_of, load, read_json
 from step_record import StepRecord, load_steps, plot_steps, published_steps
 from studies import ROOT, draw_batches, draw_fine_tuning_loss, draw_memory_of_a_step
 from table import host_table, markdown, number
@@ -288,9 +288,7 @@ def source(name: str) -> str:
     gpu = re.match(r"NVIDIA \w+", facts["device"])
     assert gpu, name
     which = f"Two {gpu[0]}s" if facts.get("ranks", 1) == 2 else f"One {gpu[0]}"
-    commands = facts.get("command") or f"python bench/gpu/run.py {facts['options']}"
-    each = [re.sub(r" --json \S+", "", command) for command in commands.split("; ")]
-    run = ", ".join(f"`{command}`" for command in each)
+    run = ", ".join(f"`{command}`" for command in command_of(facts).split("; "))
     return f"{which}, {facts['date'][:10]}: {run}; record: `bench/records/{name}.json`."
 
 

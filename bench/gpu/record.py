@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import pathlib
+import re
 import threading
 from typing import Any
 
@@ -126,3 +127,9 @@ def load(path: str | pathlib.Path) -> Record:
     record.accuracy = [Accuracy(**item) for item in content["accuracy"]]
     record.notes = list(content["notes"])
     return record
+
+
+def command_of(facts: dict[str, Any]) -> str:
+    """Returns the command that made a record, without the file that it wrote."""
+    command = facts.get("command") or (f"python bench/gpu/run.py {facts['options']}" if "options" in facts else "")
+    return re.sub(r" --json [^\s;]+", "", command)

@@ -6,6 +6,8 @@
         [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
+    python bench/gpu/run.py --against RECORD [--within 5%,10%]      measures a record's rows of Logitless again, and
+        fails if one is missing, slower or takes more memory; --show out.json --against RECORD compares two records
 
 LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. Ratios are to the bare matrix products of the same round, as
 medians over the rounds: one product for the loss, three for forward and backward. After idle: each call follows a short
@@ -17,13 +19,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
+import shlex
 import subprocess
 import sys
 
+from bars import RUN, Within, bars_in, compared, parse_within, read, words_of
 from harness import OPTIONS, ROOT, has_device, in_shares, measured_in_time, parsed, parser, words
 from limits import Deadline
 from machine import describe_machine, package_versions
-from record import Record, load
+from record import Record
 from shapes import GRIDS, Shape, checked_share, random_shapes
 from table import render
 
@@ -36,6 +41,12 @@ def arguments() -> argparse.ArgumentParser:
     which.add_argument("--random", type=int, metavar="COUNT", help="number of random shapes; see --seed")
     which.add_argument("--trained", metavar="FILE", help="a dump of experiments/convergence/run.py hidden")
     which.add_argument("--show", **OPTIONS["show"])
+    options.add_argument(
+        "--against", type=pathlib.Path, metavar="RECORD", help="compare with a record, whose command gives the options"
+    )
+    options.add_argument(
+        "--within", type=parsed(parse_within), help="growth of ratios after idle and steady that passes: 5%%,10%%"
+    )
     options.add_argument("--seed", type=int, default=0, help="seed of --random")
     options.add_argument("--engines", default="auto", help="auto (the library's choice), mma, portable, sm90")
     options.add_argument("--data", default="std1,std3,std8,peaked", help="inputs for the errors; none leaves them out")
@@ -94,23 +105,39 @@ def trained_shape(args: argparse.Namespace) -> Shape:
 
 
 def main() -> int:
-    args = arguments().parse_args()
-    if args.show:
-        print(render(load(args.show)))
-        return 0
+    options, command = arguments(), sys.argv[1:]
+    args = options.parse_args(command)
     try:
-        shapes = args.shapes or GRIDS[args.grid]
-        if args.random is not None:
-            shapes = random_shapes(args.random, args.seed)
-        if args.trained:
-            shapes = [trained_shape(args)]
+        if args.within and not args.against:
+            raise ValueError("--within: expected --against RECORD, too")
+        against, within = bars_in(args.against) if args.against else None, args.within or Within()
+        if args.show:
+            record = read(args.show)
+        else:
+            if against:
+                command = [*words_of(against), *command]
+                args = options.parse_args(command)
+            shapes = args.shapes or GRIDS[args.grid]
+            if args.random is not None:
+                shapes = random_shapes(args.random, args.seed)
+            if args.trained:
+                shapes = [trained_shape(args)]
     except ValueError as error:
-        arguments().error(str(error))
-    if not has_device(args):
-        return 2
-    record = Record(args.json, describe_machine(args.device) | {"packages": package_versions()})
-    record.shapes = list(shapes)
-    return measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), render)
+        options.error(str(error))
+
+    def tables(record: Record) -> str:
+        return compared(against, record, within)[0] if against else render(record)
+
+    if args.show:
+        print(tables(record))
+    else:
+        if not has_device(args):
+            return 2
+        facts = {"command": shlex.join([*RUN, *command]), "packages": package_versions()}
+        record = Record(args.json, describe_machine(args.device) | facts)
+        record.shapes = list(shapes)
+        measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), tables)
+    return 1 if against and not compared(against, record, within)[1] else 0
 
 
 if __name__ == "__main__":
