@@ -117,9 +117,9 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
     fill_tail(acc, tile, columns, -INFINITY);
   }
   const PartialStats& stats = args.stats;
-  const int row = tile.own_row();
-  const bool live = row < tile.rows();
-  const int64_t partial = tile.partial() * stats.stride + row;
+  int row = tile.own_row();
+  bool live = row < tile.rows();
+  int64_t partial = tile.partial() * stats.stride + row;
   const float old_max = live ? stats.max[partial] : 0.f;
   const float old_sum = live ? stats.sum[partial] : 0.f;
   const int target = live && product.target != nullptr ? load_target(product, row) : -1;
@@ -167,6 +167,12 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   }
   const float tile_max = own_max * unit;
   const float tile_sum = sum_to_owner(sums) * correction;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  // Recomputed, because the compiler for these devices has no register free to keep them over the sums.
+  row = tile.own_row();
+  live = row < tile.rows();
+  partial = tile.partial() * stats.stride + row;
+#endif
   const float new_max = ptx::max_nan(old_max, tile_max);
   const float old_factor = rebase(old_max, new_max);
   const float tile_factor = rebase(tile_max, new_max);
