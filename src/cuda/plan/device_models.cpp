@@ -14,8 +14,9 @@ struct Model {
 struct Facts {
   int capability, processors;
   double gigabytes;
-  int shared_kilobytes, l2_megabytes;  // of a thread block; 0: not stated
-  double teraflops;                    // dense, 16-bit operands, sums in float32
+  int shared_kilobytes;  // of a thread block
+  int l2_megabytes;
+  double teraflops;  // dense, 16-bit operands, sums in float32
   double gigabytes_per_second;
 };
 
@@ -34,7 +35,8 @@ Device make(const char* name, const Facts& facts) {
 }
 
 // All sources are the vendor's unless noted. Data sheets: "A100 80GB" (SXM), "A10", "L40S", "H100" and "H200"
-// (SXM), "HGX B200". "HGX B200" does not state its L2; its 148 multiprocessors are as devices report them.
+// (SXM), "HGX B200". The 148 multiprocessors and 126 MB of L2 of a B200 are as a device reports them:
+// github.com/pytorch/ao, pull request 4002.
 // White papers on GA102, Ada and RTX Blackwell: the L2 of A10, L40S, RTX 4090 and RTX 5090, and the rates of
 // the last two. Their rates with sums in float32 are half of those with sums in float16. Shared memory: "CUDA
 // Programming Guide", technical specifications by compute capability.
@@ -47,7 +49,7 @@ const std::vector<Model>& models() {
       {"rtx-5090", "RTX 5090", make("NVIDIA GeForce RTX 5090", {120, 170, 32, 99, 96, 209.5, 1792})},
       {"h100", "H100", make("NVIDIA H100 SXM", {90, 132, 80, 227, 50, 989.5, 3350})},
       {"h200", "H200", make("NVIDIA H200", {90, 132, 141, 227, 50, 989.5, 4800})},
-      {"b200", "B200", make("NVIDIA B200", {100, 148, 180, 227, 0, 2250, 8000})}};
+      {"b200", "B200", make("NVIDIA B200", {100, 148, 180, 227, 126, 2250, 8000})}};
   return known;
 }
 
