@@ -78,7 +78,7 @@ Form form_of(const Gemm& g, int device, size_t scratch_bytes) {
 
 // Rounds the number of A's rows in memory, which are tokens, up to the largest of its class. The search for
 // an algorithm takes the host longer than a small product takes the device, so one search serves a class.
-Form largest_of_class(Form form) {
+Form largest_form(Form form) {
   int64_t& rows = form.g.transpose_a ? form.g.k : form.g.m;
   rows = largest_of_class(rows);
   return form;
@@ -168,7 +168,7 @@ class Known {
     const auto at = operations_.find(form);
     if (at != operations_.end()) return at->second;
     auto made = std::make_shared<Operation>(f, form);
-    const Form largest = largest_of_class(form);
+    const Form largest = largest_form(form);
     made->algorithm = algorithm(f, handle, largest);
     if (largest != form && !made->takes(handle, form, made->algorithm)) {
       made->algorithm = made->find_algorithm(handle, form);
