@@ -262,6 +262,20 @@ TEST(CudaPlans, TimeFallsWithEveryBudget) {
 }
 
 // d_weight is rounded for more than three chunks only where little else fits.
+// Blocks of logits follow the L2, in whole waves of tiles.
+TEST(CudaPlans, PortableBlocksFollowTheL2) {
+  Device device = h200();
+  const auto block = [&] {
+    return detail_of(choose_plan(make_plans(head_problem(kHeads[1]), device, "portable", 0), kFastest));
+  };
+  EXPECT_EQ(block().scratch_columns, 2048);
+  device.l2_bytes = 50 << 20;
+  EXPECT_EQ(block().scratch_columns, 2048);
+  device.l2_bytes = 126 << 20;
+  device.processors = 148;
+  EXPECT_EQ(block().scratch_columns, 4736);  // 16 x 37 tiles of 256 x 128 are four waves
+}
+
 // Products of new sizes take the host milliseconds at their first use. A few plans remain, as one or another
 // may be the fastest.
 TEST(CudaPlans, NumbersOfTokensOfAClassHaveFewWindowsWithinABudget) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "cuda/engines/kernel_times.h"
 #include "cuda/plan/describe.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/run/bound_plan.h"
@@ -38,22 +39,42 @@ std::vector<int64_t> token_chunks(int64_t tokens) {
   return chunks;
 }
 
+// Returns the columns, at most `most`, of a block of logits whose product leaves the fewest processors idle
+// in its last wave of tiles.
+int64_t columns_in_whole_waves(const Problem& p, const Device& device, int64_t rows, int64_t most) {
+  const KernelTimes times(p, device);
+  int64_t best = most;
+  for (int64_t columns = most; columns > most / 2; columns -= 64) {
+    const auto seconds_of_column = [&](int64_t n) {
+      return times.product(rows, n, p.hidden) / static_cast<double>(n);
+    };
+    if (seconds_of_column(columns) < 0.99 * seconds_of_column(best)) best = columns;
+  }
+  return best;
+}
+
 // A block of fp32 logits: larger blocks make faster products. With batch_invariant its columns are multiples
 // of `step`.
 struct ScratchBlock {
   int64_t rows, columns;
 };
-std::vector<ScratchBlock> scratch_blocks(const Problem& p, int64_t step) {
+std::vector<ScratchBlock> scratch_blocks(const Problem& p, const Device& device, int64_t step) {
   // Pairs of most rows and total logits. Three of the first block take 96 MiB, and its product has whole
-  // waves of tiles on an H100. The others are for small budgets.
-  constexpr std::pair<int64_t, int64_t> kBlocks[] = {
-      {4096, 1 << 23}, {4096, 1 << 21}, {2048, 1 << 19}, {256, 1 << 16}, {16, 1 << 10}};
+  // waves of tiles on an H100. A device with a larger L2 gets a larger one, of 5/8 of it. The others are for
+  // small budgets.
+  const int64_t in_l2 = device.l2_bytes / 8 * 5 / static_cast<int64_t>(sizeof(float));
+  const std::pair<int64_t, int64_t> sizes[] = {{4096, std::max<int64_t>(1 << 23, in_l2)},
+                                               {4096, 1 << 21},
+                                               {2048, 1 << 19},
+                                               {256, 1 << 16},
+                                               {16, 1 << 10}};
   std::vector<ScratchBlock> blocks;
-  for (const auto& [most_rows, logits] : kBlocks) {
-    const int64_t rows = std::min(largest_of_class(p.tokens), most_rows), columns = logits / rows / 64 * 64;
-    blocks.push_back(
-        {std::clamp<int64_t>(p.tokens, 1, rows),
-         std::min((p.vocab + 3) / 4 * 4, p.batch_invariant ? ceil_div(columns, step) * step : columns)});
+  for (const auto& [most_rows, logits] : sizes) {
+    const int64_t rows = std::min(largest_of_class(p.tokens), most_rows);
+    int64_t columns = logits / rows / 64 * 64;
+    if (logits > 1 << 23) columns = columns_in_whole_waves(p, device, rows, columns);
+    if (p.batch_invariant) columns = ceil_div(columns, step) * step;
+    blocks.push_back({std::clamp<int64_t>(p.tokens, 1, rows), std::min((p.vocab + 3) / 4 * 4, columns)});
   }
   return blocks;
 }
@@ -152,7 +173,8 @@ class Search {
   }
 
   std::vector<ScratchBlock> scratches() const {
-    return traits_.needs_scratch ? scratch_blocks(p_, window_step_) : std::vector<ScratchBlock>{{0, 0}};
+    return traits_.needs_scratch ? scratch_blocks(p_, device_, window_step_)
+                                 : std::vector<ScratchBlock>{{0, 0}};
   }
 
   // Exp logits become gradients only by a factor for each row. That excludes terms that are no multiple of p.
