@@ -21,6 +21,7 @@ SMALLER = {
 # Keys are the beginnings of commands.
 NOT_RUN = {
     "logitless bench --device cuda:0": "needs a GPU",
+    "logitless tune": "needs a GPU",
     "pip install": "stage wheel of ./scripts/test installs a wheel",
     "./scripts/": "a stage of ./scripts/test, or that script itself",
     "cmake": "stage cpp of ./scripts/test builds with a compiler alone; presets are compared with CMake below",

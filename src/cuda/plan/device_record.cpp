@@ -31,9 +31,10 @@ std::string record_path(const Device& device) {
     folder += "/logitless/devices";
   }
   std::string name = device.name + "-" + std::to_string(device.processors);
-  std::ranges::transform(name, name.begin(), [](unsigned char letter) {
-    return std::isalnum(letter) != 0 ? static_cast<char>(std::tolower(letter)) : '-';
-  });
+  for (char& letter : name) {
+    const auto code = static_cast<unsigned char>(letter);
+    letter = std::isalnum(code) != 0 ? static_cast<char>(std::tolower(code)) : '-';
+  }
   return folder + "/" + name + ".json";
 }
 
