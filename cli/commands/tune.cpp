@@ -1,5 +1,6 @@
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 
 #include "commands/bench.h"
 #include "commands/options.h"
@@ -37,7 +38,15 @@ std::string tuned(const TuneOptions& options, const GlobalOptions& globals, cons
     return 0;
   };
   given.progress_data = &progress;
-  return tune(given);
+  try {
+    return tune(given);
+  } catch (const Error& error) {
+    const std::string flag = error.argument == "path"              ? "--out"
+                             : error.argument.starts_with("heads") ? "--shape"
+                                                                   : "";
+    if (flag.empty()) throw;
+    throw std::runtime_error(flag + ": expected " + error.expected + ", got " + error.got);
+  }
 }
 
 void run(const TuneOptions& options, const GlobalOptions& globals) {

@@ -23,4 +23,6 @@ def test_a_record_is_written_and_shown(cuda_device, ok, refused, tmp_path):
     again = ok("--json", "tune", "--device", cuda_device, "--out", out, *sizes).json
     assert again["device"] == record["device"]
     refused(2, "--shape: expected TOKENS,VOCAB,HIDDEN, got '1,2'", "tune", "--device", cuda_device, "--shape", "1,2")
-    refused(2, "path: expected a file that can be written", "tune", "--device", cuda_device, "--out", "/dev/null/r", *sizes)
+    refused(
+        1, "--out: expected a file that can be written", "tune", "--device", cuda_device, "--out", "/dev/null/r", *sizes
+    )
