@@ -11,9 +11,11 @@ namespace {
 
 constexpr double kFlopPerProcessor = 5.3e12;  // bf16 products of whole waves, steady, on an H200
 constexpr double kProcessors = 132, kFlops = 989.5e12, kMemory = 4.8e12;  // the vendor's figures for it
-constexpr double kFloat32Share = 0.08;       // share of that rate with fp32 operands; float64 is alike
-constexpr double kTF32Share = 0.45;          // share with fp32 operands that may be rounded to TF32
-constexpr double kDotProductsFlop = 1.7e11;  // of a processor, without tensor cores
+constexpr double kFloat32Share = 0.08;  // share of that rate with fp32 operands; float64 is alike
+constexpr double kTF32Share = 0.45;     // share with fp32 operands that may be rounded to TF32
+// Dot products: without tensor cores the rate of a processor, with 16-bit operands the share of that of
+// products. The share is a guess until it is measured.
+constexpr double kDotProductsFlop = 1.7e11, kDotProductsShare = 0.3;
 constexpr double kBytesPerSecond = 4e12;
 
 // Tile sizes of cuBLASLt's products.
@@ -44,6 +46,7 @@ KernelTimes::KernelTimes(const Problem& problem, const Device& device)
     : device_(device),
       processors_(std::max(device.processors, 1)),
       rate_(product_rate(device, static_cast<double>(processors_)) * share_of(problem)),
+      dot_products_rate_(size_of(operand_dtype(problem)) == 2 ? kDotProductsShare * rate_ : kDotProductsFlop),
       memory_rate_(memory_rate(device)) {}
 
 double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
@@ -60,7 +63,7 @@ double KernelTimes::product(int64_t m, int64_t n, int64_t k) const {
 
 double KernelTimes::dot_products(int64_t m, int64_t n, int64_t k) const {
   const double flop = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  return flop / (kDotProductsFlop * static_cast<double>(processors_)) + kLaunchSeconds;
+  return flop / (dot_products_rate_ * static_cast<double>(processors_)) + kLaunchSeconds;
 }
 
 double KernelTimes::moved(int64_t rows, int64_t columns, double bytes) const {

@@ -18,7 +18,7 @@ class KernelTimes {
 
   // Time of a plain product [m, n, k] by cuBLASLt: the last wave of tiles costs as much as a full one.
   double product(int64_t m, int64_t n, int64_t k) const;
-  // Time of the product [m, n, k] as plain dot products.
+  // Time of the product [m, n, k] by launch_dot_products().
   double dot_products(int64_t m, int64_t n, int64_t k) const;
   // Time of a pass over [rows, columns] with this many bytes for each element.
   double moved(int64_t rows, int64_t columns, double bytes) const;
@@ -37,8 +37,9 @@ class KernelTimes {
  private:
   const Device& device_;
   int64_t processors_;
-  double rate_;         // of products with the problem's operands
-  double memory_rate_;  // bytes a second
+  double rate_;               // of products with the problem's operands, for each processor
+  double dot_products_rate_;  // of launch_dot_products(), likewise
+  double memory_rate_;        // bytes a second
 };
 
 }  // namespace logitless::cuda

@@ -281,10 +281,17 @@ void launch_store_vector(const void* from, int64_t count, double factor, void* t
 
 // ---- dot_products.cu
 //
-// Queues C = A B^T in fp32. An element's bits depend only on its row of A and its row of B, because its sum
-// has the order of k. cuBLASLt offers no such algorithm for all sizes; without tensor cores this is about ten
-// times slower than its best. Reads g's m, n, k, operands and strides; C is fp32.
-void launch_dot_products(const Gemm& g, const Queue& queue);
+// Rows of a product that exist, as the device knows them. The others stay as they are.
+struct ExistingRows {
+  const int32_t* count = nullptr;         // scalar: rows from here on do not exist; null: all exist
+  const uint8_t* block_active = nullptr;  // one flag for kRowBlock rows; 0: they do not exist; null: all do
+  int64_t first = 0;                      // number of the product's first row
+};
+// Queues C = A B^T in fp32, or in float64 for such operands. An element's bits depend only on its row of A
+// and its row of B, because its sum has the order of k. cuBLASLt offers no such algorithm for all sizes.
+// Operands of 16 bits go through tensor cores; for others this is about ten times slower than cuBLASLt's
+// best. Without existing rows it costs a launch. Reads g's m, n, k, operands and strides.
+void launch_dot_products(const Gemm& g, const ExistingRows& rows, const Queue& queue);
 
 // Implements Backend::scale. If the factor is 1, only the factor is read and nothing is written.
 void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* factor, const Queue& queue);

@@ -135,7 +135,7 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
       g.c.data = tile.z;
       overlap.first_waits_for_mark(buffer);
       if (multiplies_by_dot_products(args)) {
-        launch_dot_products(g, overlap.first());
+        launch_dot_products(g, {args.row_count, args.row_block_active, row}, overlap.first());
       } else {
         gemm(g, scratch.gemm, scratch.gemm_bytes, overlap.first());
       }
