@@ -217,6 +217,58 @@ TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
   }
 }
 
+// A row's mass is in six columns far above all others, which hardly any lse estimate has seen. So sums leave
+// their range, and most rows are drawn again. The mean over seeds is the gradient nevertheless.
+TEST_P(SparsifiedEdges, BadEstimatesOfMostRows) {
+  constexpr int64_t kGroups = 8, kPeaks = 6, kSeeds = 48;
+  for (double height : {100.0, 9984.0}) {
+    // One of both takes tensor cores on a device.
+    const logitless_dtype dtype = is_device() && height == 100 ? LOGITLESS_BF16 : engine().plain_dtype();
+    Case c = as_sparsified(plain_case(41, reduced({24, 4000, kGroups}), dtype), 0.5);
+    c.problem.dtype.d_hidden = c.problem.dtype.d_weight = c.problem.dtype.d_bias = LOGITLESS_F32;
+    const auto vocab = static_cast<size_t>(c.problem.vocab);
+    std::fill(c.hidden.begin(), c.hidden.end(), 0);
+    std::fill(c.weight.begin(), c.weight.end(), 0);
+    std::fill(c.bias.begin(), c.bias.end(), 0);
+    c.problem.reduction = LOGITLESS_REDUCTION_SUM;
+    Random random(3);
+    for (size_t i = 0; i < c.targets.size(); ++i) {
+      c.hidden[i * kGroups + i % kGroups] = 1;
+      c.targets[i] = static_cast<int64_t>(i % 3);
+    }
+    for (size_t peak = 0; peak < kGroups * kPeaks; ++peak) {
+      // Far from the first columns, which are dense.
+      const auto column = static_cast<size_t>(random.uniform(0.1, 1) * static_cast<double>(vocab));
+      c.weight[column * kGroups + peak % kGroups] = height;
+      c.bias[column] = static_cast<double>(peak % 3) / 2;
+    }
+    const Expected expected(c);
+    const Bounds bounds = expected.bounds_of(engine());
+    const std::vector<double>&d_bias = expected.truth().d_bias, &d_hidden = expected.truth().d_hidden;
+    SCOPED_TRACE(testing::Message() << "height " << height);
+    Sums of_bias, of_hidden;
+    for (c.problem.seed = 0; c.problem.seed < kSeeds; ++c.problem.seed) {
+      c.problem.has.draws = c.problem.seed % 2;
+      c.mode = c.problem.has.draws != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
+      const Outputs got = solve(c);
+      for (size_t i = 0; i < got.lse.size(); ++i) {
+        ASSERT_NEAR(got.lse[i], expected.truth().lse[i], bounds.lse);
+      }
+      of_bias.add(got.d_bias);
+      of_hidden.add(got.d_hidden);
+    }
+    const auto expect_mean = [&](const char* what, const Sums& sums, const std::vector<double>& truth,
+                                 double bound) {
+      for (size_t i = 0; i < truth.size(); ++i) {
+        EXPECT_NEAR(sums.mean(i), truth[i], 5.5 * std::sqrt(sums.variance(i)) + bound)
+            << what << "[" << i << "]";
+      }
+    };
+    expect_mean("d_bias", of_bias, d_bias, bounds.d_bias);
+    expect_mean("d_hidden", of_hidden, d_hidden, bounds.d_hidden);
+  }
+}
+
 // Covers largest and smallest finite logits, one of them far from all others, infinities and NaN: no end of
 // any loop depends on them.
 TEST_P(SparsifiedEdges, AnyLogitsEnd) {

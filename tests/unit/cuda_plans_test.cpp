@@ -185,8 +185,11 @@ TEST(CudaPlans, SparsificationThatWouldBeSlowerIsExact) {
   }
   Device ampere = h200();
   ampere.capability = 80;
-  const Problem problem = sparsified_problem(kHeads[0], 0x1p-9);
-  EXPECT_NE(choose_plan(make_plans(problem, ampere, "", 0), 0).kind, PlanKind::kSparsified);
+  for (const auto& [head, sparsified] : {std::pair{kHeads[0], true}, std::pair{cases[1].head, false}}) {
+    const Problem problem = sparsified_problem(head, 0x1p-9);
+    const Plan plan = choose_plan(make_plans(problem, ampere, "portable", 0), 0);
+    EXPECT_EQ(plan.kind == PlanKind::kSparsified, sparsified) << head.name;
+  }
 }
 
 // A forward pass that keeps draws and the backward pass that reads them have only sizes in common.

@@ -19,9 +19,9 @@ struct EngineTraits {
   // True: kExpLogits gets logit offsets, and blocks of rows that they do not suit are done again. False: the
   // engine chooses offsets itself, near the maximum (ExpLogitsArgs::chosen_offset).
   bool offsets_first = false;
-  bool sums_while_drawing = false;  // kDraw sums exp logits as well; otherwise the sums are made before
-  bool needs_scratch = false;       // it uses LogitsScratch
-  double draw_cost = 1;             // time of kDraw over that of kStats
+  bool seldom_differs = false;  // launches with LogitsProduct::seldom round logits in another way
+  bool needs_scratch = false;   // it uses LogitsScratch
+  double draw_cost = 1;         // time of kDraw over that of kStats
   // kTop: a tile of top_tile columns has top_groups groups of columns, whose maxima give thresholds. With 0
   // groups the engine keeps the best logits instead.
   int64_t top_tile = 0, top_groups = 0;

@@ -115,6 +115,9 @@ struct LogitsProductOf {
   // Every EngineTraits::partial_columns columns of the shard have their own partial, and a logit's bits
   // depend only on its row and column. So a row's sums do not depend on other rows, launches or devices.
   bool batch_invariant = false;
+  // Nearly always no row exists, which only the device knows. Then the launch must cost next to nothing. Not
+  // with batch_invariant.
+  bool seldom = false;
   const void* hidden = nullptr;
   int64_t hidden_stride = 0;  // [rows, depth]
   const void* weight = nullptr;

@@ -68,10 +68,9 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
   return plans;
 }
 
-// Counts another gather: ranks whose sums come with the draw exchange their lse estimates as well.
+// Counts another gather: ranks that draw in the forward pass exchange their lse estimates as well.
 void count_estimates(const Problem& problem, const PlanDetail& detail, Plan* plan) {
-  if (!detail.is_sparsified() || !problem.needs_forward() || !detail.engine->traits().sums_while_drawing)
-    return;
+  if (!detail.is_sparsified() || !problem.needs_forward()) return;
   if (problem.group_size == 1 || problem.tokens == 0) return;
   plan->gathers += 1;
   plan->gathered_bytes += static_cast<uint64_t>(problem.group_size * problem.tokens) * sizeof(float);

@@ -8,12 +8,13 @@
 namespace logitless::cuda {
 
 template <class Real>
-void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
-              const uint8_t* active) {
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
+              bool seldom) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
     LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
+    product.seldom = seldom;
     launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, window)}});
   });
 }
@@ -114,8 +115,8 @@ void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
   launch_finish_chunk(run.rows, run.arena, run.buffers, f, run.queue);
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                                \
-  template void sum_rows(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, const uint8_t*); \
+#define LOGITLESS_INSTANTIATE(Real)                                                                      \
+  template void sum_rows(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, const uint8_t*, bool); \
   template void finish_chunk(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&, bool);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)

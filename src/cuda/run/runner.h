@@ -113,10 +113,11 @@ void make_target_logits(const RunnerOf<Real>& run, const Chunk& chunk);
 
 // ---- row_sums.cpp
 //
-// Adds a chunk's row statistics to cleared partials, in the active blocks of rows only.
+// Adds a chunk's row statistics to cleared partials, in the active blocks of rows only. seldom: nearly always
+// no block is active.
 template <class Real>
-void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
-              const uint8_t* active);
+void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
+              bool seldom = false);
 // Returns whether sums relative to a logit offset come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);

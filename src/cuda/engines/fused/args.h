@@ -11,7 +11,6 @@ namespace logitless::cuda::fused {
 
 inline constexpr EngineTraits kTraits{.base_2 = true,
                                       .offsets_first = true,
-                                      .sums_while_drawing = true,
                                       .top_tile = kTileColumns,
                                       .top_groups = kTopGroups,
                                       .partial_columns = kTileColumns};

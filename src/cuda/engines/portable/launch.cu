@@ -31,6 +31,16 @@ Tile<Real> tile_of(const LogitsProductOf<Real>& product, const LogitsScratch& sc
   return t;
 }
 
+// Returns all blocks of scratch as one, for a launch that seldom has rows: it is wide, so launches are few.
+LogitsScratch as_one_block(LogitsScratch scratch, int64_t rows, int64_t columns) {
+  if (rows <= scratch.rows && columns <= scratch.columns) return scratch;
+  const int64_t numbers = kScratchBlocks * scratch.rows * scratch.columns;
+  const int64_t parts = ceil_div(rows, scratch.rows);  // of about the same size
+  scratch.rows = std::min({rows, scratch.rows, ceil_div(ceil_div(rows, parts), kRowBlock) * kRowBlock});
+  scratch.columns = std::min(ceil_div(columns, kAtOnce), numbers / scratch.rows / kAtOnce) * kAtOnce;
+  return scratch;
+}
+
 // Uses a warp for each row if there are many rows, else a block.
 template <class Work, class Real, class Args>
 void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const Tile<Real>& tile,
@@ -46,13 +56,13 @@ void launch_lines(const LogitsProductOf<Real>& product, const Args& args, const 
   const auto launch_of = [&](auto plain) {
     constexpr bool kPlain = decltype(plain)::value;
     // The order of a sum must not depend on the number of rows.
-    if (tile.rows >= kManyRows && !product.batch_invariant) {
+    if (tile.rows >= kManyRows && !product.batch_invariant && !product.seldom) {
       launch(Instance<32, kPlain>{});
     } else {
       launch(Instance<kRowThreads, kPlain>{});
     }
   };
-  if constexpr (std::is_same_v<Real, float> && !std::is_same_v<Work, DrawElements>) {
+  if constexpr (std::is_same_v<Real, float>) {
     if (is_plain(product) && is_plain(args)) return launch_of(std::true_type{});
   }
   launch_of(std::false_type{});
@@ -107,7 +117,8 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>
 }  // namespace
 
 template <class Real>
-void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch, const Queue& queue) {
+void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& given, const Queue& queue) {
+  const LogitsScratch scratch = args.seldom ? as_one_block(given, args.rows, args.columns) : given;
   const bool whole = scratch.columns >= args.columns;
   if (args.batch_invariant &&
       (args.column_offset % kStripColumns != 0 || (!whole && scratch.columns % kStripColumns != 0))) {
@@ -122,7 +133,8 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
   g.k = args.depth;
   const int64_t blocks = ceil_div(args.rows, scratch.rows) * ceil_div(args.columns, scratch.columns);
   static_assert(Overlap::kBuffers == kScratchBlocks);
-  const Overlap overlap(queue, blocks > 1);
+  const int buffers = blocks > 1 && !args.seldom ? kScratchBlocks : 1;
+  const Overlap overlap(queue, buffers > 1);
   int buffer = 0;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
@@ -134,7 +146,7 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
       g.b = weight.from(column);
       g.c.data = tile.z;
       overlap.first_waits_for_mark(buffer);
-      if (multiplies_by_dot_products(args)) {
+      if (args.seldom || multiplies_by_dot_products(args)) {
         launch_dot_products(g, {args.row_count, args.row_block_active, row}, overlap.first());
       } else {
         gemm(g, scratch.gemm, scratch.gemm_bytes, overlap.first());
@@ -147,7 +159,7 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& scratch,
           },
           args.of_epilogue);
       overlap.mark_second(buffer);
-      if (blocks > 1) buffer = (buffer + 1) % kScratchBlocks;
+      buffer = (buffer + 1) % buffers;
     }
   }
 }

@@ -17,6 +17,7 @@ DrawLists lay_out_lists(const Problem& p, Workspace& w) {
   lists.lse_estimate = take<float>(w, p.tokens);
   lists.lse_estimate_residual = take<float>(w, p.tokens);
   lists.target_logit = take<float>(w, p.tokens);
+  lists.summed_again = take<uint8_t>(w, row_blocks(p.tokens));
   return lists;
 }
 
@@ -111,7 +112,6 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
-  t.out_of_range = take<uint8_t>(w, row_blocks(rows));
   const auto operands = [&](Workspace& v) {
     t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.frequent)) * depth);
     if (p.needs_backward())

@@ -13,7 +13,8 @@ struct DrawLists {
   float* lse_estimate_residual = nullptr;  // [N] rounding error of the lse estimate, if that is lse
   // [N] from the product that made the sums: a separate product would be rounded differently from lse
   float* target_logit = nullptr;
-  Draw* elements = nullptr;  // [N, capacity]
+  uint8_t* summed_again = nullptr;  // one flag for 128 rows, whose sums a launch with `seldom` made
+  Draw* elements = nullptr;         // [N, capacity]
 };
 
 // A kept element with its part of dz.
@@ -47,7 +48,6 @@ struct SparsifiedArena {
   int32_t* kept_count = nullptr;    // [N]
   int32_t* dense_target = nullptr;  // [N]
   float* row_threshold = nullptr;   // [N]
-  uint8_t* out_of_range = nullptr;  // one flag for 128 rows
   // Rows to draw again, in portions as large as the available memory
   int64_t portion = 0, portions = 0;
   int32_t* redrawn = nullptr;                    // [N]

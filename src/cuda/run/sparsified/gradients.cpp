@@ -61,6 +61,12 @@ ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& ch
                           .factor = scale,
                           .dz = {dz.data, dense, dz.stride}};
   launch_logits(run, {product, args});
+  const bool may_sum_again = run.problem.needs_forward() || run.problem.has.draws;
+  if (may_sum_again && run.traits().seldom_differs) {  // with logits as those behind the rows' lse
+    product.row_block_active = t.lists.summed_again;
+    product.seldom = true;
+    launch_logits(run, {product, args});
+  }
   if (run.buffers.draw_variance != nullptr) {
     launch_relative_variance(dz, chunk.rows, dense, &a.scalars->dz_unscale, t.row_threshold,
                              static_cast<float*>(run.buffers.draw_variance), run.queue);

@@ -17,22 +17,26 @@ __device__ void list_redraw(const SparsifiedArena& t, int64_t row) {
 }
 
 // One block of threads for each block of rows.
-__global__ void __launch_bounds__(kRowBlock) find_low_estimates_kernel(SparsifiedArena t, double most) {
+__global__ void __launch_bounds__(kRowBlock)
+    find_bad_estimates_kernel(SparsifiedArena t, double most, double least_sum, bool whole_blocks) {
   const PartialStats& partials = t.base.partials;
   const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
-  bool out = false;
-  if (row < t.rows && t.base.target[row] != kIgnoredRow) {
+  const bool exists = row < t.rows && t.base.target[row] != kIgnoredRow;
+  bool out = false, again = false;
+  if (exists) {
     const double sum = sum_of_partials(partials, partials.sum, row);
     const double expected = sum_of_partials(partials, partials.expected, row);
     const SumRange range = range_of_sums(partials, kEstimatedRange);
     out = !(sum < range.most && sum > range.least);
-    if (out || expected > most) {
-      t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high
-      list_redraw(t, row);
-    }
+    again = out || expected > most || sum < least_sum;
+  }
+  if (whole_blocks) out = again = __syncthreads_or(again);
+  if (exists && again) {
+    t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high
+    list_redraw(t, row);
   }
   out = __syncthreads_or(out);
-  if (threadIdx.x == 0) t.out_of_range[blockIdx.x] = out;
+  if (threadIdx.x == 0) t.lists.summed_again[blockIdx.x] = out;
   if (out && row < t.rows) clear_row(partials, row);
 }
 
@@ -42,14 +46,15 @@ __global__ void find_high_estimates_kernel(SparsifiedArena t, bool base_2) {
   const double lse_estimate =
       base_2 ? rounded_offset(t.lists.lse_estimate[row]) : double{t.lists.lse_estimate[row]};
   const double lse = double{t.base.lse[row]} + double{t.base.lse_residual[row]};
-  if (lse - lse_estimate < log(1.001 * kCertainShare)) list_redraw(t, row);
+  if (lse - lse_estimate < log(kLeastSum)) list_redraw(t, row);
 }
 
 __global__ void offset_redraws_kernel(SparsifiedArena t, bool base_2) {
   const PartialStats& partials = t.base.partials;
   float* logit_offset = t.base.logit_offset;
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= t.rows || t.out_of_range[row / kRowBlock] == 0 || t.base.target[row] == kIgnoredRow) return;
+  if (row >= t.rows || t.lists.summed_again[row / kRowBlock] == 0 || t.base.target[row] == kIgnoredRow)
+    return;
   const float lse = split_to<float>(log_sum_exp_parts(joined(partials, row))).high;
   logit_offset[row] = lse == -CUDART_INF_F ? 0 : lse;  // masked columns only: their sums stay 0
   const double effective = base_2 ? rounded_offset(logit_offset[row]) : double{logit_offset[row]};
@@ -94,9 +99,10 @@ __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const 
 
 }  // namespace
 
-void launch_find_low_estimates(const SparsifiedArena& t, double most_expected, const Queue& queue) {
-  queue.launch("find_low_estimates", find_low_estimates_kernel, static_cast<unsigned>(row_blocks(t.rows)),
-               kRowBlock, 0, t, most_expected);
+void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
+                               bool whole_blocks, const Queue& queue) {
+  queue.launch("find_bad_estimates", find_bad_estimates_kernel, static_cast<unsigned>(row_blocks(t.rows)),
+               kRowBlock, 0, t, most_expected, least_sum, whole_blocks);
 }
 
 void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Queue& queue) {

@@ -10,12 +10,6 @@ Condition active_rows(const Runner& run, const Chunk& chunk) {
   return {run.arena.active, row_blocks(chunk.rows)};
 }
 
-// Returns whether rows' sums are relative to a logit offset and made with the draw, in one pass. Otherwise
-// they are made before it.
-bool sums_while_drawing(const Runner& run) {
-  return run.traits().sums_while_drawing;
-}
-
 void choose_columns(const Runner& run, const SparsifiedArena& t) {
   const Problem& p = run.problem;
   ChooseColumns c{};
@@ -129,11 +123,15 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
 }
 
 // Runs the checks after the draw that do not need lse. Lists rows whose lse estimate was too low, and makes
-// new sums for blocks of rows whose sums left the range of exp logits.
-void find_low_estimates(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+// new sums for blocks of rows whose sums left the range of exp logits. If a row that is drawn again gets
+// other bits of its logits, its sums are made again as well. Then estimates that were too high are also found
+// here, unless the row's sum needs other ranks.
+void find_bad_estimates(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& hidden) {
-  launch_find_low_estimates(t, most_expected(run.problem.threshold), run.queue);
-  sum_rows(run, chunk, hidden, t.out_of_range);
+  const bool whole_blocks = run.traits().seldom_differs;
+  const double least_sum = whole_blocks && !run.exchanges() ? kLeastSum : 0;
+  launch_find_bad_estimates(t, most_expected(run.problem.threshold), least_sum, whole_blocks, run.queue);
+  sum_rows(run, chunk, hidden, t.lists.summed_again, /*seldom=*/true);
   launch_offset_redraws(t, run.traits().base_2, run.queue);
 }
 
@@ -148,6 +146,7 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
     const ConstMatrix rows = run.padded(t.portion_hidden, run.dtype());
     launch_draw(run, t, portion, rows, {count, sizeof(int32_t)}, [&](LogitsProduct& product, DrawArgs& args) {
       product.row_count = count;
+      product.seldom = true;
       product.target = nullptr;
       product.transform.inverse_temperature = t.portion_inverse_temperature;
       args.stats = PartialStats{};  // the sums are known
@@ -170,14 +169,14 @@ void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
                         .parts = t.sum_parts,
                         .sum = t.weight_sum},
                        run.queue);
-  if (!p.needs_forward() || !sums_while_drawing(run)) return;
+  if (!p.needs_forward()) return;
   const PartialStats& partials = run.arena.partials;
   run.queue.clear(partials.weighted,
                   static_cast<size_t>(partials.partials * partials.stride) * sizeof(float));
   launch_weighted_logits(t, hidden, p.hidden, run.transform, weight, run.queue);
 }
 
-// Draws with lse as the lse estimate, because the sums are known.
+// Draws with lse as the lse estimate, in a backward pass.
 void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                    const ConstMatrix& hidden) {
   launch_known_estimate(t, run.queue);
@@ -187,28 +186,17 @@ void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chu
   });
 }
 
-// The part of forward passes before the rows' lse is known. Makes their sums and, if the engine does both in
-// one pass, the first draw with an lse estimate. In a group the estimate covers all ranks' columns.
+// The part of forward passes before the rows' lse is known. Makes the first draw with an lse estimate, and
+// the rows' sums relative to it. In a group the estimate covers all ranks' columns.
 void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                   const ConstMatrix& hidden) {
   if (run.problem.vocab > 0) choose_columns(run, t);
-  if (!sums_while_drawing(run)) return sum_rows(run, chunk, hidden, run.arena.active);
   estimate_lse(run, t, chunk, hidden);
   launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
     product.row_block_active = run.arena.active;
     args.draws.certain_share = kCertainShare;
   });
-  find_low_estimates(run, t, chunk, hidden);
-}
-
-// The part after lse is known: the first draw with lse itself, for all rows or for those with a bad lse
-// estimate.
-void finish_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden) {
-  if (sums_while_drawing(run)) {
-    draw_again(run, t, hidden);
-  } else {
-    draw_with_lse(run, t, chunk, hidden);
-  }
+  find_bad_estimates(run, t, chunk, hidden);
 }
 
 }  // namespace
@@ -232,18 +220,17 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   const Problem& p = run.problem;
   if (p.tokens == 0) return;
   const Chunk chunk{.rows = p.tokens, .row_count = run.arena.chunk_rows};
-  const bool sums_to_estimate = p.needs_forward() && sums_while_drawing(run);
   // The lse estimate needs the target logits.
-  const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/sums_to_estimate);
+  const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/p.needs_forward());
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
     // After the last change of the partials.
     if (p.label_smoothing > 0 && p.vocab > 0) sum_weight(run, t, hidden);
   }
-  finish_chunk(run, chunk, hidden, sums_to_estimate);
+  finish_chunk(run, chunk, hidden, /*relative_to_offset=*/p.needs_forward());
   if (p.vocab == 0) return;
   if (p.needs_forward()) {
-    finish_draw(run, t, chunk, hidden);
+    draw_again(run, t, hidden);
   } else {
     if (p.label_smoothing > 0) sum_weight(run, t, hidden);
     if (!p.has.draws) {

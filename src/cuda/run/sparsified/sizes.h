@@ -17,6 +17,8 @@ inline constexpr int64_t kFrequentColumns = 1024;
 inline constexpr int32_t kLeastFrequent = 32;
 // As a share of the threshold: an lse estimate may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
+// A row whose q add up to less, over all columns, is drawn again: its lse estimate was too high.
+inline constexpr double kLeastSum = 1.001 * kCertainShare;
 // A row is drawn again if its expected number of kept elements exceeds this over threshold. (With lse as the
 // estimate it is at most 1 over threshold.) One such row costs a whole pass over the weight. Lists for large
 // thresholds are short, so they may have 768 elements, and up to 3 over threshold.

@@ -83,12 +83,15 @@ void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 // as the estimate. The decision uses sums that do not depend on the seed, so it favors no outcome of the
 // draw.
 //
-// Too low means: the draw exceeds the lists, or a sum leaves the range of exp logits. Rows that expect more
-// than most_expected over threshold are listed. Listed rows get the lse estimate -inf and the count 0.
-// Partials of blocks out of range are cleared.
-void launch_find_low_estimates(const SparsifiedArena& t, double most_expected, const Queue& queue);
-// For blocks of rows out of range, which have new sums relative to maxima: makes the sums relative to their
-// lse as the logit offset.
+// The first launch, before lse is known, lists rows whose draw exceeds the lists (they expect more than
+// most_expected over threshold), whose sum leaves the range of exp logits, or is below least_sum. Listed rows
+// get the lse estimate -inf and the count 0. Blocks with a row out of range are marked in summed_again, and
+// their partials are cleared. whole_blocks: a row that is drawn again gets other bits of its logits. So all
+// rows of its block are listed, and the block is marked.
+void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
+                               bool whole_blocks, const Queue& queue);
+// For the marked blocks of rows, which have new sums relative to maxima: makes the sums relative to their lse
+// as the logit offset.
 void launch_offset_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
 // Lists rows with an estimate that is too high, once lse is known, in a group over all ranks: elements above
 // threshold might not be kept. base_2: the lse estimate is its rounded_offset().
