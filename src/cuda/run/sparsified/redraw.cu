@@ -18,19 +18,20 @@ __device__ void list_redraw(const SparsifiedArena& t, int64_t row) {
 
 // One block of threads for each block of rows.
 __global__ void __launch_bounds__(kRowBlock)
-    find_bad_estimates_kernel(SparsifiedArena t, double most, double least_sum, bool whole_blocks) {
+    find_bad_estimates_kernel(SparsifiedArena t, double most, double least_sum, bool seldom_differs) {
   const PartialStats& partials = t.base.partials;
   const int64_t row = int64_t{blockIdx.x} * kRowBlock + threadIdx.x;
   const bool exists = row < t.rows && t.base.target[row] != kIgnoredRow;
-  bool out = false, again = false;
+  bool out = false, again = false, is_large = false;
   if (exists) {
     const double sum = sum_of_partials(partials, partials.sum, row);
     const double expected = sum_of_partials(partials, partials.expected, row);
     const SumRange range = range_of_sums(partials, kEstimatedRange);
     out = !(sum < range.most && sum > range.least);
-    again = out || expected > most || sum < least_sum;
+    is_large = seldom_differs && !(fabsf(t.lists.lse_estimate[row]) < kLargeLogit);
+    again = out || expected > most || (is_large && sum < least_sum);
   }
-  if (whole_blocks) out = again = __syncthreads_or(again);
+  if (seldom_differs && __syncthreads_or(again && is_large)) out = again = true;
   if (exists && again) {
     t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high
     list_redraw(t, row);
@@ -100,9 +101,9 @@ __global__ void gather_redraws_kernel(SparsifiedArena t, int64_t portion, const 
 }  // namespace
 
 void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
-                               bool whole_blocks, const Queue& queue) {
+                               bool seldom_differs, const Queue& queue) {
   queue.launch("find_bad_estimates", find_bad_estimates_kernel, static_cast<unsigned>(row_blocks(t.rows)),
-               kRowBlock, 0, t, most_expected, least_sum, whole_blocks);
+               kRowBlock, 0, t, most_expected, least_sum, seldom_differs);
 }
 
 void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Queue& queue) {

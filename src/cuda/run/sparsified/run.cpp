@@ -124,13 +124,13 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
 
 // Runs the checks after the draw that do not need lse. Lists rows whose lse estimate was too low, and makes
 // new sums for blocks of rows whose sums left the range of exp logits. If a row that is drawn again gets
-// other bits of its logits, its sums are made again as well. Then estimates that were too high are also found
-// here, unless the row's sum needs other ranks.
+// other bits of large logits, its sums are made again as well. Then estimates that were too high are also
+// found here, unless the row's sum needs other ranks.
 void find_bad_estimates(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& hidden) {
-  const bool whole_blocks = run.traits().seldom_differs;
-  const double least_sum = whole_blocks && !run.exchanges() ? kLeastSum : 0;
-  launch_find_bad_estimates(t, most_expected(run.problem.threshold), least_sum, whole_blocks, run.queue);
+  const double least_sum = run.exchanges() ? 0 : kLeastSum;
+  launch_find_bad_estimates(t, most_expected(run.problem.threshold), least_sum, run.traits().seldom_differs,
+                            run.queue);
   sum_rows(run, chunk, hidden, t.lists.summed_again, /*seldom=*/true);
   launch_offset_redraws(t, run.traits().base_2, run.queue);
 }

@@ -17,6 +17,8 @@ inline constexpr int64_t kFrequentColumns = 1024;
 inline constexpr int32_t kLeastFrequent = 32;
 // As a share of the threshold: an lse estimate may be too high by a factor of 2, see docs/sparsified.md.
 inline constexpr float kCertainShare = 0.5f;
+// From here on, logits of two products differ by more than the rounding of dz to 16 bits.
+inline constexpr float kLargeLogit = 4096;
 // A row whose q add up to less, over all columns, is drawn again: its lse estimate was too high.
 inline constexpr double kLeastSum = 1.001 * kCertainShare;
 // A row is drawn again if its expected number of kept elements exceeds this over threshold. (With lse as the

@@ -84,12 +84,14 @@ void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 // draw.
 //
 // The first launch, before lse is known, lists rows whose draw exceeds the lists (they expect more than
-// most_expected over threshold), whose sum leaves the range of exp logits, or is below least_sum. Listed rows
-// get the lse estimate -inf and the count 0. Blocks with a row out of range are marked in summed_again, and
-// their partials are cleared. whole_blocks: a row that is drawn again gets other bits of its logits. So all
-// rows of its block are listed, and the block is marked.
+// most_expected over threshold), or whose sum leaves the range of exp logits. Listed rows get the lse
+// estimate -inf and the count 0. Blocks with a row out of range are marked in summed_again, and their
+// partials are cleared.
+//
+// seldom_differs: a row that is drawn again gets other bits of its logits. From kLargeLogit on this shows, so
+// all rows of its block are listed, the block is marked, and a sum below least_sum counts as a bad estimate.
 void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
-                               bool whole_blocks, const Queue& queue);
+                               bool seldom_differs, const Queue& queue);
 // For the marked blocks of rows, which have new sums relative to maxima: makes the sums relative to their lse
 // as the logit offset.
 void launch_offset_redraws(const SparsifiedArena& t, bool base_2, const Queue& queue);
