@@ -86,7 +86,7 @@ TEST_F(Records, NothingMeasuredIsAllowed) {
 
 TEST_F(Records, ErrorsNameTheMember) {
   EXPECT_EQ(refusal("{"), "device record r.json: expected an object, got text that is no JSON");
-  EXPECT_EQ(refusal("[]"), "device record r.json: expected an object, got []");
+  EXPECT_EQ(refusal("[]"), "device record r.json: expected an object, got a list");
   EXPECT_EQ(refusal("{}"), "device record r.json: format: expected a value, got \"nothing\"");
   EXPECT_EQ(refusal_with("\"format\": 1", "\"format\": 2"),
             "device record r.json: format: expected 1, got 2");
@@ -100,6 +100,22 @@ TEST_F(Records, ErrorsNameTheMember) {
             "device record r.json: rates.bytes_per_second: expected a number from 1e+09, got 17");
   EXPECT_EQ(refusal_with("\"work\": \"sparsified\"", "\"work\": \"all\""),
             "device record r.json: runs.work: expected loss, exact or sparsified, got \"all\"");
+}
+
+TEST_F(Records, ErrorsAreShortASCII) {
+  const std::string deep(size_t{1} << 20, '[');
+  EXPECT_EQ(refusal("{\"format\": " + deep + std::string(deep.size(), ']') + "}"),
+            "device record r.json: format: expected a count, got a list");
+  const std::string text = refusal("{\"format\": \"" + std::string(100, 'x') + "\xC3\xA9\"}");
+  EXPECT_LT(text.size(), 120U);
+  EXPECT_EQ(refusal("{\"format\": \"\xC3\xA9\"}"),
+            "device record r.json: format: expected a count, got \"\\u00e9\"");
+}
+
+TEST_F(Records, APathOfOtherBytesIsWritten) {
+  DeviceRecord record = example();
+  record.device.measured.source = "/\xFF/r.json";
+  EXPECT_EQ(parse_record(text_of(record), "r.json").runs.size(), 1U);
 }
 
 TEST_F(Records, PathsFollowTheEnvironment) {
@@ -142,6 +158,19 @@ TEST_F(Records, ADeviceTakesItsOwnOnly) {
   Device broken = example().device;
   add_record(broken);
   EXPECT_EQ(broken.why_not, "device record " + path + ": format: expected a value, got \"nothing\"");
+
+  std::filesystem::resize_file(path, (16 << 20) + 1);
+  Device large = example().device;
+  add_record(large);
+  EXPECT_EQ(large.why_not, "device record " + path +
+                               ": expected a file of at most 16 MiB that can be read, got 16777217 bytes");
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  Device folder_instead = example().device;
+  add_record(folder_instead);
+  EXPECT_EQ(
+      folder_instead.why_not,
+      "device record " + path + ": expected a file of at most 16 MiB that can be read, got Is a directory");
   std::filesystem::remove(path);
 }
 

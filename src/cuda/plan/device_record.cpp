@@ -4,8 +4,8 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string_view>
 
 #include "core/number_text.h"
@@ -65,6 +65,14 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+// For messages: short ASCII text. dump() calls itself for nested values, whose depth is the file's choice.
+std::string shown(const json& value) {
+  if (value.is_discarded()) return "text that is no JSON";
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "a list";
+  return value.dump(-1, ' ', /*ensure_ascii=*/true).substr(0, 60);
+}
+
 // Reads members of objects, and names those that are missing or wrong.
 class Reader {
  public:
@@ -98,8 +106,7 @@ class Reader {
   bool has(const char* name) const { return object_.contains(name) && !object_[name].is_null(); }
   [[noreturn]] void refuse(const std::string& name, const std::string& expected, const json& got) const {
     const std::string member = place_ + name;
-    throw_invalid("device record " + source_ + (member.empty() ? "" : ": " + member), expected,
-                  got.is_discarded() ? "text that is no JSON" : got.dump().substr(0, 60));
+    throw_invalid("device record " + source_ + (member.empty() ? "" : ": " + member), expected, shown(got));
   }
   // Returns the engine of this name, or throws.
   std::string engine(const char* name) const {
@@ -144,6 +151,21 @@ const BuiltIn kBuiltIn[] = {
 #include <device_records.inc>  // from CMake
     {"", ""}};
 
+// Throws if there is no regular file, or one that is larger than any record. The stream alone would open a
+// folder, and wait for a pipe.
+std::string text_in(const std::string& path) {
+  constexpr uintmax_t kMostBytes = 16 << 20;
+  std::error_code error;
+  const uintmax_t bytes = std::filesystem::file_size(path, error);  // the largest number if there is an error
+  std::string text(bytes <= kMostBytes ? bytes : 0, '\0');
+  if (bytes > kMostBytes ||
+      !std::ifstream(path, std::ios::binary).read(text.data(), static_cast<std::streamsize>(text.size()))) {
+    throw_invalid("device record " + path, "a file of at most 16 MiB that can be read",
+                  error ? error.message() : std::to_string(bytes) + " bytes");
+  }
+  return text;
+}
+
 bool is_of(const DeviceRecord& record, const Device& device) {
   return record.device.name == device.name && record.device.capability == device.capability &&
          record.device.processors == device.processors;
@@ -186,7 +208,8 @@ std::string text_of(const DeviceRecord& record) {
                                 {"mma_share", measured.mma_share}}},
                               {"engines", engines},
                               {"runs", runs}};
-  return document.dump(1) + "\n";
+  // A path may be any bytes; JSON is UTF-8.
+  return document.dump(1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 DeviceRecord parse_record(const std::string& text, const std::string& source) {
@@ -218,9 +241,10 @@ DeviceRecord parse_record(const std::string& text, const std::string& source) {
 
 void add_record(Device& device) {
   const std::string path = record_path(device);
-  if (std::ifstream file(path); !path.empty() && file) {
+  // A folder that this user may not enter has no record.
+  if (std::error_code ignored; !path.empty() && std::filesystem::exists(path, ignored)) {
     try {
-      const DeviceRecord record = parse_record({std::istreambuf_iterator<char>(file), {}}, path);
+      const DeviceRecord record = parse_record(text_in(path), path);
       if (is_of(record, device)) device.measured = record.device.measured;
     } catch (const Error& error) {
       device.why_not = error.what();
