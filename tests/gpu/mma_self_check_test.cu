@@ -149,9 +149,21 @@ TEST_F(Tune, RefusesAndWritesNothing) {
   options_.device = 77;
   EXPECT_NE(refusal().find("there is no CUDA device 77"), std::string::npos);
   options_.device = 0;
+  // A path is refused before the measurements, in which progress is called.
+  options_.progress = [](double, void*) { return 1; };
   options_.path = "/dev/null/record.json";
-  EXPECT_NE(refusal().find("path: expected a file that can be written, got /dev/null/record.json"),
-            std::string::npos);
+  EXPECT_EQ(refusal(), "path: expected a file that can be written, got /dev/null/record.json");
+  const std::string folder = testing::TempDir() + "logitless_tune";
+  std::filesystem::create_directory(folder);
+  for (const std::string& path : {folder, folder + "/", std::string("/dev/null")}) {
+    options_.path = path.c_str();
+    EXPECT_EQ(refusal(), "path: expected a file that can be written, got " + path + " (no regular file)");
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(testing::TempDir())) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_FALSE(name.starts_with("logitless_tune") && name.ends_with(".new")) << name;
+  }
+  EXPECT_TRUE(std::filesystem::remove(folder));  // fails if it holds anything
 }
 
 }  // namespace

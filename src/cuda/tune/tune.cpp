@@ -1,6 +1,9 @@
 #include "cuda/tune/tune.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <ctime>
@@ -229,21 +232,46 @@ std::string today() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &utc)};
 }
 
-// Writes beside the file and renames, so that no reader sees half of it.
-void write_file(const std::string& path, const std::string& text) {
-  const std::filesystem::path target(path), folder = target.parent_path();
-  std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  const std::string beside = path + ".new";
-  {
-    std::ofstream file(beside, std::ios::binary);
-    file << text;
-    file.close();
-    if (!file) throw_invalid("path", "a file that can be written", path);
+// A file beside the record's, which no other process uses, so that no reader sees half of it. It takes the
+// record's place in commit(); without that, nothing is left of it.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path) : path_(path) {
+    static std::atomic<int> number = 0;
+    const std::filesystem::path target(path);
+    std::error_code error;
+    if (target.has_parent_path()) std::filesystem::create_directories(target.parent_path(), error);
+    if (!target.has_filename() ||
+        (std::filesystem::exists(target, error) && !std::filesystem::is_regular_file(target, error))) {
+      refuse("no regular file");  // a rename would replace a device such as /dev/null
+    }
+    beside_ = path + "." + std::to_string(getpid()) + "-" + std::to_string(number++) + ".new";
+    file_.open(beside_, std::ios::binary);
+    if (!file_) refuse("");
   }
-  std::filesystem::rename(beside, target, error);
-  if (error) throw_invalid("path", "a file that can be written", path + " (" + error.message() + ")");
-}
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  ~NewFile() {
+    std::error_code error;
+    std::filesystem::remove(beside_, error);
+  }
+  void commit(const std::string& text) {
+    file_ << text;
+    file_.close();
+    std::error_code error;
+    if (file_) std::filesystem::rename(beside_, path_, error);
+    if (!file_ || error) refuse(error ? error.message() : "");
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw_invalid("path", "a file that can be written", path_ + (why.empty() ? "" : " (" + why + ")"));
+  }
+
+  const std::string path_;
+  std::string beside_;
+  std::ofstream file_;
+};
 
 }  // namespace
 
@@ -256,6 +284,7 @@ std::string tune(const TuneOptions& options) {
     throw_invalid("path", "a file, as LOGITLESS_DEVICE_RECORDS, XDG_CONFIG_HOME and HOME name no folder",
                   "none");
   }
+  { const NewFile possible(path); }  // or it throws, before the measurements
   const DeviceGuard guard(device.ordinal);
   DeviceRecord record = Tuner(options, device).record();
   int runtime = 0;
@@ -264,7 +293,7 @@ std::string tune(const TuneOptions& options) {
   record.date = today();
   record.device.measured.source = std::filesystem::absolute(path).string();
   const std::string text = text_of(record);
-  write_file(path, text);
+  NewFile(path).commit(text);
   return text;
 }
 
