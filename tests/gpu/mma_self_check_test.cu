@@ -125,6 +125,17 @@ TEST_F(Tune, WritesARecordThatIsUsed) {
     EXPECT_TRUE(engines.contains(engine)) << engine;
 }
 
+// Heads too small for any rate, and odd ones.
+TEST_F(Tune, RatesDoNotDependOnTheHeads) {
+  const int64_t small[] = {1, 1, 1, 3, 1, 7};
+  options_.heads = small;
+  const char* written = nullptr;
+  ASSERT_EQ(logitless_tune(&options_, &written), LOGITLESS_OK) << logitless_last_error();
+  const Measured measured = parse_record(written, path_).device.measured;
+  EXPECT_GT(measured.matmul_flops, 0);
+  EXPECT_GT(measured.bytes_per_second, 0);
+}
+
 TEST_F(Tune, RefusesAndWritesNothing) {
   const auto refusal = [&] {
     const char* written = nullptr;

@@ -97,7 +97,7 @@ TEST_F(Records, ErrorsNameTheMember) {
   EXPECT_EQ(refusal_with("\"mma_share\": 0.9", "\"mma_share\": \"most\""),
             "device record r.json: rates.mma_share: expected a number from 0, got \"most\"");
   EXPECT_EQ(refusal_with("1700000000000.0", "17"),
-            "device record r.json: rates.bytes_per_second: expected a number from 1e+09, got 17");
+            "device record r.json: rates.bytes_per_second: expected a number from 1000000, got 17");
   EXPECT_EQ(refusal_with("\"work\": \"sparsified\"", "\"work\": \"all\""),
             "device record r.json: runs.work: expected loss, exact or sparsified, got \"all\"");
 }

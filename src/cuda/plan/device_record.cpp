@@ -225,13 +225,12 @@ DeviceRecord parse_record(const std::string& text, const std::string& source) {
   record.date = reader.text("date");
   Measured& measured = record.device.measured;
   measured.source = source;
-  // A rate of 0 was not measured. The others are those of a device on which this library is of use.
   const auto rate = [&](const char* name, double lowest) {
     return rates.number(name, 0) == 0 ? 0 : rates.number(name, lowest);
   };
-  measured.matmul_flops = rate("matmul_flops", 1e9);
-  measured.bytes_per_second = rate("bytes_per_second", 1e9);
-  measured.mma_share = rate("mma_share", 0.01);
+  measured.matmul_flops = rate("matmul_flops", kLeastRate);
+  measured.bytes_per_second = rate("bytes_per_second", kLeastRate);
+  measured.mma_share = rate("mma_share", kLeastShare);
   for (size_t i = 0; i < kWorkNames.size(); ++i) {
     if (engines.has(kWorkNames[i])) measured.engines[i] = engines.engine(kWorkNames[i]);
   }

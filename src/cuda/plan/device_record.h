@@ -17,6 +17,10 @@ struct TimedRun {
   std::string plan;  // for people
 };
 
+// The least values that a record may hold. A rate of 0 was not measured.
+inline constexpr double kLeastRate = 1e6;  // so that units such as TFLOP/s are refused
+inline constexpr double kLeastShare = 1e-3;
+
 // Measurements of one kind of device as JSON: {"format", "device", "driver", "logitless", "file", "date",
 // "rates", "engines", "runs"}. tune/tune.h writes records. A record is used on devices of its name, compute
 // capability and number of multiprocessors. One in the user's folder comes before one that is built in.

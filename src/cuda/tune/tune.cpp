@@ -80,12 +80,12 @@ class Tuner {
   DeviceRecord record() {
     const std::vector<TuneHead>& heads = options_.heads.empty() ? kCommonHeads : options_.heads;
     std::string why_not;
+    measure_rates();
     for (size_t i = 0; i < heads.size(); ++i) {
       // Each head gets its share of the time that is left, so that one which does not fit costs none.
       const double until = deadline_.elapsed() + deadline_.left() / static_cast<double>(heads.size() - i);
       try {
         Head head({heads[i].tokens, heads[i].vocab, heads[i].hidden}, kDType, device_, stream_);
-        if (record_.device.measured.matmul_flops == 0) measure_rates(head);
         time_head(head, until);
       } catch (const Error& error) {
         if (error.status() != Status::kOutOfMemory) throw;
@@ -112,43 +112,54 @@ class Tuner {
     }
   }
 
-  // Times a product that is large enough for its rate, and a copy.
-  void measure_rates(Head& head) {
+  // Times a product and a copy, of square matrices that are large enough for the rates whatever the heads.
+  void measure_rates() {
+    constexpr double kLongEnough = 5e-4;
+    constexpr int64_t kMostRows = 16384;
     constexpr size_t kRepeats = 5;
     constexpr int kAtOnce = 8;
     constexpr double kWarmSeconds = 1;
-    const auto& [tokens, vocab, hidden] = head.sizes();
-    const Head::Planned planned = head.plan(head.problem(Work::kExact), portable::engine());
-    const Buffers& b = planned.buffers;
-    const int64_t columns = std::min<int64_t>(vocab, 16384);
-    const DeviceMemory logits(static_cast<size_t>(tokens * columns) * size_of(kDType));
-    Gemm g;
-    g.m = tokens, g.n = columns, g.k = hidden;
-    g.a = {b.hidden, kDType, b.hidden_stride};
-    g.b = {b.weight, kDType, b.weight_stride};
-    g.transpose_b = true;
-    g.c = {logits.get(), kDType, columns};
     const Queue queue(stream_);
-    const size_t bytes = static_cast<size_t>(vocab * hidden) * size_of(kDType);
+    DeviceMemory a, b, c;
+    Gemm g;
+    g.transpose_b = true;
+    const auto seconds_of_products = [&](int count) {
+      return stream_.seconds_of([&] {
+        for (int i = 0; i < count; ++i) gemm(g, nullptr, 0, queue);
+      });
+    };
+    size_t bytes = 0;
+    do {
+      g.m = g.n = g.k = std::max<int64_t>(2 * g.m, 128);
+      // Two of them are more than the L2 holds.
+      const int64_t elements = std::max(g.m * g.m, device_.l2_bytes);
+      bytes = static_cast<size_t>(elements) * size_of(kDType);
+      for (DeviceMemory* matrix : {&a, &b, &c}) *matrix = DeviceMemory(bytes);
+      launch_fill(a.get(), kDType, elements, 1, 1, stream_);
+      launch_fill(b.get(), kDType, elements, 1, 2, stream_);
+      g.a = {a.get(), kDType, g.m};
+      g.b = {b.get(), kDType, g.m};
+      g.c = {c.get(), kDType, g.m};
+      seconds_of_products(1);  // loads kernels
+    } while (seconds_of_products(1) < kLongEnough && g.m < kMostRows);
     // Products back to back, until the clocks are those of long work.
     const Deadline warm(std::min(kWarmSeconds, deadline_.left() / 20));
     std::vector<double> products, copies;
     do {
-      products.push_back(stream_.seconds_of([&] {
-        for (int i = 0; i < kAtOnce; ++i) gemm(g, nullptr, 0, queue);
-      }));
+      products.push_back(seconds_of_products(kAtOnce));
     } while (warm.left() > 0 || products.size() < kRepeats);
     products.erase(products.begin(), products.end() - kRepeats);
     for (size_t i = 0; i < kRepeats; ++i) {
       copies.push_back(stream_.seconds_of([&] {
-        check(cudaMemcpyAsync(b.d_weight, b.weight, bytes, cudaMemcpyDeviceToDevice, stream_),
-              "cudaMemcpyAsync");
+        check(cudaMemcpyAsync(c.get(), a.get(), bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
       }));
     }
-    const double flop =
-        2.0 * static_cast<double>(tokens) * static_cast<double>(columns) * static_cast<double>(hidden);
-    record_.device.measured.matmul_flops = kAtOnce * flop / median(products);
-    record_.device.measured.bytes_per_second = 2 * static_cast<double>(bytes) / median(copies);
+    const auto rate = [](double of_work, double seconds) {
+      return of_work / seconds >= kLeastRate ? of_work / seconds : 0;
+    };
+    record_.device.measured.matmul_flops =
+        rate(kAtOnce * 2 * std::pow(static_cast<double>(g.m), 3), median(products));
+    record_.device.measured.bytes_per_second = rate(2 * static_cast<double>(bytes), median(copies));
   }
 
   // Runs all cells of a head in turn until its time is up, each at least once.
@@ -213,7 +224,8 @@ class Tuner {
       const double a = predicted(0.5) - predicted(1), b = predicted(1) - a;
       shares.push_back(a / std::max(run.median_seconds - b, 0.1 * a));
     }
-    return median(shares);
+    const double share = median(shares);
+    return share >= kLeastShare ? share : 0;
   }
 
   const TuneOptions& options_;
