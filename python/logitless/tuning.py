@@ -6,11 +6,14 @@ import ctypes
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 from . import native
 from . import options as _options
 from .inspection import device_of
+
+_MOST_MINUTES = 1440
 
 
 def tune(
@@ -34,7 +37,8 @@ def tune(
         minutes: Time for the measurements. Every engine runs at least once on each head.
         path: The file to write. None means the device's own in the folder ``LOGITLESS_DEVICE_RECORDS``, else in
             ``~/.config/logitless/devices``. Only files with these names are read later.
-        progress: Called with the share of the time that has passed. An exception from it ends the measurement.
+        progress: Called with the share of the time that has passed, in another thread. An exception from it ends the
+            measurement, as Ctrl+C does.
 
     Returns:
         The record: device, driver, version of the library, file, date, rates, the fastest engines, and all runs.
@@ -48,35 +52,48 @@ def tune(
     ordinal = device_of(device)
     if not isinstance(ordinal, int) or ordinal == native.HOST:
         raise ValueError(f'device: expected a GPU such as "cuda:0", got {device!r}')
-    sizes = [_options.integer("heads", size) for head in heads or () for size in _checked(head)]
+    sizes = [_options.integer("heads", size) for head in (() if heads is None else heads) for size in _checked(head)]
+    if not 0 < _options.number("minutes", minutes) <= _MOST_MINUTES:
+        raise ValueError(f"minutes: expected more than 0 and at most {_MOST_MINUTES}, got {minutes}")
     raised: list[BaseException] = []
 
     def report(share: float, _: Any) -> int:
         try:
-            if progress is not None:
+            if progress is not None and not raised:
                 progress(share)
-        except BaseException as error:  # KeyboardInterrupt as well: ctypes would print and drop it
+        except BaseException as error:  # ctypes would print and drop it
             raised.append(error)
         return len(raised)
 
-    given = native.TuneOptions(
-        device=ordinal,
-        heads=ctypes.cast((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_void_p),
-        head_count=len(sizes) // 3,
-        seconds=60 * minutes,
-        path=None if path is None else os.fsencode(path),
-        progress=native.PROGRESS(report),
-    )
-    record = ctypes.c_char_p()
-    status = native.library().logitless_tune(ctypes.byref(given), ctypes.byref(record))
-    if raised:
-        raise raised[0]
-    native.check(status)
-    read: dict[str, Any] = json.loads(record.value or b"")
-    return read
+    def measured() -> dict[str, Any]:
+        given = native.TuneOptions(
+            device=ordinal,
+            heads=ctypes.cast((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_void_p),
+            head_count=len(sizes) // 3,
+            seconds=60 * minutes,
+            path=None if path is None else os.fsencode(path),
+            progress=native.PROGRESS(report),
+        )
+        record = ctypes.c_char_p()
+        status = native.library().logitless_tune(ctypes.byref(given), ctypes.byref(record))
+        if raised:
+            raise raised[0]
+        native.check(status)
+        read: dict[str, Any] = json.loads(record.value or b"")
+        return read
+
+    # Python's signals come to the main thread. In a callback of ctypes a KeyboardInterrupt comes before the first line,
+    # where nothing catches it. So another thread measures, and this one waits.
+    with futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(measured)
+        try:
+            return future.result()
+        except BaseException as error:
+            raised.append(error)
+            raise
 
 
 def _checked(head: Sequence[int]) -> Sequence[int]:
-    if len(head) != 3:
+    if not hasattr(head, "__len__") or len(head) != 3:
         raise ValueError(f"heads: expected (tokens, vocab, hidden), got {head!r}")
     return head
