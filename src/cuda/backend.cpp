@@ -26,7 +26,13 @@ const Device& device_of(const BackendOptions& options) {
     static const Device none;
     return model != nullptr ? *model : none;
   }
-  return cuda::checked_device(std::max(options.device, 0));
+  return query_device(std::max(options.device, 0));
+}
+
+// The device with the engines that may be used there, for plans.
+Device checked_device_of(const BackendOptions& options) {
+  if (!options.device_model.empty()) return device_of(options);
+  return cuda::checked_device(std::max(options.device, 0), options.engine);
 }
 
 std::string engine_names(const char* between) {
@@ -52,11 +58,12 @@ std::string engines_of(const Device& device) {
     text += "; " + engine->opt_in_hint(device);
   }
   const cuda::Measured& measured = device.measured;
+  std::string fastest;
   for (size_t i = 0; i < measured.engines.size(); ++i) {
     if (measured.engines[i].empty()) continue;
-    text += std::string(i == 0 ? "; measured as fastest: " : ", ") + measured.engines[i] + " for " +
-            cuda::kWorkNames[i];
+    fastest += (fastest.empty() ? "" : ", ") + measured.engines[i] + " for " + cuda::kWorkNames[i];
   }
+  if (!fastest.empty()) text += "; measured as fastest: " + fastest;
   if (!device.why_untrusted.empty()) text += "; " + device.why_untrusted;
   return text;
 }
@@ -74,32 +81,21 @@ std::string why_unavailable(const BackendOptions& options) {
     return "its engines are " + engine_names(" and ") + ", not " + options.engine;
   }
   if (std::string why = requested == nullptr ? "" : requested->why_not_on(device); !why.empty()) return why;
-  if (requested != nullptr && requested->name() == device.untrusted_engine) return device.why_untrusted;
   if (!options.device_model.empty()) return "";
+  if (!device.measured.why_unreadable.empty()) return device.measured.why_unreadable;
   std::string why_not;
   cuda::cublaslt_version(&why_not);
-  return why_not;
+  if (!why_not.empty() || requested == nullptr) return why_not;
+  const Device checked = checked_device_of(options);
+  return requested->name() == checked.untrusted_engine ? checked.why_untrusted : "";
 }
 
 std::string describe(const BackendOptions& options) {
-  const Device& device = device_of(options);
+  const Device device = checked_device_of(options);
   if (device.name.empty()) return "no device";
   return device.name + ", compute capability " + device.capability_text() + ", " +
          std::to_string(device.processors) + " multiprocessors, " +
          std::to_string(device.memory_bytes >> 30) + " GiB; uses " + engines_of(device);
-}
-
-std::string why_not_sparsified(const Problem& problem, const Device& device) {
-  const cuda::SparsifiedSizes sizes = cuda::sparsified_sizes(problem);
-  if (sizes.capacity > cuda::longest_list(device.capability)) {
-    return std::string("threshold must be at least ") + (device.capability == 90 ? "2^-13" : "2^-12") +
-           " for so large a vocabulary";
-  }
-  // column_lists.cu adds a column's count, at most the tokens, to the start of its list, at most sizes.kept.
-  if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {
-    return "more than 2^31 elements may be kept: use a larger threshold or fewer tokens";
-  }
-  return "";
 }
 
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
@@ -115,7 +111,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
       return std::string("sparsified gradients round float32 operands only: compute_dtype is ") +
              dtype_name(problem.compute_dtype) + ", an operand " + dtype_name(dtype);
     }
-    std::string why = why_not_sparsified(problem, device_of(options));
+    std::string why = cuda::why_not_sparsified(problem, device_of(options).capability);
     if (!why.empty()) return why;
   }
   if (problem.in_group() && is_float64) return "operands must not be float64 in a group of ranks";
@@ -129,7 +125,7 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 }
 
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes) {
-  return cuda::make_plans(problem, device_of(options), options.engine, max_workspace_bytes);
+  return cuda::make_plans(problem, checked_device_of(options), options.engine, max_workspace_bytes);
 }
 
 std::vector<DeviceInfo> devices(std::string* why_none) {

@@ -56,7 +56,7 @@ const Device& query_device(int /*ordinal*/) {
   return none;
 }
 
-const Device& checked_device(int ordinal) {
+Device checked_device(int ordinal, const std::string& /*requested*/) {
   return query_device(ordinal);
 }
 std::string tune(const TuneOptions& /*options*/) {

@@ -49,18 +49,29 @@ class Wrong final : public Engine {
 };
 
 TEST(SelfCheck, FindsNoFaultInTheEngine) {
-  EXPECT_EQ(self_check(*engine_named("mma"), query_device(0)), "");
+  EXPECT_TRUE(self_check(*engine_named("mma"), query_device(0)).passed());
 }
 
 TEST(SelfCheck, FindsAFaultInEachEpilogue) {
   for (const Epilogue epilogue :
        {Epilogue::kStats, Epilogue::kExpLogits, Epilogue::kGradient, Epilogue::kDraw, Epilogue::kTop}) {
     const Wrong engine(epilogue);
-    const std::string difference = self_check(engine, query_device(0));
+    const std::string difference = self_check(engine, query_device(0)).difference;
     EXPECT_NE(difference.find(" from portable's, in a "), std::string::npos)
         << static_cast<int>(epilogue) << ": " << difference;
     EXPECT_TRUE(engine.launched().contains(epilogue));
   }
+}
+
+// On a device of compute capability 8.0 the engine is checked, and then chosen.
+TEST(Default, ADeviceWithoutFasterInstructionsTakesTheEngine) {
+  if (query_device(0).capability != 80) GTEST_SKIP() << "another device";
+  const Device device = checked_device(0, "");
+  EXPECT_EQ(device.untrusted_engine, "") << device.why_untrusted;
+  Problem problem;
+  problem.tokens = problem.vocab = problem.hidden = 64;
+  problem.dtype.hidden = problem.dtype.weight = DType::kBF16;
+  EXPECT_STREQ(choose_engine(problem, device, "").engine->name(), "mma");
 }
 
 #ifndef LOGITLESS_CUDA_ON_CPU  // which has no captures
@@ -68,7 +79,7 @@ TEST(SelfCheck, FindsAFaultInEachEpilogue) {
 TEST(SelfCheck, RunsBesideACapture) {
   const TimedStream stream;
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-  EXPECT_EQ(self_check(*engine_named("mma"), query_device(0)), "");
+  EXPECT_TRUE(self_check(*engine_named("mma"), query_device(0)).passed());
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   size_t nodes = 1;

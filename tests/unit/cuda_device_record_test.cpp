@@ -18,7 +18,7 @@ DeviceRecord example() {
   record.device.name = "NVIDIA A100-SXM4-80GB";
   record.device.capability = 80;
   record.device.processors = 108;
-  record.device.measured = {2.6e14, 1.7e12, 0.9, {"mma", "mma", "portable"}, "r.json"};
+  record.device.measured = {2.6e14, 1.7e12, 0.9, {"mma", "mma", "portable"}, "r.json", ""};
   record.driver_version = 13000;
   record.library_version = "0.1.0";
   record.date = "2026-01-02";
@@ -146,7 +146,7 @@ TEST_F(Records, ADeviceTakesItsOwnOnly) {
   add_record(device);
   EXPECT_EQ(device.measured.engines[0], "mma");
   EXPECT_EQ(device.measured.source, path);
-  EXPECT_EQ(device.why_not, "");
+  EXPECT_EQ(device.measured.why_unreadable, "");
 
   Device other = example().device;
   other.measured = {};
@@ -157,19 +157,21 @@ TEST_F(Records, ADeviceTakesItsOwnOnly) {
   std::ofstream(path) << "{}";
   Device broken = example().device;
   add_record(broken);
-  EXPECT_EQ(broken.why_not, "device record " + path + ": format: expected a value, got \"nothing\"");
+  EXPECT_EQ(broken.measured.why_unreadable,
+            "device record " + path + ": format: expected a value, got \"nothing\"");
 
   std::filesystem::resize_file(path, (16 << 20) + 1);
   Device large = example().device;
   add_record(large);
-  EXPECT_EQ(large.why_not, "device record " + path +
-                               ": expected a file of at most 16 MiB that can be read, got 16777217 bytes");
+  EXPECT_EQ(
+      large.measured.why_unreadable,
+      "device record " + path + ": expected a file of at most 16 MiB that can be read, got 16777217 bytes");
   std::filesystem::remove(path);
   std::filesystem::create_directory(path);
   Device folder_instead = example().device;
   add_record(folder_instead);
   EXPECT_EQ(
-      folder_instead.why_not,
+      folder_instead.measured.why_unreadable,
       "device record " + path + ": expected a file of at most 16 MiB that can be read, got Is a directory");
   std::filesystem::remove(path);
 }

@@ -109,6 +109,16 @@ TEST(MmaPlans, RanksOfAGroupIgnoreWhatIsKnownOfOneDevice) {
   EXPECT_EQ(make_plans(p, device, "portable", 0).front().engine, "portable");
 }
 
+// A backward pass on a shard may be planned outside the group, and reads the forward pass's draws.
+TEST(MmaPlans, PassesOnAShardIgnoreIt) {
+  Device device = ampere();
+  device.measured.engines.fill("portable");
+  logitless::Problem p = head_problem(kHead, Pass::kBackward);
+  EXPECT_EQ(choose_plan(make_plans(p, device, "", 0), 0).engine, "portable");
+  p.vocab_total = 2 * p.vocab;
+  EXPECT_EQ(choose_plan(make_plans(p, device, "", 0), 0).engine, "mma");
+}
+
 TEST(MmaPlans, MeasuredRatesGiveThePredictions) {
   const logitless::Problem p = head_problem(kHead);
   Device device = ampere();

@@ -246,7 +246,7 @@ void add_record(Device& device) {
       const DeviceRecord record = parse_record(text_in(path), path);
       if (is_of(record, device)) device.measured = record.device.measured;
     } catch (const Error& error) {
-      device.why_not = error.what();
+      device.measured.why_unreadable = error.what();
     }
     return;
   }

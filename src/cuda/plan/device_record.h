@@ -41,7 +41,7 @@ DeviceRecord parse_record(const std::string& text, const std::string& source);
 // XDG_CONFIG_HOME/logitless/devices, else HOME/.config/logitless/devices. Empty if there is no such folder to
 // name, or if LOGITLESS_DEVICE_RECORDS is set and empty.
 std::string record_path(const Device& device);
-// Sets the measurements of a device that has a record. A file that is no record makes the device unusable.
+// Sets the measurements of a device that has a record. For a file that is no record it notes why.
 void add_record(Device& device);
 
 }  // namespace logitless::cuda

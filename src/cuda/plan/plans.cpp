@@ -90,12 +90,11 @@ Device as_other_ranks(Device device, const Problem& problem, const std::string& 
   return device;
 }
 
-std::vector<Plan> group_plans(const Problem& problem, const Device& this_device, const std::string& requested,
+std::vector<Plan> group_plans(const Problem& problem, const Device& device, const std::string& requested,
                               uint64_t budget) {
   Problem largest = problem;
   largest.vocab = problem.group_vocab;
   largest.vocab_start = 0;
-  const Device device = as_other_ranks(this_device, largest, requested);
   std::vector<Plan> plans = plans_of_one(largest, device, requested, budget);
   for (Plan& plan : plans) {
     const auto& planned = static_cast<const CudaPlan&>(*plan.backend_plan);
@@ -119,7 +118,13 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& this_device,
 
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& requested,
                              uint64_t max_workspace_bytes) {
-  return (problem.in_group() ? group_plans : plans_of_one)(problem, device, requested, max_workspace_bytes);
+  const auto plans = problem.in_group() ? group_plans : plans_of_one;
+  // All passes on a shard plan alike, whether in a group or not: a backward pass may use a forward pass's
+  // draws.
+  if (problem.group_size > 1 || problem.is_shard()) {
+    return plans(problem, as_other_ranks(device, problem, requested), requested, max_workspace_bytes);
+  }
+  return plans(problem, device, requested, max_workspace_bytes);
 }
 
 }  // namespace logitless::cuda

@@ -16,6 +16,7 @@ struct Measured {
   double mma_share = 0;         // of matmul_flops that the mma engine reaches without its epilogue
   std::array<std::string, kWorkNames.size()> engines;  // the fastest, by Work
   std::string source;                                  // file of the record, or "built in"
+  std::string why_unreadable;                          // of a file that is no record; empty if there is none
 };
 
 // Facts about a device, queried once.

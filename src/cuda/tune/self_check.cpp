@@ -1,10 +1,11 @@
 #include "cuda/tune/self_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/number_text.h"
@@ -107,7 +108,7 @@ std::vector<Problem> problems_of(const Head& head, DType dtype) {
 
 }  // namespace
 
-std::string self_check(const Engine& engine, const Device& device) {
+SelfCheck self_check(const Engine& engine, const Device& device) {
   const BesideCaptures beside_captures;
   try {
     const DeviceGuard guard(device.ordinal);
@@ -120,41 +121,55 @@ std::string self_check(const Engine& engine, const Device& device) {
         const std::string difference =
             difference_of(checked, results_of(head, stream, problem, portable::engine()));
         if (difference.empty()) continue;
-        return difference + " from portable's, in a " +
-               (problem.needs_backward() ? "pass with gradients of " : "forward pass of ") +
-               dtype_name(dtype);
+        return {difference + " from portable's, in a " +
+                    (problem.needs_backward() ? "pass with gradients of " : "forward pass of ") +
+                    dtype_name(dtype),
+                ""};
       }
     }
-    return "";
+    return {};
   } catch (const Error& error) {
     cudaGetLastError();
-    return error.what();
+    return {"", error.what()};
   }
 }
 
-const Device& checked_device(int ordinal) {
+namespace {
+
+// Returns why an engine is not trusted on a device, with a warning on stderr the first time; empty if it is.
+std::string why_untrusted(const Engine& engine, const Device& device) {
+  const SelfCheck check = self_check(engine, device);
+  if (check.passed()) return "";
+  const bool differs = !check.difference.empty();
+  std::string why = engine.name();
+  why += differs ? " failed its self-check on this device: " + check.difference
+                 : " is not used in this process, as its self-check could not run: " + check.why_not;
+  std::fprintf(stderr, "logitless: warning: %s: %s. Other kernels are used.%s\n", device.name.c_str(),
+               why.c_str(), differs ? " Please report this line." : "");
+  return why;
+}
+
+}  // namespace
+
+Device checked_device(int ordinal, const std::string& requested) {
   static std::mutex mutex;
-  static std::map<int, std::unique_ptr<const Device>> known;
-  const Device& queried = query_device(ordinal);
-  if (std::string why_not; !queried.why_not.empty() || cublaslt_version(&why_not) == 0) return queried;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<const Device>& kept = known[ordinal];
-  if (kept != nullptr) return *kept;
-  auto device = std::make_unique<Device>(queried);
+  static std::map<std::pair<int, std::string>, std::string> known;  // why_untrusted() by device and engine
+  Device device = query_device(ordinal);
+  std::string why_not = device.why_not;
+  if (why_not.empty()) cublaslt_version(&why_not);
+  if (!why_not.empty()) return device;
   for (const Engine* engine : engines()) {
-    const bool is_default = engine->why_not_on(queried).empty() && engine->opt_in_reason(queried).empty();
-    if (!is_default || !engine->is_untried_on(queried) || !queried.measured.source.empty()) continue;
-    const std::string difference = self_check(*engine, queried);
-    if (difference.empty()) continue;
-    device->untrusted_engine = engine->name();
-    device->why_untrusted =
-        std::string(engine->name()) + " failed its self-check on this device: " + difference;
-    std::fprintf(stderr,
-                 "logitless: warning: %s. %s: other kernels are used instead. Please report this line.\n",
-                 device->why_untrusted.c_str(), device->name.c_str());
+    const bool is_used = engine->opt_in_reason(device).empty() || engine->name() == requested ||
+                         std::ranges::count(device.measured.engines, engine->name()) > 0;
+    if (!is_used || !engine->is_untried_on(device) || !engine->why_not_on(device).empty()) continue;
+    const std::lock_guard lock(mutex);
+    const auto [at, is_new] = known.try_emplace({ordinal, engine->name()});
+    if (is_new) at->second = why_untrusted(*engine, device);
+    if (at->second.empty()) continue;
+    device.untrusted_engine = engine->name();
+    device.why_untrusted = at->second;
   }
-  kept = std::move(device);
-  return *kept;
+  return device;
 }
 
 }  // namespace logitless::cuda

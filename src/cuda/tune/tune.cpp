@@ -17,6 +17,8 @@
 #include "core/status.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/plan/sizes.h"
+#include "cuda/run/sparsified/sizes.h"
+#include "cuda/runtime/captures.h"
 #include "cuda/runtime/gemm.h"
 #include "cuda/runtime/queue.h"
 #include "cuda/tune/head.h"
@@ -72,7 +74,7 @@ class Tuner {
         deadline_(options.seconds > 0 ? options.seconds : kDefaultSeconds) {
     for (const Engine* engine : engines()) {
       if (!engine->why_not(device, kDType).empty() || device.untrusted_engine == engine->name()) continue;
-      if (engine->is_untried_on(device) && !self_check(*engine, device).empty()) continue;
+      if (engine->is_untried_on(device) && !self_check(*engine, device).passed()) continue;
       engines_.push_back(engine);
     }
   }
@@ -166,8 +168,9 @@ class Tuner {
   void time_head(Head& head, double until) {
     std::vector<Cell> cells;
     for (const Work work : {Work::kLoss, Work::kExact, Work::kSparsified}) {
-      for (const Engine* engine : engines_)
-        cells.push_back({engine, work, head.plan(head.problem(work), *engine)});
+      const Problem problem = head.problem(work);
+      if (work == Work::kSparsified && !why_not_sparsified(problem, device_.capability).empty()) continue;
+      for (const Engine* engine : engines_) cells.push_back({engine, work, head.plan(problem, *engine)});
     }
     for (const Cell& cell : cells) head.run(cell.planned);  // loads kernels
     stream_.wait();
@@ -289,7 +292,7 @@ class NewFile {
 
 std::string tune(const TuneOptions& options) {
   if (const std::string why = why_no_records(); !why.empty()) throw Error(Status::kUnsupported, why);
-  const Device& device = checked_device(options.device);
+  const Device device = checked_device(options.device, "");
   if (!device.why_not.empty()) throw Error(Status::kBackendUnavailable, "device: " + device.why_not);
   const std::string path = options.path.empty() ? record_path(device) : options.path;
   if (path.empty()) {
@@ -298,6 +301,7 @@ std::string tune(const TuneOptions& options) {
   }
   { const NewFile possible(path); }  // or it throws, before the measurements
   const DeviceGuard guard(device.ordinal);
+  const BesideCaptures beside_captures;
   DeviceRecord record = Tuner(options, device).record();
   int runtime = 0;
   query_versions(&record.driver_version, &runtime);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace logitless::cuda {
 namespace {
@@ -43,6 +44,19 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
   s.capacity = (s.capacity + 1) / 2 * 2;                                            // whole 16 bytes
   s.kept = with_deviations(static_cast<double>(p.tokens) * expected, p.tokens * others) + p.tokens;
   return s;
+}
+
+std::string why_not_sparsified(const Problem& problem, int capability) {
+  const SparsifiedSizes sizes = sparsified_sizes(problem);
+  if (sizes.capacity > longest_list(capability)) {
+    return std::string("threshold must be at least ") + (capability == 90 ? "2^-13" : "2^-12") +
+           " for so large a vocabulary";
+  }
+  // column_lists.cu adds a column's count, at most the tokens, to the start of its list, at most sizes.kept.
+  if (sizes.kept + problem.tokens >= std::numeric_limits<int32_t>::max()) {
+    return "more than 2^31 elements may be kept: use a larger threshold or fewer tokens";
+  }
+  return "";
 }
 
 int64_t sparsified_gemm_bytes(const Problem& p) {

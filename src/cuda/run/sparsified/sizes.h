@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "core/problem.h"
 
@@ -51,6 +52,10 @@ struct SparsifiedSizes {
 // Returns the sizes. Capacities leave eight standard deviations (a count's variance is at most its mean),
 // which are exceeded with a probability of 1e-15.
 SparsifiedSizes sparsified_sizes(const Problem& problem);
+
+// Returns why a device of this compute capability (90 for Hopper) cannot run a sparsified problem; empty if
+// it can.
+std::string why_not_sparsified(const Problem& problem, int capability);
 
 // Scratch of the products of dense columns, which are small: more scratch would be most of a sparsified run's
 // memory. It is the same for every budget, because cuBLASLt's choice of an algorithm depends on it, and with
