@@ -251,6 +251,7 @@ PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
 TABLES = (  # kind and date
     HEAD,
     "engines-2026-11-26",
+    "engines-h100-2026-11-26",
     HEADS,
     "heads-2026-11-20",
     "budgets-2026-11-22",

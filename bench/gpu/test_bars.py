@@ -98,8 +98,10 @@ def test_the_limits_are_beyond_the_spread_of_the_records() -> None:
     seen: dict[object, tuple[list[float], list[float]]] = {}
     for path in published.RECORDS.glob("*.json"):
         if published.kind_of(path.stem) in ("head", "heads", "engines", "budgets", "products", "odd", "random"):
-            for key, row in bars.rows_of(load(path)).items():
-                for ratios, ratio in zip(seen.setdefault(key, ([], [])), (row.burst_ratio, row.sustained_ratio)):
+            record = load(path)
+            for key, row in bars.rows_of(record).items():
+                known = seen.setdefault((record.meta["device"], key), ([], []))
+                for ratios, ratio in zip(known, (row.burst_ratio, row.sustained_ratio)):
                     ratios += [] if ratio is None else [ratio]
     for which, limit in enumerate(Within()):
         several = [ratios[which] for ratios in seen.values() if len(ratios[which]) > 1]
