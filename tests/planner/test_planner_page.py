@@ -82,7 +82,7 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
         beyond_32_bits += result is not None and max(plan["workspace_bytes"] for plan in result["plans"]) >= 1 << 32
     # The random states cover every kind.
     assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "sparsified"}
-    assert 5 <= refused <= 30 and beyond_32_bits >= 2
+    assert 5 <= refused <= 30 and beyond_32_bits >= 1
 
 
 def test_the_devices_are_those_of_the_library(page, native):
