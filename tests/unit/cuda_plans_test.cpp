@@ -286,7 +286,7 @@ TEST(CudaPlans, NumbersOfTokensOfAClassHaveFewWindowsWithinABudget) {
     for (const size_t budget : {160 * kMiB, 256 * kMiB, 512 * kMiB}) {
       std::set<std::pair<int64_t, int64_t>> windows;
       for (int64_t tokens = first; tokens <= last; tokens += 73) {
-        const PlanDetail& d = detail_of(best(head_problem({tokens, 128256, 2048}), budget));
+        const PlanDetail d = detail_of(best(head_problem({tokens, 128256, 2048}), budget));
         windows.insert({d.cached_columns, d.vocab_window});
       }
       EXPECT_LE(windows.size(), 3U) << first << ' ' << budget;
