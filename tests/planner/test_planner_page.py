@@ -73,7 +73,7 @@ def check_against(native, page):
 
 def test_numbers_are_those_of_the_command_line_for_random_problems(page, native):
     kinds, refused, beyond_32_bits = set(), 0, 0
-    for state in random_states(native, 50):
+    for state in random_states(native, 70):
         show(page, state)
         check_against(native, page)
         result = page.result()
@@ -82,7 +82,7 @@ def test_numbers_are_those_of_the_command_line_for_random_problems(page, native)
         beyond_32_bits += result is not None and max(plan["workspace_bytes"] for plan in result["plans"]) >= 1 << 32
     # The random states cover every kind.
     assert kinds == {"forward", "whole", "token_chunks", "vocab_chunks", "sparsified"}
-    assert 5 <= refused <= 30 and beyond_32_bits >= 1
+    assert 5 <= refused <= 30 and beyond_32_bits >= 2
 
 
 def test_the_devices_are_those_of_the_library(page, native):

@@ -95,8 +95,9 @@ class Tuner {
       }
     }
     if (record_.runs.empty()) {
-      throw Error(Status::kOutOfMemory,
-                  "shapes: expected heads that fit the device's free memory, got none: " + why_not);
+      throw Error(Status::kOutOfMemory, ErrorInfo{.argument = "heads",
+                                                  .expected = "some that fit the device's free memory",
+                                                  .got = "none (" + why_not + ")"});
     }
     record_.device.name = device_.name;
     record_.device.capability = device_.capability;
@@ -191,16 +192,20 @@ class Tuner {
     }
   }
 
-  // Returns the engine with the least geometric mean of its times.
+  // Returns the engine with the least geometric mean of its times; empty if no head ran this kind of work.
+  // All engines ran on the same heads.
   std::string fastest(Work work) const {
     std::string best;
     double least = 0;
     for (const Engine* engine : engines_) {
-      double sum = 0;
+      double sum = 0, count = 0;
       for (const TimedRun& run : record_.runs) {
-        if (run.work == work && run.engine == engine->name()) sum += std::log(run.median_seconds);
+        if (run.work != work || run.engine != engine->name()) continue;
+        sum += std::log(run.median_seconds);
+        ++count;
       }
-      const double mean = std::exp(sum / static_cast<double>(record_.runs.size()));
+      if (count == 0) return "";
+      const double mean = std::exp(sum / count);
       if (best.empty() || mean * kTie < least) best = engine->name(), least = mean;
     }
     return best;
