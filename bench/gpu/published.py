@@ -252,6 +252,7 @@ TABLES = (  # kind and date
     HEAD,
     "engines-2026-11-26",
     "engines-h100-2026-11-26",
+    "engines-h100-peaked-2026-11-26",
     HEADS,
     "heads-2026-11-20",
     "budgets-2026-11-22",

@@ -1,5 +1,6 @@
 #include "cuda/runtime/overlap.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -20,7 +21,9 @@ struct Overlap::Side {
     const BesideCaptures beside_captures;
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+    check(cudaStreamCreateWithPriority(&products, cudaStreamNonBlocking, least),
+          "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&rows, cudaStreamNonBlocking, greatest),
           "cudaStreamCreateWithPriority");
     for (cudaEvent_t& event : events) {
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -32,16 +35,26 @@ struct Overlap::Side {
     for (cudaEvent_t event : events) {
       if (event != nullptr) cudaEventDestroy(event);
     }
-    if (stream != nullptr) cudaStreamDestroy(stream);
+    for (cudaStream_t stream : {products, rows}) {
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
   }
 
-  cudaStream_t stream = nullptr;
-  std::array<cudaEvent_t, 1 + kBuffers> events{};  // one of the first stream, then the second's marks
+  // Makes `to` wait for the work of `from` so far.
+  void wait(cudaStream_t to, cudaStream_t from) const {
+    check(cudaEventRecord(events[0], from), "cudaEventRecord");
+    check(cudaStreamWaitEvent(to, events[0], 0), "cudaStreamWaitEvent");
+  }
+  // The event of the row kernels that use a buffer.
+  cudaEvent_t rows_of(int64_t block) const { return events[static_cast<size_t>(1 + block % kBuffers)]; }
+
+  cudaStream_t products = nullptr, rows = nullptr;
+  std::array<cudaEvent_t, 1 + kBuffers> events{};
   Place place;
 };
 
-// Idle second streams, by the stream that they served. Runs on different streams never share one, so they do
-// not wait for each other.
+// Idle streams, by the stream that they served. Runs on different streams never share one, so they do not
+// wait for each other.
 class Overlap::Pool {
  public:
   static Pool& instance() {
@@ -72,40 +85,41 @@ class Overlap::Pool {
   std::map<Place, std::vector<std::unique_ptr<Side>>> idle_;
 };
 
-Overlap::Overlap(const Queue& queue, bool is_wanted) : first_(queue), second_(queue) {
-  if (!is_wanted) return;
+Overlap::Overlap(const Queue& queue, int product_streams)
+    : product_streams_(std::max(product_streams, 1)), first_(queue), second_(queue), rows_(queue) {
+  if (product_streams == 0) return;
   if (queue.records()) throw Error(Status::kInternal, "a recording has one stream");
   if (is_capturing(queue.stream())) return;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   side_ = Pool::instance().take({device, queue.stream()});
-  second_ = Queue(side_->stream);
-  second_waits();
+  second_ = Queue(side_->products);
+  rows_ = Queue(side_->rows);
+  side_->wait(side_->products, first_.stream());
 }
 
 Overlap::~Overlap() {
   if (side_ == nullptr) return;
   // Errors are ignored here: the caller gets those of the work itself.
-  cudaEventRecord(side_->events[1], side_->stream);
-  cudaStreamWaitEvent(first_.stream(), side_->events[1], 0);
+  for (cudaStream_t stream : {side_->products, side_->rows}) {
+    cudaEventRecord(side_->events[0], stream);
+    cudaStreamWaitEvent(first_.stream(), side_->events[0], 0);
+  }
   Pool::instance().give_back(std::move(side_));
 }
 
-void Overlap::second_waits() const {
-  if (side_ == nullptr) return;
-  check(cudaEventRecord(side_->events[0], first_.stream()), "cudaEventRecord");
-  check(cudaStreamWaitEvent(side_->stream, side_->events[0], 0), "cudaStreamWaitEvent");
+void Overlap::begin_block() {
+  if (side_ == nullptr || block_ < kBuffers) return;
+  check(cudaStreamWaitEvent(products().stream(), side_->rows_of(block_), 0), "cudaStreamWaitEvent");
 }
 
-void Overlap::mark_second(int buffer) const {
-  if (side_ == nullptr) return;
-  check(cudaEventRecord(side_->events[static_cast<size_t>(1 + buffer)], side_->stream), "cudaEventRecord");
+void Overlap::end_products() const {
+  if (side_ != nullptr) side_->wait(side_->rows, products().stream());
 }
 
-void Overlap::first_waits_for_mark(int buffer) const {
-  if (side_ == nullptr) return;
-  check(cudaStreamWaitEvent(first_.stream(), side_->events[static_cast<size_t>(1 + buffer)], 0),
-        "cudaStreamWaitEvent");
+void Overlap::end_rows() {
+  if (side_ != nullptr) check(cudaEventRecord(side_->rows_of(block_), side_->rows), "cudaEventRecord");
+  ++block_;
 }
 
 }  // namespace logitless::cuda

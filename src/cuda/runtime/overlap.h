@@ -6,36 +6,45 @@
 
 namespace logitless::cuda {
 
-// Runs two kinds of work on two streams, so that they overlap: on a queue's own stream, and on a second one
-// of higher priority. The queue waits for the second stream at the end.
+// Runs blocks of two steps each, so that they overlap: a product, and row kernels that use its result. Row
+// kernels run in order on a stream of higher priority. Products run on the queue's own stream, or take turns
+// on it and another one; then the first tiles of one fill processors that the last tiles of another leave
+// idle. The queue waits for all of it at the end. Results go to kBuffers buffers in turn.
 //
-// If the queue is being captured, or if is_wanted is false, both kinds go to the queue in turn. A recording
+// If the queue is being captured, or with no product streams, all steps go to the queue in turn. A recording
 // has only one stream, so it fails with an error and the run is not recorded.
 class Overlap {
  public:
   static constexpr int kBuffers = 3;
+  static constexpr int kMostProductStreams = 2;
 
-  Overlap(const Queue& queue, bool is_wanted);
+  // product_streams: 0 to kMostProductStreams.
+  Overlap(const Queue& queue, int product_streams);
   ~Overlap();
   Overlap(const Overlap&) = delete;
   Overlap& operator=(const Overlap&) = delete;
 
-  const Queue& first() const { return first_; }
-  const Queue& second() const { return second_; }
-  // Makes the second's later work wait for all work given to the first so far.
-  void second_waits() const;
-  // mark_second() marks a point in the second's work, one for each of kBuffers buffers that take turns.
-  // first_waits_for_mark() makes the first's later work wait for that point. Without a mark it does not wait.
-  void mark_second(int buffer) const;
-  void first_waits_for_mark(int buffer) const;
+  // Begins a block. products() then waits until the block's buffer is no longer used.
+  void begin_block();
+  // Ends its products: later work in rows() waits for them.
+  void end_products() const;
+  // Ends its row kernels, and the block.
+  void end_rows();
+
+  int64_t block() const { return block_; }  // counted from 0
+  int product_stream() const { return static_cast<int>(block_ % product_streams_); }
+  const Queue& products() const { return product_stream() == 0 ? first_ : second_; }
+  const Queue& rows() const { return rows_; }
 
  private:
   struct Side;
   class Pool;
 
+  const int product_streams_;
   const Queue& first_;
   std::unique_ptr<Side> side_;
-  Queue second_;
+  Queue second_, rows_;
+  int64_t block_ = 0;
 };
 
 }  // namespace logitless::cuda

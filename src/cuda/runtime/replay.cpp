@@ -27,7 +27,7 @@ std::unique_ptr<const Recording> record(const std::function<void(const Queue&)>&
     work(Queue(made.get()));
     made->finish();
     return made;
-  } catch (const Error&) {  // too long, on two streams, or wrong in a way that the run itself reports
+  } catch (const Error&) {  // too long, on several streams, or wrong in a way that the run itself reports
     cudaGetLastError();
     return nullptr;
   }

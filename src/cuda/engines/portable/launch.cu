@@ -133,33 +133,36 @@ void launch_logits(const LogitsArgsOf<Real>& args, const LogitsScratch& given, c
   g.k = args.depth;
   const int64_t blocks = ceil_div(args.rows, scratch.rows) * ceil_div(args.columns, scratch.columns);
   static_assert(Overlap::kBuffers == kScratchBlocks);
-  const int buffers = blocks > 1 && !args.seldom ? kScratchBlocks : 1;
-  const Overlap overlap(queue, buffers > 1);
-  int buffer = 0;
+  // Draws are slower with two.
+  const int streams = args.epilogue() == Epilogue::kDraw ? 1 : Overlap::kMostProductStreams;
+  const bool overlaps = blocks > 1 && !args.seldom;
+  Overlap overlap(queue, overlaps ? streams : 0);
+  const size_t gemm_bytes = overlaps ? scratch.gemm_bytes / static_cast<size_t>(streams) : scratch.gemm_bytes;
   for (int64_t row = 0; row < args.rows; row += scratch.rows) {
     for (int64_t column = 0; column < args.columns; column += scratch.columns) {
+      overlap.begin_block();
       Tile<Real> tile = tile_of<Real>(args, scratch, row, column);
-      tile.z += buffer * scratch.rows * scratch.columns;
+      if (overlaps) tile.z += overlap.block() % kScratchBlocks * scratch.rows * scratch.columns;
       g.m = tile.rows;
       g.n = tile.columns;
       g.a = hidden.from(row);
       g.b = weight.from(column);
       g.c.data = tile.z;
-      overlap.first_waits_for_mark(buffer);
       if (args.seldom || multiplies_by_dot_products(args)) {
-        launch_dot_products(g, {args.row_count, args.row_block_active, row}, overlap.first());
+        launch_dot_products(g, {args.row_count, args.row_block_active, row}, overlap.products());
       } else {
-        gemm(g, scratch.gemm, scratch.gemm_bytes, overlap.first());
+        void* const gemm_scratch =
+            static_cast<char*>(scratch.gemm) + static_cast<size_t>(overlap.product_stream()) * gemm_bytes;
+        gemm(g, gemm_scratch, gemm_bytes, overlap.products());
       }
-      overlap.second_waits();
+      overlap.end_products();
       std::visit(
           [&](const auto& of_epilogue) {
             launch_epilogue(static_cast<const LogitsProductOf<Real>&>(args), of_epilogue, tile,
-                            overlap.second());
+                            overlap.rows());
           },
           args.of_epilogue);
-      overlap.mark_second(buffer);
-      buffer = (buffer + 1) % buffers;
+      overlap.end_rows();
     }
   }
 }
