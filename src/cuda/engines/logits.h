@@ -160,11 +160,12 @@ struct StoredColumns {
 // relative to rounded_offset(), which is the logit offset up to rounding. The stored values are then
 // 2^kKeptExponent times the exp logits.
 struct ExpLogitsArgs : RowSums {
-  // The offset that exp logits are relative to, for engines with offsets_first.
+  // The offset that exp logits are relative to, for engines with offsets_first. Others may get the
+  // targets' logits for a run's first window.
   const float* logit_offset = nullptr;  // [rows]
-  // Other engines choose the logit offset in a run's first window and write it here. They may choose again:
-  // then they also change the exp logits of earlier windows, the `kept_before` columns that end where
-  // `exp_logits` begins.
+  // These choose the logit offset in the first window and write it here, perhaps over that logit. They may
+  // choose again: then they also change the exp logits of earlier windows, the `kept_before` columns that end
+  // where `exp_logits` begins.
   float* chosen_offset = nullptr;  // [rows]
   int64_t kept_before = 0;
   StoredColumns exp_logits = {};  // bf16, or fp32 with fp32 operands

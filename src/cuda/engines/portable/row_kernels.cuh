@@ -387,9 +387,9 @@ struct Stored {
   }
 };
 
-// Keeps exp logits relative to a row's logit offset. The offset is the maximum of the row's first line. If
-// that is too low, a higher one is chosen, and the kept exp logits are rescaled. Also makes sums, except with
-// batch_invariant, where Sum makes them.
+// Keeps exp logits relative to a row's logit offset. The offset is the target's logit, or the maximum of the
+// row's first line. If that is too low, a higher one is chosen, and the kept exp logits are rescaled. Also
+// makes sums, except with batch_invariant, where Sum makes them.
 template <class T>
 struct KeepExpLogits {
   template <class Of>
@@ -397,9 +397,16 @@ struct KeepExpLogits {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
-    // Above this, all kept exp logits of the row are rescaled to another logit offset.
-    constexpr float kMostAbove = 16;
-    const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
+    // Above this, all kept exp logits of the row are rescaled to another logit offset. The sum of their
+    // squares is below fp32's largest number.
+    constexpr float kMostAbove = 30;
+    float old_offset = -CUDART_INF_F;
+    if (!is_first) {
+      old_offset = args.chosen_offset[row];
+    } else if (args.logit_offset != nullptr && product.target[row] >= 0) {
+      const float target_logit = args.logit_offset[row];
+      if (std::fabs(target_logit) < CUDART_INF_F) old_offset = target_logit;
+    }
     const Stored<T> stored(args.exp_logits, row, line.column);
     const LineSums<float> line_sums = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
       return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {

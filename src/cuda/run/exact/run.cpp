@@ -9,6 +9,15 @@
 namespace logitless::cuda {
 namespace {
 
+// Whether a pass that keeps exp logits begins with the targets' logits as logit offsets. If one block has all
+// columns, the portable engine takes their maximum, as in a pass that keeps none.
+template <class Real>
+bool begins_with_target_logits(const RunnerOf<Real>& run) {
+  const PlanDetail& d = run.detail;
+  if (run.traits().offsets_first) return d.relative_to_offset;
+  return d.cached_columns > 0 && std::min(d.scratch_columns, widest_window(run)) < run.problem.vocab;
+}
+
 void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
                         const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
@@ -17,11 +26,8 @@ void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix
     product.row_block_active = active;
     ExpLogitsArgs args{row_sums(run, window)};
     if (run.detail.relative_to_offset && !tracks_max(run)) args.stats.max = nullptr;
-    if (run.traits().offsets_first) {
-      args.logit_offset = run.arena.logit_offset;
-    } else {
-      args.chosen_offset = run.arena.logit_offset;
-    }
+    if (begins_with_target_logits(run)) args.logit_offset = run.arena.logit_offset;
+    if (!run.traits().offsets_first) args.chosen_offset = run.arena.logit_offset;
     args.kept_before = std::min(run.detail.cached_columns, window.first);
     const Matrix exp_logits = run.exp_logits().from(0, args.kept_before);
     args.exp_logits = {exp_logits.data,
@@ -62,8 +68,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   constexpr bool kMayKeep = std::is_same_v<Real, float>;
   const bool kept = run.detail.cached_columns > 0, all_kept = run.detail.cached_columns == run.problem.vocab;
   const bool relative_to_offset = run.detail.relative_to_offset;
-  const ConstMatrix hidden =
-      load_rows(run, chunk, /*wants_target_logits=*/relative_to_offset && run.traits().offsets_first);
+  const ConstMatrix hidden = load_rows(run, chunk, begins_with_target_logits(run));
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
     if (kept || relative_to_offset) {
