@@ -70,7 +70,12 @@ std::vector<ScratchBlock> scratch_blocks(const Problem& p, const Device& device,
                                                {16, 1 << 10}};
   std::vector<ScratchBlock> blocks;
   for (const auto& [most_rows, logits] : sizes) {
-    const int64_t rows = std::min(largest_of_class(p.tokens), most_rows);
+    // Equal parts of the tokens, in whole tiles: a part of a few rows would read the whole weight again.
+    constexpr int64_t kTileRows = 256;
+    const int64_t tokens = largest_of_class(p.tokens);
+    const int64_t part = ceil_div(tokens, ceil_div(tokens, most_rows));
+    const int64_t rows =
+        tokens <= most_rows ? tokens : std::min(ceil_div(part, kTileRows) * kTileRows, most_rows);
     int64_t columns = logits / rows / 64 * 64;
     if (logits > 1 << 23) columns = columns_in_whole_waves(p, device, rows, columns);
     if (p.batch_invariant) columns = ceil_div(columns, step) * step;
