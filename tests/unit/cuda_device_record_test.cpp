@@ -127,6 +127,8 @@ TEST_F(Records, PathsFollowTheEnvironment) {
     EXPECT_EQ(record_path(device), "/h/.config/logitless/devices" + file);
     const Variable other("XDG_CONFIG_HOME", "/c");
     EXPECT_EQ(record_path(device), "/c/logitless/devices" + file);
+    const Variable relative("XDG_CONFIG_HOME", "c");
+    EXPECT_EQ(record_path(device), "/h/.config/logitless/devices" + file);
     const Variable no_home("HOME", nullptr), no_config("XDG_CONFIG_HOME", nullptr);
     EXPECT_EQ(record_path(device), "");
   }

@@ -26,6 +26,7 @@ std::string record_path(const Device& device) {
   if (folder.empty() && std::getenv("LOGITLESS_DEVICE_RECORDS") != nullptr) return "";
   if (folder.empty()) {
     folder = variable("XDG_CONFIG_HOME");
+    if (!folder.starts_with('/')) folder.clear();  // its specification says to ignore relative paths
     if (folder.empty() && !variable("HOME").empty()) folder = std::string(variable("HOME")) + "/.config";
     if (folder.empty()) return "";
     folder += "/logitless/devices";

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -82,7 +83,7 @@ class Tuner {
   DeviceRecord record() {
     const std::vector<TuneHead>& heads = options_.heads.empty() ? kCommonHeads : options_.heads;
     std::string why_not;
-    measure_rates();
+    prepare_rates();
     for (size_t i = 0; i < heads.size(); ++i) {
       // Each head gets its share of the time that is left, so that one which does not fit costs none.
       const double until = deadline_.elapsed() + deadline_.left() / static_cast<double>(heads.size() - i);
@@ -103,6 +104,7 @@ class Tuner {
     record_.device.capability = device_.capability;
     record_.device.processors = device_.processors;
     Measured& measured = record_.device.measured;
+    measured.matmul_flops = rate(2 * std::pow(static_cast<double>(square_.m), 3), median(products_));
     measured.mma_share = mma_share();
     for (size_t i = 0; i < kWorkNames.size(); ++i) measured.engines[i] = fastest(static_cast<Work>(i));
     return record_;
@@ -115,54 +117,42 @@ class Tuner {
     }
   }
 
-  // Times a product and a copy, of square matrices that are large enough for the rates whatever the heads.
-  void measure_rates() {
+  // Chooses square matrices that are large enough for the rates, whatever the heads, and times copies of
+  // them.
+  void prepare_rates() {
     constexpr double kLongEnough = 5e-4;
     constexpr int64_t kMostRows = 16384;
-    constexpr size_t kRepeats = 5;
-    constexpr int kAtOnce = 8;
-    constexpr double kWarmSeconds = 1;
-    const Queue queue(stream_);
-    DeviceMemory a, b, c;
-    Gemm g;
-    g.transpose_b = true;
-    const auto seconds_of_products = [&](int count) {
-      return stream_.seconds_of([&] {
-        for (int i = 0; i < count; ++i) gemm(g, nullptr, 0, queue);
-      });
-    };
+    constexpr int kRepeats = 5;
+    square_.transpose_b = true;
     size_t bytes = 0;
     do {
-      g.m = g.n = g.k = std::max<int64_t>(2 * g.m, 128);
+      square_.m = square_.n = square_.k = std::max<int64_t>(2 * square_.m, 128);
       // Two of them are more than the L2 holds.
-      const int64_t elements = std::max(g.m * g.m, device_.l2_bytes);
+      const int64_t elements = std::max(square_.m * square_.m, device_.l2_bytes);
       bytes = static_cast<size_t>(elements) * size_of(kDType);
-      for (DeviceMemory* matrix : {&a, &b, &c}) *matrix = DeviceMemory(bytes);
-      launch_fill(a.get(), kDType, elements, 1, 1, stream_);
-      launch_fill(b.get(), kDType, elements, 1, 2, stream_);
-      g.a = {a.get(), kDType, g.m};
-      g.b = {b.get(), kDType, g.m};
-      g.c = {c.get(), kDType, g.m};
-      seconds_of_products(1);  // loads kernels
-    } while (seconds_of_products(1) < kLongEnough && g.m < kMostRows);
-    // Products back to back, until the clocks are those of long work.
-    const Deadline warm(std::min(kWarmSeconds, deadline_.left() / 20));
-    std::vector<double> products, copies;
-    do {
-      products.push_back(seconds_of_products(kAtOnce));
-    } while (warm.left() > 0 || products.size() < kRepeats);
-    products.erase(products.begin(), products.end() - kRepeats);
-    for (size_t i = 0; i < kRepeats; ++i) {
+      for (DeviceMemory& matrix : matrices_) matrix = DeviceMemory(bytes);
+      launch_fill(matrices_[0].get(), kDType, elements, 1, 1, stream_);
+      launch_fill(matrices_[1].get(), kDType, elements, 1, 2, stream_);
+      square_.a = {matrices_[0].get(), kDType, square_.m};
+      square_.b = {matrices_[1].get(), kDType, square_.m};
+      square_.c = {matrices_[2].get(), kDType, square_.m};
+      multiply();  // loads kernels
+    } while (stream_.seconds_of([&] { multiply(); }) < kLongEnough && square_.m < kMostRows);
+    std::vector<double> copies;
+    for (int i = 0; i < kRepeats; ++i) {
       copies.push_back(stream_.seconds_of([&] {
-        check(cudaMemcpyAsync(c.get(), a.get(), bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
+        check(
+            cudaMemcpyAsync(matrices_[2].get(), matrices_[0].get(), bytes, cudaMemcpyDeviceToDevice, stream_),
+            "cudaMemcpyAsync");
       }));
     }
-    const auto rate = [](double of_work, double seconds) {
-      return of_work / seconds >= kLeastRate ? of_work / seconds : 0;
-    };
-    record_.device.measured.matmul_flops =
-        rate(kAtOnce * 2 * std::pow(static_cast<double>(g.m), 3), median(products));
     record_.device.measured.bytes_per_second = rate(2 * static_cast<double>(bytes), median(copies));
+  }
+
+  void multiply() const { gemm(square_, nullptr, 0, Queue(stream_)); }
+
+  static double rate(double of_work, double seconds) {
+    return of_work / seconds >= kLeastRate ? of_work / seconds : 0;
   }
 
   // Runs all cells of a head in turn until its time is up, each at least once.
@@ -175,13 +165,15 @@ class Tuner {
     }
     for (const Cell& cell : cells) head.run(cell.planned);  // loads kernels
     stream_.wait();
+    const auto seconds_after_one = [&](const auto& run) {
+      report();
+      run();  // keeps the device busy while the timed run is queued
+      return stream_.seconds_of(run);
+    };
     do {
-      for (Cell& cell : cells) {
-        report();
-        const auto run = [&] { head.run(cell.planned); };
-        run();  // keeps the device busy while the timed run is queued
-        cell.seconds.push_back(stream_.seconds_of(run));
-      }
+      // Among the engines' runs, as the clocks of back-to-back products are lower.
+      products_.push_back(seconds_after_one([&] { multiply(); }));
+      for (Cell& cell : cells) cell.seconds.push_back(seconds_after_one([&] { head.run(cell.planned); }));
     } while (deadline_.elapsed() < until);
     const auto& [tokens, vocab, hidden] = head.sizes();
     for (const Cell& cell : cells) {
@@ -241,6 +233,9 @@ class Tuner {
   const TimedStream stream_;
   const Deadline deadline_;
   std::vector<const Engine*> engines_;
+  Gemm square_;
+  std::array<DeviceMemory, 3> matrices_;
+  std::vector<double> products_;  // seconds of square_
   DeviceRecord record_;
 };
 
@@ -258,14 +253,18 @@ class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path) {
     static std::atomic<int> number = 0;
-    const std::filesystem::path target(path);
     std::error_code error;
+    // A link stays: the file that it names is replaced.
+    const std::filesystem::path target = std::filesystem::is_symlink(path, error)
+                                             ? std::filesystem::weakly_canonical(path, error)
+                                             : std::filesystem::path(path);
     if (target.has_parent_path()) std::filesystem::create_directories(target.parent_path(), error);
     if (!target.has_filename() ||
         (std::filesystem::exists(target, error) && !std::filesystem::is_regular_file(target, error))) {
       refuse("no regular file");  // a rename would replace a device such as /dev/null
     }
-    beside_ = path + "." + std::to_string(getpid()) + "-" + std::to_string(number++) + ".new";
+    target_ = target;
+    beside_ = target_ + "." + std::to_string(getpid()) + "-" + std::to_string(number++) + ".new";
     file_.open(beside_, std::ios::binary);
     if (!file_) refuse("");
   }
@@ -279,7 +278,7 @@ class NewFile {
     file_ << text;
     file_.close();
     std::error_code error;
-    if (file_) std::filesystem::rename(beside_, path_, error);
+    if (file_) std::filesystem::rename(beside_, target_, error);
     if (!file_ || error) refuse(error ? error.message() : "");
   }
 
@@ -289,7 +288,7 @@ class NewFile {
   }
 
   const std::string path_;
-  std::string beside_;
+  std::string target_, beside_;
   std::ofstream file_;
 };
 
