@@ -218,6 +218,35 @@ TEST_P(CommonOffset, ChangesNoLossOfDifferences) {
   }
 }
 
+// A target's logit from unrounded operands may be far above all logits of the product, whose operands are
+// rounded. Plans of many windows then lose no exp logits, and agree with the plan of one.
+TEST_P(CommonOffset, TargetsOfUnroundedOperands) {
+  Case c = plain_case(3, {2, 1000, 8}, LOGITLESS_F32);
+  c.problem.compute_dtype = LOGITLESS_BF16;
+  c.problem.has.log_sum_sq_probs = 1;
+  if (!is_device() || !engine().can_run(c.problem)) GTEST_SKIP();
+  constexpr double kDown = 1.00385;  // bf16 rounds it by 2^-8 of itself
+  std::ranges::fill(c.hidden, 0);
+  std::ranges::fill(c.weight, 0);
+  std::ranges::fill(c.targets, 3);
+  for (size_t i = 0; i < 2; ++i) c.hidden[8 * i] = kDown, c.hidden[8 * i + 1] = 4;
+  for (size_t j = 0; j < 1000; ++j) c.weight[8 * j] = 16384 * kDown, c.weight[8 * j + 1] = j == 3 ? 0 : -1;
+  for (std::vector<double>* values : {&c.hidden, &c.weight}) {
+    for (double& value : *values) value = rounded(value, LOGITLESS_F32);
+  }
+  const Outputs one = solve(c, LOGITLESS_FASTEST);
+  for (size_t budget : {20'000, 27'000, 40'000, 60'000}) {
+    const Outputs got = solve(c, budget);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_NEAR(got.nll[i], one.nll[i], 1e-3) << budget;
+      EXPECT_NEAR(got.log_sum_sq_probs[i], one.log_sum_sq_probs[i], 1e-3) << budget;
+    }
+    for (size_t k = 0; k < one.d_weight.size(); ++k) {
+      ASSERT_NEAR(got.d_weight[k], one.d_weight[k], 0x1p-6 * std::fabs(one.d_weight[3 * 8])) << budget;
+    }
+  }
+}
+
 // Offsets beyond the integers of float32 give finite gradients, of the right sign and size.
 TEST_P(CommonOffset, BeyondTheIntegers) {
   const Case plain = base(8);

@@ -17,7 +17,7 @@ struct EngineTraits {
   // Exp logits are relative to rounded_offset(); kept ones as described in logit_offset.h.
   bool base_2 = false;
   // True: kExpLogits gets logit offsets, and blocks of rows that they do not suit are done again. False: the
-  // engine chooses offsets itself, near the maximum (ExpLogitsArgs::chosen_offset).
+  // engine chooses offsets itself (ExpLogitsArgs::chosen_offset).
   bool offsets_first = false;
   bool seldom_differs = false;  // launches with LogitsProduct::seldom round logits in another way
   bool needs_scratch = false;   // it uses LogitsScratch

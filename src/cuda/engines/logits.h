@@ -161,7 +161,7 @@ struct StoredColumns {
 // 2^kKeptExponent times the exp logits.
 struct ExpLogitsArgs : RowSums {
   // The offset that exp logits are relative to, for engines with offsets_first. Others may get the
-  // targets' logits for a run's first window.
+  // targets' logits for a run's first window, as guesses of the maxima.
   const float* logit_offset = nullptr;  // [rows]
   // These choose the logit offset in the first window and write it here, perhaps over that logit. They may
   // choose again: then they also change the exp logits of earlier windows, the `kept_before` columns that end

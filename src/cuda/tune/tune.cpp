@@ -247,6 +247,13 @@ std::string today() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &utc)};
 }
 
+// Returns the file that a link names, which may not exist.
+std::filesystem::path linked(const std::filesystem::path& link) {
+  std::error_code error;
+  return std::filesystem::weakly_canonical(link.parent_path() / std::filesystem::read_symlink(link, error),
+                                           error);
+}
+
 // A file beside the record's, which no other process uses, so that no reader sees half of it. It takes the
 // record's place in commit(); without that, nothing is left of it.
 class NewFile {
@@ -255,9 +262,8 @@ class NewFile {
     static std::atomic<int> number = 0;
     std::error_code error;
     // A link stays: the file that it names is replaced.
-    const std::filesystem::path target = std::filesystem::is_symlink(path, error)
-                                             ? std::filesystem::weakly_canonical(path, error)
-                                             : std::filesystem::path(path);
+    const std::filesystem::path target =
+        std::filesystem::is_symlink(path, error) ? linked(path) : std::filesystem::path(path);
     if (target.has_parent_path()) std::filesystem::create_directories(target.parent_path(), error);
     if (!target.has_filename() ||
         (std::filesystem::exists(target, error) && !std::filesystem::is_regular_file(target, error))) {

@@ -279,10 +279,14 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
 }
 
 // Makes sums relative to the given logit offset. They are relative to the maximum if there is no offset, or
-// if the maximum is more than most_above nats above it. sum(logit_offset) makes them, usually once.
+// if the maximum is more than most_above nats above it. sum(logit_offset) makes them, usually once. guess: of
+// the row's maximum, or -inf. It replaces the maximum of a line without an offset, if it is higher. Another
+// product may have made it, so it counts up to a limit above which exp logits could be lost.
 template <class Of, class Real, class Make>
 __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Real logit_offset,
-                                                 Real most_above, const Make& sum) {
+                                                 Real most_above, const Make& sum,
+                                                 Real guess = -std::numeric_limits<Real>::infinity()) {
+  constexpr Real kMostGuessAbove = 40;
   const bool is_new = !(std::fabs(logit_offset) <= std::numeric_limits<Real>::max());
   if (is_new) {
     Real largest = -std::numeric_limits<Real>::infinity();
@@ -291,6 +295,7 @@ __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Rea
       for (int i = 0; i < kAtOnce; ++i) largest = larger(largest, z[i]);
     });
     logit_offset = larger(logit_offset, lanes_max<Of::kLanes>(largest));
+    if (guess > logit_offset) logit_offset = min(guess, logit_offset + kMostGuessAbove);
   }
   LineSums<Real> line_sums =
       sum(logit_offset == -std::numeric_limits<Real>::infinity() ? Real(0) : logit_offset);
@@ -387,8 +392,9 @@ struct Stored {
   }
 };
 
-// Keeps exp logits relative to a row's logit offset. The offset is the target's logit, or the maximum of the
-// row's first line. If that is too low, a higher one is chosen, and the kept exp logits are rescaled. Also
+// Keeps exp logits relative to a row's logit offset. The offset is the maximum of the row's first line, or
+// the target's logit if that is higher. If it is too low, a higher one is chosen, and the kept exp logits are
+// rescaled. Also
 // makes sums, except with batch_invariant, where Sum makes them.
 template <class T>
 struct KeepExpLogits {
@@ -397,25 +403,21 @@ struct KeepExpLogits {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
-    // Above this, all kept exp logits of the row are rescaled to another logit offset. The sum of their
-    // squares is below fp32's largest number.
-    constexpr float kMostAbove = 30;
-    float old_offset = -CUDART_INF_F;
-    if (!is_first) {
-      old_offset = args.chosen_offset[row];
-    } else if (args.logit_offset != nullptr && product.target[row] >= 0) {
-      const float target_logit = args.logit_offset[row];
-      if (std::fabs(target_logit) < CUDART_INF_F) old_offset = target_logit;
-    }
+    // Above this, all kept exp logits of the row are rescaled to another logit offset.
+    constexpr float kMostAbove = 16;
+    const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
+    const bool has_guess = is_first && args.logit_offset != nullptr && product.target[row] >= 0;
+    const float guess = has_guess ? args.logit_offset[row] : -CUDART_INF_F;
     const Stored<T> stored(args.exp_logits, row, line.column);
-    const LineSums<float> line_sums = sum_near_offset(line, old_offset, kMostAbove, [&](float logit_offset) {
+    const auto sum = [&](float logit_offset) {
       return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {
         stored.store(j, count, [&](int i) {
           if (Of::kPlain || e[i] == 0) return e[i];
           return e[i] * product.transform.slope(z[i], line.inverse_temperature);
         });
       });
-    });
+    };
+    const LineSums<float> line_sums = sum_near_offset(line, old_offset, kMostAbove, sum, guess);
     const float logit_offset = line_sums.stats.max;
     if (old_offset > -CUDART_INF_F && logit_offset != old_offset) {
       const float factor = exp_from(old_offset, logit_offset);
