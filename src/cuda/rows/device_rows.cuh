@@ -256,6 +256,19 @@ __device__ inline double exp_from(double z, double logit_offset) {
   return std::exp(z - logit_offset);
 }
 
+// The same to the last digits for logits far above the offset, where the roundings of the difference and of
+// its product with log2(e) count.
+__device__ inline float exp_from_far(float z, float logit_offset) {
+  constexpr float kLog2ELow = 1.925963e-8f;  // log2(e) - kLog2E
+  const float d = z - logit_offset, part = d - z;
+  if (d < 1) return exp_from(z, logit_offset);
+  const float lost = (z - (d - part)) - (logit_offset + part);  // d + lost is exact
+  const float t = d * kLog2E;
+  const float rest = std::fma(d, kLog2E, -t) + std::fma(d, kLog2ELow, lost * kLog2E);
+  const float y = exp2_approx(t);
+  return std::fma(y, rest * kLn2, y);
+}
+
 // Narrows a range so that fp32 also holds the optional sums.
 LOGITLESS_HD inline SumRange range_of_sums(const PartialStats& partials, SumRange range) {
 #define LOGITLESS_RANGE(name, part, kind, ...)                                                          \

@@ -234,8 +234,8 @@ struct LineSums {
 };
 
 // Like for_each(), but store(j, logits, exp_logits, count) also gets the exp logits. low: rounding error of
-// the logit offset.
-template <class Of, class Real, class Store>
+// the logit offset. kFar: by exp_from_far(), without low.
+template <bool kFar = false, class Of, class Real, class Store>
 __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowSumsOf<Real>& args,
                                           Real logit_offset, Real low, const Store& store) {
   LineSums<Real> line_sums;
@@ -249,7 +249,11 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
     Real e[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      e[i] = exp_from(z[i] - logit_offset, low);
+      if constexpr (kFar) {
+        e[i] = exp_from_far(z[i], logit_offset);
+      } else {
+        e[i] = exp_from(z[i] - logit_offset, low);
+      }
       line_sums.max = larger(line_sums.max, z[i]);
     }
     sums.sum_exp += (e[0] + e[1]) + (e[2] + e[3]);
@@ -286,7 +290,7 @@ template <class Of, class Real, class Make>
 __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Real logit_offset,
                                                  Real most_above, const Make& sum,
                                                  Real guess = -std::numeric_limits<Real>::infinity()) {
-  constexpr Real kMostGuessAbove = 40;
+  constexpr Real kMostGuessAbove = 40;  // squares of exp logits are still normal numbers
   const bool is_new = !(std::fabs(logit_offset) <= std::numeric_limits<Real>::max());
   if (is_new) {
     Real largest = -std::numeric_limits<Real>::infinity();
@@ -403,21 +407,25 @@ struct KeepExpLogits {
     const LogitsProduct& product = line.product;
     const int64_t row = line.row;
     const bool is_first = product.column_offset + line.column == 0;
-    // Above this, all kept exp logits of the row are rescaled to another logit offset.
-    constexpr float kMostAbove = 16;
+    // Above this, all kept exp logits of the row are rescaled to another logit offset. The sum of their
+    // squares is below fp32's largest number.
+    constexpr float kMostAbove = 30;
+    constexpr float kFar = 8;  // above this, a line's exp logits are made again without their lost digits
     const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
     const bool has_guess = is_first && args.logit_offset != nullptr && product.target[row] >= 0;
     const float guess = has_guess ? args.logit_offset[row] : -CUDART_INF_F;
     const Stored<T> stored(args.exp_logits, row, line.column);
-    const auto sum = [&](float logit_offset) {
-      return sum_line(line, args, logit_offset, 0.0f, [&](int j, const float* z, const float* e, int count) {
-        stored.store(j, count, [&](int i) {
-          if (Of::kPlain || e[i] == 0) return e[i];
-          return e[i] * product.transform.slope(z[i], line.inverse_temperature);
-        });
+    const auto store = [&](int j, const float* z, const float* e, int count) {
+      stored.store(j, count, [&](int i) {
+        if (Of::kPlain || e[i] == 0) return e[i];
+        return e[i] * product.transform.slope(z[i], line.inverse_temperature);
       });
     };
-    const LineSums<float> line_sums = sum_near_offset(line, old_offset, kMostAbove, sum, guess);
+    LineSums<float> line_sums = sum_near_offset(
+        line, old_offset, kMostAbove,
+        [&](float logit_offset) { return sum_line(line, args, logit_offset, 0.0f, store); }, guess);
+    if (line_sums.max - line_sums.stats.max > kFar)
+      line_sums = sum_line<true>(line, args, line_sums.stats.max, 0.0f, store);
     const float logit_offset = line_sums.stats.max;
     if (old_offset > -CUDART_INF_F && logit_offset != old_offset) {
       const float factor = exp_from(old_offset, logit_offset);
