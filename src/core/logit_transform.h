@@ -44,6 +44,11 @@ struct LogitTransform {
   }
 };
 
+// Whether logits are dot products times a number, plus a bias.
+inline bool is_linear(const Problem& problem) {
+  return problem.softcap == 0;
+}
+
 // bias: already multiplied by bias_scale. bias and inverse_temperature are not used if the problem has none.
 template <class T>
 LogitTransform<T> logit_transform(const Problem& problem, const T* bias = nullptr,

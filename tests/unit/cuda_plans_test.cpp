@@ -55,6 +55,17 @@ TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   }
 }
 
+// Gradients with label smoothing come from kept exp logits, where weighted logits can be dot products.
+TEST(CudaPlans, LabelSmoothingTakesThreeMatmuls) {
+  Problem p = head_problem(kHeads[0]);
+  p.label_smoothing = 0.1;
+  EXPECT_DOUBLE_EQ(best(validated(p)).cost_matmuls, 3);
+  Problem capped = p, invariant = p;
+  capped.softcap = 30;
+  invariant.batch_invariant = true;
+  for (const Problem& other : {capped, invariant}) EXPECT_DOUBLE_EQ(best(validated(other)).cost_matmuls, 4);
+}
+
 // By default a plan spends much memory only for much time. It takes at most a quarter of the head's float32
 // logits + 64 MiB while a plan within that costs at most 6%.
 TEST(CudaPlans, TheDefaultKeepsToAQuarterOfTheLogits) {

@@ -101,6 +101,10 @@ class Prediction {
                                        [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
     }
     if (p_.has.d_bias) seconds += moved(rows, columns, 2);
+    if (exp_logits_become_dz(p_)) {  // and weighted logits are dot products with a sum of the weight
+      const auto size = static_cast<double>(size_of(operand_dtype(p_)));
+      seconds += moved(rows, columns, 2 * size) + moved(p_.vocab, p_.hidden, size) + 4 * kLaunchSeconds;
+    }
     return seconds;
   }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "core/logit_transform.h"
 #include "cuda/engines/kernel_times.h"
 #include "cuda/plan/describe.h"
 #include "cuda/plan/sizes.h"
@@ -71,11 +72,10 @@ std::vector<ScratchBlock> scratch_blocks(const Problem& p, const Device& device,
   std::vector<ScratchBlock> blocks;
   for (const auto& [most_rows, logits] : sizes) {
     // Equal parts of the tokens, in whole tiles: a part of a few rows would read the whole weight again.
-    constexpr int64_t kTileRows = 256;
+    const int64_t tile = std::min<int64_t>(256, most_rows / 8);
     const int64_t tokens = largest_of_class(p.tokens);
     const int64_t part = ceil_div(tokens, ceil_div(tokens, most_rows));
-    const int64_t rows =
-        tokens <= most_rows ? tokens : std::min(ceil_div(part, kTileRows) * kTileRows, most_rows);
+    const int64_t rows = tokens <= most_rows ? tokens : std::min(ceil_div(part, tile) * tile, most_rows);
     int64_t columns = logits / rows / 64 * 64;
     if (logits > 1 << 23) columns = columns_in_whole_waves(p, device, rows, columns);
     if (p.batch_invariant) columns = ceil_div(columns, step) * step;
@@ -182,11 +182,12 @@ class Search {
                                  : std::vector<ScratchBlock>{{0, 0}};
   }
 
-  // Exp logits become gradients only by a factor for each row. That excludes terms that are no multiple of p.
-  // Factors are fp32.
+  // Exp logits become gradients by a factor for each row, which is fp32, or with label smoothing become dz.
   bool has_exp_logits() const {
     const DType dtype = operand_dtype(p_);
-    return dtype != DType::kF16 && dtype != DType::kF64 && p_.label_smoothing == 0;
+    if (dtype == DType::kF16 || dtype == DType::kF64) return false;
+    // Sums of weighted logits would have other bits than those of passes that keep none.
+    return p_.label_smoothing == 0 || (is_linear(p_) && !p_.batch_invariant);
   }
   bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
 

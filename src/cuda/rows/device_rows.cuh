@@ -256,8 +256,8 @@ __device__ inline double exp_from(double z, double logit_offset) {
   return std::exp(z - logit_offset);
 }
 
-// The same to the last digits for logits far above the offset, where the roundings of the difference and of
-// its product with log2(e) count.
+// exp(z - logit_offset) for logits far above the offset, where the roundings of the difference and of its
+// product with log2(e) count.
 __device__ inline float exp_from_far(float z, float logit_offset) {
   constexpr float kLog2ELow = 1.925963e-8f;  // log2(e) - kLog2E
   const float d = z - logit_offset, part = d - z;

@@ -279,6 +279,50 @@ void launch_column_sums(const ColumnSums& c, const Queue& queue);
 void launch_store_vector(const void* from, int64_t count, double factor, void* to, DType dtype,
                          bool accumulate, const Queue& queue);
 
+// ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
+//
+// sum[d] = sum over rows of weight * data, in a fixed order; weight null: 1. fp32 data are rounded to
+// operand_dtype. parts: [kSumParts, columns] scratch.
+struct WeightedRows {
+  ConstMatrix data;
+  DType operand_dtype;
+  int64_t rows, columns;
+  const float* weight;  // [rows] or null
+  float* parts;
+  float* sum;  // [columns]
+};
+void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
+// sums[i] = sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i. Rows that are ignored
+// or do not exist stay unchanged.
+struct WeightedLogits {
+  ConstMatrix hidden;
+  int64_t rows, columns;
+  const int32_t* row_count;
+  const int32_t* target;  // [rows]
+  LogitTransform<float> transform;
+  const float* class_weight;  // [vocab] or null: ones
+  int64_t vocab;
+  const float* weight_sum;  // [columns]
+  float* bias_sum;          // scratch: one number
+  float* sums;              // [rows]
+};
+void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
+// d_bias[j] += w_j * sum_i c_i
+void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
+                        const Queue& queue);
+
+// Turns kept exp logits into dz where a factor for each row is not enough. Logits are linear. The sums
+// of exp logits are in arena.row_factor. Entries of several targets come later.
+struct MakeDz {
+  Matrix exp_logits;  // rows are pieces of 16 bytes
+  int64_t first, rows, columns;
+  const int32_t* row_count;
+  bool has_one_target;        // a row
+  const float* class_weight;  // [columns] or null: ones
+  const float* scale;         // scalar; null: 1
+};
+void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue);
+
 // ---- dot_products.cu
 //
 // Rows of a product that exist, as the device knows them. The others stay as they are.

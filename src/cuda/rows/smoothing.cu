@@ -1,5 +1,8 @@
+#include <algorithm>
+
+#include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/run/sparsified/sparsified.h"
+#include "cuda/rows/vector8.cuh"
 
 namespace logitless::cuda {
 namespace {
@@ -33,27 +36,26 @@ __global__ void __launch_bounds__(1024)
     weighted_bias_kernel(const float* bias, const float* class_weight, int64_t vocab, float* out) {
   double sum = 0;
   for (int64_t j = threadIdx.x; j < vocab; j += 1024) {
-    sum += double{bias[j]} * (class_weight != nullptr ? class_weight[j] : 1.0f);
+    const float w = class_weight != nullptr ? class_weight[j] : 1.0f;
+    if (w != 0) sum += double{bias[j]} * w;  // a bias of -inf may mask a class without weight
   }
   sum = block_sum<1024>(sum);
   if (threadIdx.x == 0) *out = static_cast<float>(sum);
 }
 
-// One block for each row. The sum of the bias is in the first of sum_parts, which are no longer needed.
+// One block for each row.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    weighted_logits_kernel(SparsifiedArena t, ConstMatrix matrix, int64_t columns,
-                           LogitTransform<float> transform) {
+__global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogits w) {
   const int64_t row = blockIdx.x;
-  if (t.base.target[row] == kIgnoredRow) return;
-  const T* hidden = matrix.row<T>(row);
+  if (row >= existing(w.row_count, w.rows) || w.target[row] == kIgnoredRow) return;
+  const T* hidden = w.hidden.row<T>(row);
   double dot = 0;
-  for (int64_t d = threadIdx.x; d < columns; d += kThreads)
-    dot += double{to_float(hidden[d])} * t.weight_sum[d];
-  double sum =
-      transform.scale * block_sum<kThreads>(dot) + (transform.bias != nullptr ? double{*t.sum_parts} : 0.0);
-  sum *= transform.inverse_temperature_of(row);
-  if (threadIdx.x == 0) t.base.partials.weighted[row] = static_cast<float>(sum);
+  for (int64_t d = threadIdx.x; d < w.columns; d += kThreads)
+    dot += double{to_float(hidden[d])} * w.weight_sum[d];
+  double sum = w.transform.scale * block_sum<kThreads>(dot) +
+               (w.transform.bias != nullptr ? double{*w.bias_sum} : 0.0);
+  sum *= w.transform.inverse_temperature_of(row);
+  if (threadIdx.x == 0) w.sums[row] = static_cast<float>(sum);
 }
 
 __global__ void __launch_bounds__(1024)
@@ -70,6 +72,45 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
+constexpr int64_t kStep = int64_t{8} * kThreads;  // elements of a row that a block changes at once
+
+// A row of blocks for each row. The target's element is made from its logit, which keeps the digits of
+// p - 1.
+template <class T>
+__global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m) {
+  const int64_t r = blockIdx.x;
+  if (r >= existing(m.row_count, m.rows)) return;
+  const int32_t target = arena.target[m.first + r];
+  const bool is_ignored = target == kIgnoredRow;
+  const float a = arena.a[r], c = arena.c[r], scale = m.scale != nullptr ? *m.scale : 1.0f;
+  const float inverse_sum = 1 / arena.row_factor[r];
+  T* row = m.exp_logits.row<T>(r);
+  const auto dz_of = [&](const T& exp_logit, int64_t j) {
+    const float p = to_float(exp_logit) * inverse_sum;
+    float dz = p == 0 ? 0.0f : p * a;
+    if (c != 0) dz += m.class_weight != nullptr ? c * m.class_weight[j] : c;
+    return from_float<T>(is_ignored ? 0.0f : dz * scale);
+  };
+  const int64_t step = gridDim.y * kStep;
+  for (int64_t j = 8 * (int64_t{blockIdx.y} * kThreads + threadIdx.x); j < m.columns; j += step) {
+    if (j + 8 <= m.columns) {
+      auto& piece = *reinterpret_cast<Vector8<T>*>(row + j);
+      Vector8<T> elements = piece;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) elements.x[k] = dz_of(elements.x[k], j + k);
+      piece = elements;
+    } else {
+      for (int64_t k = j; k < m.columns; ++k) row[k] = dz_of(row[k], k);
+    }
+    if (m.has_one_target && target >= j && target < min(j + 8, m.columns)) {
+      const float w = m.class_weight != nullptr ? m.class_weight[target] : 1.0f;
+      const RowCoefficients<float> of_row = {a, 0, c, arena.g[r]};
+      const float log_p = (arena.target_logit[r] - arena.lse[r]) - arena.lse_residual[r];
+      row[target] = from_float<T>(dz_element(of_row, log_p, w, 1.0f) * scale);
+    }
+  }
+}
+
 }  // namespace
 
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
@@ -80,22 +121,30 @@ void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
   queue.launch("weighted_rows", join_parts_kernel, blocks_for(w.columns, kThreads), kThreads, 0, w);
 }
 
-void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
-                            const LogitTransform<float>& transform, const float* class_weight,
-                            const Queue& queue) {
-  if (transform.bias != nullptr) {
-    queue.launch("weighted_logits", weighted_bias_kernel, 1, 1024, 0, transform.bias, class_weight, t.vocab,
-                 t.sum_parts);
+void launch_weighted_logits(const WeightedLogits& w, const Queue& queue) {
+  if (w.transform.bias != nullptr) {
+    queue.launch("weighted_logits", weighted_bias_kernel, 1, 1024, 0, w.transform.bias, w.class_weight,
+                 w.vocab, w.bias_sum);
   }
-  for_dtype(hidden.dtype, [&](auto type) {
-    queue.launch("weighted_logits", weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(t.rows),
-                 kThreads, 0, t, hidden, columns, transform);
+  for_dtype(w.hidden.dtype, [&](auto type) {
+    queue.launch("weighted_logits", weighted_logits_kernel<decltype(type)>, static_cast<unsigned>(w.rows),
+                 kThreads, 0, w);
   });
 }
 
 void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
                         const Queue& queue) {
   queue.launch("smooth_bias", smooth_bias_kernel, 1, 1024, 0, c, rows, class_weight, vocab, d_bias);
+}
+
+void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue) {
+  constexpr int64_t kFewBlocks = 2048;
+  const auto parts = static_cast<unsigned>(std::clamp<int64_t>(
+      kFewBlocks / std::max<int64_t>(m.rows, 1), 1, std::max<int64_t>(ceil_div(m.columns, kStep), 1)));
+  for_dtype(m.exp_logits.dtype, [&](auto type) {
+    queue.launch("make_dz", make_dz_kernel<decltype(type)>, dim3(static_cast<unsigned>(m.rows), parts),
+                 kThreads, 0, arena, m);
+  });
 }
 
 }  // namespace logitless::cuda

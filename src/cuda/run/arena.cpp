@@ -134,4 +134,9 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
 template Arena lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 template ArenaOf<double> lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 
+void take_weight_sums(const Problem& p, Arena& a, Workspace& w) {
+  a.sum_parts = take<float>(w, kSumParts * p.hidden);
+  a.weight_sum = take<float>(w, p.hidden);
+}
+
 }  // namespace logitless::cuda

@@ -75,6 +75,9 @@ struct GroupStats {
 };
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 
+// Parts of a sum over rows, each with a fixed order.
+inline constexpr int64_t kSumParts = 128;
+
 // The workspace of a run. N: tokens, R: rows of a chunk, W: columns of a window. Real is the type of sums and
 // of numbers per row: double with float64 operands, else float.
 template <class Real>
@@ -103,6 +106,8 @@ struct ArenaOf {
   Real* d_weight = nullptr;     // [V, padded] the sum over chunks
   void* staging = nullptr;      // [W, padded] of d_weight, if no product writes its rows
   Real* d_bias = nullptr;       // [V]
+  float* sum_parts = nullptr;   // [kSumParts, D] with label smoothing, as the next, unless logits are summed
+  float* weight_sum = nullptr;  // [D]
   TopArenaOf<Real> top;
   Real* logits = nullptr;  // LogitsScratch
   void* gemm = nullptr;
@@ -112,6 +117,12 @@ using Arena = ArenaOf<float>;
 // Lays out the part that all plans share.
 template <class Real>
 ArenaOf<Real> lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
+
+// Whether kept exp logits become dz in place, because a factor for each row does not make gradients of them.
+// Then sum_weighted_logits() follows a pass that keeps them.
+bool exp_logits_become_dz(const Problem& problem);
+// Takes what sum_weighted_logits() needs.
+void take_weight_sums(const Problem& problem, Arena& arena, Workspace& workspace);
 
 // Takes a piece of a workspace.
 template <class T>

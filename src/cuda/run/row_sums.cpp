@@ -54,13 +54,14 @@ Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
 #undef LOGITLESS_POINTER
   }
   c.grad_loss = static_cast<const Real*>(b.grad_loss);
-  c.scale_dz = run.detail.cached_columns < p.vocab && size_of(run.dtype()) == 2;
+  const bool stores_dz = run.detail.cached_columns < p.vocab || exp_logits_become_dz(p);
+  c.scale_dz = stores_dz && size_of(run.dtype()) == 2;
   return c;
 }
 
 CachedExpLogits kept_exp_logits_of(const Runner& run, const ConstMatrix& hidden) {
   CachedExpLogits k{};
-  if (run.detail.cached_columns == 0) return k;
+  if (run.detail.cached_columns == 0 || exp_logits_become_dz(run.problem)) return k;
   k.exp_logits = run.exp_logits();
   k.columns = run.detail.cached_columns;
   k.base_2 = run.traits().base_2;
@@ -90,6 +91,36 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
 }
 
 }  // namespace
+
+void sum_weight(const Runner& run) {
+  launch_weighted_rows({.data = run.weight(),
+                        .operand_dtype = run.dtype(),
+                        .rows = run.problem.vocab,
+                        .columns = run.problem.hidden,
+                        .weight = class_weight_of(run, {}),
+                        .parts = run.arena.sum_parts,
+                        .sum = run.arena.weight_sum},
+                       run.queue);
+}
+
+void sum_weighted_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
+  if (chunk.is_first) sum_weight(run);
+  const Arena& a = run.arena;
+  run.queue.clear(a.partials.weighted,
+                  static_cast<size_t>(a.partials.partials * a.partials.stride) * sizeof(float));
+  launch_weighted_logits({.hidden = hidden,
+                          .rows = chunk.rows,
+                          .columns = run.problem.hidden,
+                          .row_count = chunk.row_count,
+                          .target = a.target + chunk.first,
+                          .transform = run.transform.from(chunk.first, 0),
+                          .class_weight = class_weight_of(run, {}),
+                          .vocab = run.problem.vocab,
+                          .weight_sum = a.weight_sum,
+                          .bias_sum = a.sum_parts,  // no longer needed
+                          .sums = a.partials.weighted},
+                         run.queue);
+}
 
 template <class Real>
 void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,

@@ -121,6 +121,11 @@ void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& 
 // Returns whether sums relative to a logit offset come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);
+// Makes sum_j w_j C_j, for label smoothing.
+void sum_weight(const Runner& run);
+// Makes a chunk's sums of weighted logits from it, where logits are not summed one by one. Must follow the
+// last change of the partials.
+void sum_weighted_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
 // Turns a chunk's statistics into outputs, coefficients, factors of kept exp logits and, after the last
 // chunk, the loss. relative_to_offset: the sums are relative to logit offsets.
 template <class Real>

@@ -6,6 +6,10 @@
 
 namespace logitless::cuda {
 
+bool exp_logits_become_dz(const Problem& p) {
+  return p.label_smoothing > 0;
+}
+
 template <class Real>
 ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w) {
   const DType dtype = operand_dtype(p);
@@ -19,6 +23,9 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w)
     a.active = take<uint8_t>(w, row_blocks(rows));
   if (kept || d.relative_to_offset) a.logit_offset = take<float>(w, rows);
   if (kept) a.row_factor = take<float>(w, rows);
+  if constexpr (std::is_same_v<Real, float>) {
+    if (kept && exp_logits_become_dz(p)) take_weight_sums(p, a, w);
+  }
   if (p.needs_backward()) {
     for (Real** vector : {&a.a, &a.g}) *vector = take<Real>(w, rows);
     if (p.has.grad_entropy) a.b = take<Real>(w, rows);

@@ -128,18 +128,33 @@ void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const W
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 
+void make_dz(const Runner& run, const Chunk& chunk) {
+  launch_make_dz(run.arena,
+                 {.exp_logits = run.exp_logits(),
+                  .first = chunk.first,
+                  .rows = chunk.rows,
+                  .columns = run.detail.cached_columns,
+                  .row_count = chunk.row_count,
+                  .has_one_target = run.problem.targets_per_row == 0,
+                  .class_weight = class_weight_of(run, {}),
+                  .scale = size_of(run.dtype()) == 2 ? &run.arena.scalars->dz_scale : nullptr},
+                 run.queue);
+}
+
 void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
+  const bool are_dz = exp_logits_become_dz(p);
+  const float* factor = are_dz ? &a.scalars->dz_unscale : nullptr;
   const int64_t columns = run.detail.cached_columns;
   const Window all{0, columns};
   const Matrix dz = run.exp_logits();
-  if (p.has.d_bias) add_d_bias(run, chunk, all, dz, a.row_factor, nullptr);
+  if (p.has.d_bias) add_d_bias(run, chunk, all, dz, are_dz ? nullptr : a.row_factor, factor);
   // Windows are those of the staging or of a copied weight. Only d_hidden reads the weight: after a pass over
   // the whole vocabulary, the last window is still there. The staging may share the memory of the weight's
   // window, which is no longer needed when its gradient comes.
   const bool staged = p.has.d_weight && a.staging != nullptr;
-  if (p.has.d_weight && !staged && run.products) add_d_weight(run, chunk, all, dz, hidden, nullptr);
+  if (p.has.d_weight && !staged && run.products) add_d_weight(run, chunk, all, dz, hidden, factor);
   if (!run.products || (!p.has.d_hidden && !staged)) return;
   for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
     const ConstMatrix part = dz.from(0, window.first);
@@ -148,7 +163,7 @@ void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstM
       add_d_hidden(run, chunk, window, part,
                    is_loaded ? loaded_weight(run, window) : load_weight(run, window));
     }
-    if (staged) add_d_weight(run, chunk, window, part, hidden, nullptr);
+    if (staged) add_d_weight(run, chunk, window, part, hidden, factor);
   });
 }
 

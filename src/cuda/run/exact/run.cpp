@@ -67,13 +67,14 @@ template <class Real>
 void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   constexpr bool kMayKeep = std::is_same_v<Real, float>;
   const bool kept = run.detail.cached_columns > 0, all_kept = run.detail.cached_columns == run.problem.vocab;
-  const bool relative_to_offset = run.detail.relative_to_offset;
+  const bool relative_to_offset = run.detail.relative_to_offset, makes_dz = exp_logits_become_dz(run.problem);
   const ConstMatrix hidden = load_rows(run, chunk, begins_with_target_logits(run));
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
     if (kept || relative_to_offset) {
       if constexpr (kMayKeep) {
         keep_exp_logits(run, chunk, hidden, active);
+        if (makes_dz) sum_weighted_logits(run, chunk, hidden);
       } else {
         throw Error(Status::kInternal, "exp logits of float64 are kept");
       }
@@ -88,14 +89,15 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
   if constexpr (kMayKeep) {
+    if (kept && makes_dz) make_dz(run, chunk);
     if (kept && run.problem.targets_per_row > 0) {
-      write_target_entries(run, chunk, {0, run.detail.cached_columns}, /*are_exp_logits=*/true);
+      write_target_entries(run, chunk, {0, run.detail.cached_columns}, /*are_exp_logits=*/!makes_dz);
     }
     if (kept) gradients_of_exp_logits(run, chunk, hidden);
-    if (kept && !all_kept) rescale_for_lse(run, chunk);
+    if (kept && !all_kept && !makes_dz) rescale_for_lse(run, chunk);
   }
   if (!all_kept) gradients_of_lse(run, chunk, hidden);
-  store_d_hidden(run, chunk, all_kept ? run.arena.row_factor : nullptr);
+  store_d_hidden(run, chunk, all_kept && !makes_dz ? run.arena.row_factor : nullptr);
 }
 
 }  // namespace

@@ -14,7 +14,9 @@ void run_exact(const RunnerOf<Real>& run);
 template <class Real>
 void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
                           bool are_exp_logits);
-// Makes the gradients of the columns whose exp logits are kept.
+// Turns kept exp logits into dz in place.
+void make_dz(const Runner& run, const Chunk& chunk);
+// Makes the gradients of the columns whose exp logits are kept, or whose dz they have become.
 void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
 // Runs between the two kinds of columns. Sums of the first kind lack the rows' factors and get them here;
 // hidden rows are restored.

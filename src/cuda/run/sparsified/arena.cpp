@@ -107,8 +107,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     if (t.lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
   }
   if (p.label_smoothing > 0) {
-    t.sum_parts = take<float>(w, kSumParts * p.hidden);
-    t.weight_sum = take<float>(w, p.hidden);
+    take_weight_sums(p, a, w);
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);

@@ -32,8 +32,6 @@ struct alignas(8) KeptRow {
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 // Columns with more elements are done by several blocks of threads.
 inline constexpr int64_t kHeavyColumn = 256;
-// Parts of a sum over rows, each with a fixed order.
-inline constexpr int64_t kSumParts = 128;
 
 // The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H
 // frequent and S sampled columns, L kept elements of all lists.
@@ -82,8 +80,6 @@ struct SparsifiedArena {
   void* dense_gradient = nullptr;    // [K + H, D] in d_weight's dtype or fp32
   float* hidden_gradient = nullptr;  // [N, D], if no product writes d_hidden's dtype
   // With label smoothing
-  float* sum_parts = nullptr;   // [kSumParts, D]
-  float* weight_sum = nullptr;  // [D]
   float* hidden_sum = nullptr;  // [D]
 };
 

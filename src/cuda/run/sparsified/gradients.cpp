@@ -162,7 +162,7 @@ void gather_hidden(const Runner& run, const SparsifiedArena& t) {
   g.operand_dtype = run.dtype();
   g.to = run.d_hidden();
   g.base = t.hidden_gradient == nullptr ? g.to : run.padded(t.hidden_gradient, DType::kF32);
-  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, t.weight_sum};
+  if (p.label_smoothing > 0) g.smoothing = {run.arena.c, run.arena.weight_sum};
   launch_gather_hidden(g, run.queue);
 }
 
@@ -192,7 +192,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
                           .rows = p.tokens,
                           .columns = p.hidden,
                           .weight = run.arena.c,
-                          .parts = t.sum_parts,
+                          .parts = run.arena.sum_parts,
                           .sum = t.hidden_sum},
                          run.queue);
   }

@@ -157,25 +157,6 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
   }
 }
 
-// Makes sum_j w_j C_j, and in forward passes the rows' sums of weighted logits from it.
-void sum_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
-  const Problem& p = run.problem;
-  const float* weight = class_weight_of(run, {});
-  launch_weighted_rows({.data = run.weight(),
-                        .operand_dtype = run.dtype(),
-                        .rows = p.vocab,
-                        .columns = p.hidden,
-                        .weight = weight,
-                        .parts = t.sum_parts,
-                        .sum = t.weight_sum},
-                       run.queue);
-  if (!p.needs_forward()) return;
-  const PartialStats& partials = run.arena.partials;
-  run.queue.clear(partials.weighted,
-                  static_cast<size_t>(partials.partials * partials.stride) * sizeof(float));
-  launch_weighted_logits(t, hidden, p.hidden, run.transform, weight, run.queue);
-}
-
 // Draws with lse as the lse estimate, in a backward pass.
 void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                    const ConstMatrix& hidden) {
@@ -224,15 +205,14 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   const ConstMatrix hidden = load_rows(run, chunk, /*wants_target_logits=*/p.needs_forward());
   if (p.needs_forward()) {
     sum_and_draw(run, t, chunk, hidden);
-    // After the last change of the partials.
-    if (p.label_smoothing > 0 && p.vocab > 0) sum_weight(run, t, hidden);
+    if (p.label_smoothing > 0 && p.vocab > 0) sum_weighted_logits(run, chunk, hidden);
   }
   finish_chunk(run, chunk, hidden, /*relative_to_offset=*/p.needs_forward());
   if (p.vocab == 0) return;
   if (p.needs_forward()) {
     draw_again(run, t, hidden);
   } else {
-    if (p.label_smoothing > 0) sum_weight(run, t, hidden);
+    if (p.label_smoothing > 0) sum_weight(run);
     if (!p.has.draws) {
       choose_columns(run, t);
       draw_with_lse(run, t, chunk, hidden);

@@ -126,27 +126,6 @@ void launch_spread_frequent(const SparsifiedArena& t, const Matrix& dz, const fl
 // ---- column_lists.cu: turns lists of rows into lists of columns
 void launch_column_lists(const SparsifiedArena& t, const Queue& queue);
 
-// ---- smoothing.cu: label smoothing's part of dz, c_i w_j, is a product of two vectors
-//
-// sum[d] = sum over rows of weight * data, in a fixed order; weight null: 1. fp32 data are rounded to
-// operand_dtype. parts: [kSumParts, columns] scratch.
-struct WeightedRows {
-  ConstMatrix data;
-  DType operand_dtype;
-  int64_t rows, columns;
-  const float* weight;  // [rows] or null
-  float* parts;
-  float* sum;  // [columns]
-};
-void launch_weighted_rows(const WeightedRows& w, const Queue& queue);
-// sum_j w_j z_ij = (scale * hidden_i . weight_sum + sum_j w_j bias_j) / T_i, in the first partial. Ignored
-// rows stay unchanged. class_weight: [V] or null.
-void launch_weighted_logits(const SparsifiedArena& t, const ConstMatrix& hidden, int64_t columns,
-                            const LogitTransform<float>& transform, const float* class_weight,
-                            const Queue& queue);
-// d_bias[j] += w_j * sum_i c_i
-void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
-                        const Queue& queue);
 // A product of two vectors to add: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
 struct Smoothing {
   const float* row_factor = nullptr;  // null: 1
