@@ -21,7 +21,7 @@ MEMORY_MIB, MEMORY_SHARE = 1.0, 0.01
 class Within(NamedTuple):
     """The largest share by which a ratio may exceed the record's.
 
-    Between two runs of bench/records on one kind of device, ratios of one row differ by at most 4.3% after idle and
+    Between two runs of bench/records on one kind of device, ratios of one row differ by at most 3.2% after idle and
     12.3% steady. A test computes that again. Between an H100 and an H200 they differ by up to 13%.
     """
 

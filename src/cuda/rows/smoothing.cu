@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(1024)
 
 constexpr int64_t kStep = int64_t{8} * kThreads;  // elements of a row that a block changes at once
 
-// A row of blocks for each row. The target's element is made from its logit, which keeps the digits of
-// p - 1.
+// Each row of the matrix has a row of blocks. The target's element is made from its logit, which keeps the
+// digits of p - 1.
 template <class T>
 __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m) {
   const int64_t r = blockIdx.x;

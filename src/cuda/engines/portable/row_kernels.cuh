@@ -283,9 +283,10 @@ __device__ inline LineSums<Real> sum_line(const Line<Of, Real>& line, const RowS
 }
 
 // Makes sums relative to the given logit offset. They are relative to the maximum if there is no offset, or
-// if the maximum is more than most_above nats above it. sum(logit_offset) makes them, usually once. guess: of
-// the row's maximum, or -inf. It replaces the maximum of a line without an offset, if it is higher. Another
-// product may have made it, so it counts up to a limit above which exp logits could be lost.
+// if the maximum is more than most_above nats above it. sum(logit_offset) makes them, usually once. `guess`
+// is a guess of the row's maximum, or -inf. If it is higher, it replaces the maximum of a line without an
+// offset. Another product may have made it. So it replaces it up to a limit, above which exp logits could be
+// lost.
 template <class Of, class Real, class Make>
 __device__ inline LineSums<Real> sum_near_offset(const Line<Of, Real>& line, Real logit_offset,
                                                  Real most_above, const Make& sum,
@@ -398,8 +399,7 @@ struct Stored {
 
 // Keeps exp logits relative to a row's logit offset. The offset is the maximum of the row's first line, or
 // the target's logit if that is higher. If it is too low, a higher one is chosen, and the kept exp logits are
-// rescaled. Also
-// makes sums, except with batch_invariant, where Sum makes them.
+// rescaled. Sums are made as well, except with batch_invariant, where Sum makes them.
 template <class T>
 struct KeepExpLogits {
   template <class Of>
@@ -410,7 +410,8 @@ struct KeepExpLogits {
     // Above this, all kept exp logits of the row are rescaled to another logit offset. The sum of their
     // squares is below fp32's largest number.
     constexpr float kMostAbove = 30;
-    constexpr float kFar = 8;  // above this, a line's exp logits are made again without their lost digits
+    constexpr float kFarAbove =
+        8;  // above this, a line's exp logits are made again without their lost digits
     const float old_offset = is_first ? -CUDART_INF_F : args.chosen_offset[row];
     const bool has_guess = is_first && args.logit_offset != nullptr && product.target[row] >= 0;
     const float guess = has_guess ? args.logit_offset[row] : -CUDART_INF_F;
@@ -424,7 +425,7 @@ struct KeepExpLogits {
     LineSums<float> line_sums = sum_near_offset(
         line, old_offset, kMostAbove,
         [&](float logit_offset) { return sum_line(line, args, logit_offset, 0.0f, store); }, guess);
-    if (line_sums.max - line_sums.stats.max > kFar)
+    if (line_sums.max - line_sums.stats.max > kFarAbove)
       line_sums = sum_line<true>(line, args, line_sums.stats.max, 0.0f, store);
     const float logit_offset = line_sums.stats.max;
     if (old_offset > -CUDART_INF_F && logit_offset != old_offset) {
