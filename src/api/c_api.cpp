@@ -13,6 +13,7 @@
 #include "core/targets.h"
 #include "core/validate.h"
 #include "distributed/nccl.h"
+#include "logitless/candidates.h"
 #include "logitless/distributed.h"
 #include "logitless/divergence.h"
 #include "logitless/logitless.h"
@@ -121,16 +122,6 @@ std::vector<GradientArray> gradient_arrays(int32_t count, void* const* data, con
     arrays.push_back({data[k], static_cast<DType>(dtype), sizes[k]});
   }
   return arrays;
-}
-
-// Returns the backend for arrays and rows that no plan was made for; all engines of a backend treat these
-// alike.
-const Backend& backend_of_rows(const Context& c, DType dtype) {
-  Problem any;
-  any.dtype.hidden = any.dtype.weight = dtype;
-  BackendOptions options = c.options;
-  if (!options.on_host()) options.engine.clear();
-  return choose_backend(c.backend, any, options);
 }
 
 }  // namespace
@@ -337,14 +328,31 @@ logitless_status logitless_scale_gradients(const logitless_context* context, int
   });
 }
 
+logitless_status logitless_candidates_workspace_bytes(const logitless_context* context,
+                                                      const logitless_candidates* candidates,
+                                                      size_t* workspace_bytes) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    required(workspace_bytes, "workspace_bytes");
+    *workspace_bytes = candidates_bytes(c, to_candidates(candidates, true));
+  });
+}
+
+logitless_status logitless_candidates_run(const logitless_context* context,
+                                          const logitless_candidates* candidates, void* workspace,
+                                          size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    run_candidates(c, to_candidates(candidates, false), workspace, workspace_bytes, stream);
+  });
+}
+
 logitless_status logitless_divergence_run(const logitless_context* context,
                                           const logitless_divergence* divergence, void* stream) {
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     const Divergence d = to_divergence(divergence);
-    if (c.options.on_host() && stream != nullptr) {
-      throw_invalid("stream", "null for buffers in host memory", "a pointer");
-    }
+    check_stream(c.options, stream);
     refuse_without_device(c.options);
     const Backend& backend = backend_of_rows(c, d.dtype);
     if (d.rows > 0) backend.divergence(d, c.options, stream);

@@ -242,6 +242,49 @@ Communicator to_communicator(const logitless_communicator* given) {
           .reduce_scatter = c.reduce_scatter};
 }
 
+Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
+  const logitless_candidates& given = *required(pointer, "candidates");
+  Candidates c;
+  c.stage = to_enum(given.stage, CandidatesStage::kGradient, "stage");
+  c.hidden_dtype = to_dtype(given.hidden_dtype, "hidden_dtype");
+  c.weight_dtype = to_dtype(given.weight_dtype, "weight_dtype");
+  c.bias_dtype = to_dtype(given.bias_dtype, "bias_dtype");
+  c.compute_dtype = to_dtype(given.compute_dtype, "compute_dtype");
+  c.hidden_size = given.hidden_size;
+  const DType ids = to_dtype(given.id_dtype, "id_dtype");
+  if (is_float(ids)) throw_invalid("id_dtype", "int32 or int64", dtype_name(ids));
+  c.lists = {.ids = given.ids,
+             .wide = ids == DType::kI64,
+             .offsets = given.offsets,
+             .rows = given.rows,
+             .elements = given.elements,
+             .vocab = given.vocab,
+             .ignore_id = given.ignore_id};
+  c.scale = given.scale;
+  c.softcap = given.softcap;
+  c.hidden = given.hidden;
+  c.weight = given.weight;
+  c.bias = given.bias;
+  c.row_temperature = given.row_temperature;
+  c.hidden_stride = given.hidden_stride;
+  c.weight_stride = given.weight_stride;
+  c.logits = given.logits;
+  c.invalid_ids = given.invalid_ids;
+  if (c.stage == CandidatesStage::kGradient) {
+    c.grad = given.grad;
+    c.d_hidden = given.d_hidden;
+    c.d_hidden_stride = given.d_hidden_stride;
+    c.d_hidden_dtype = to_dtype(given.d_hidden_dtype, "d_hidden_dtype");
+    c.d_weight = given.d_weight;
+    c.d_weight_stride = given.d_weight_stride;
+    c.d_weight_dtype = to_dtype(given.d_weight_dtype, "d_weight_dtype");
+    c.d_bias = given.d_bias;
+    c.d_bias_dtype = to_dtype(given.d_bias_dtype, "d_bias_dtype");
+    c.accumulate_d_weight = to_flag(given.accumulate_d_weight, "accumulate_d_weight");
+  }
+  return validated(c, given.temperature, sizes_only);
+}
+
 Divergence to_divergence(const logitless_divergence* pointer) {
   const logitless_divergence& given = *required(pointer, "divergence");
   Divergence d;

@@ -4,7 +4,9 @@
 
 #include "api/run.h"
 #include "core/backend.h"
+#include "core/candidates.h"
 #include "core/divergence.h"
+#include "logitless/candidates.h"
 #include "logitless/distributed.h"
 #include "logitless/divergence.h"
 #include "logitless/logitless.h"
@@ -16,7 +18,8 @@ Problem to_problem(const logitless_option* options, size_t option_count, const l
                    size_t tensor_count);
 Buffers to_buffers(const logitless_tensor* tensors, size_t count);
 Communicator to_communicator(const logitless_communicator* communicator);
-Divergence to_divergence(const logitless_divergence* divergence);  // validated
+Candidates to_candidates(const logitless_candidates* candidates, bool sizes_only);  // validated
+Divergence to_divergence(const logitless_divergence* divergence);                   // validated
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/candidates.h"
 #include "core/group_stats.h"
 #include "core/number_text.h"
 #include "core/status.h"
@@ -58,6 +59,12 @@ PlannedProblem make_plan(const Context& context, const Problem& problem) {
   return {valid, &backend, context.options, std::move(best)};
 }
 
+void check_stream(const BackendOptions& options, const void* stream) {
+  if (options.on_host() && stream != nullptr) {
+    throw_invalid("stream", "null for buffers in host memory", "a pointer");
+  }
+}
+
 void refuse_without_device(const BackendOptions& options) {
   if (options.device_model.empty()) return;
   throw Error(Status::kUnsupported,
@@ -99,6 +106,17 @@ void check_alignment(const void* pointer, const char* argument) {
   if (off != 0) throw_invalid(argument, "64-byte alignment", "a pointer off by " + std::to_string(off));
 }
 
+void check_workspace(const void* workspace, size_t bytes, uint64_t needed) {
+  if (bytes < needed) {
+    throw Error(Status::kInvalidArgument, ErrorInfo{.argument = "workspace_bytes",
+                                                    .expected = "at least " + std::to_string(needed),
+                                                    .got = std::to_string(bytes),
+                                                    .required_bytes = needed});
+  }
+  if (needed > 0) required(workspace, "workspace");
+  check_alignment(workspace, "workspace");
+}
+
 // Adds up the ranks' parts. Of each log-probability one rank has all and the others 0, so the sum rounds
 // nothing.
 void add_up(const Problem& p, const Buffers& buffers, void* stream, const Communicator& group) {
@@ -119,23 +137,38 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   refuse_without_device(planned.options);
   check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
-  if (workspace_bytes < planned.plan.workspace_bytes) {
-    throw Error(Status::kInvalidArgument,
-                ErrorInfo{.argument = "workspace_bytes",
-                          .expected = "at least " + std::to_string(planned.plan.workspace_bytes),
-                          .got = std::to_string(workspace_bytes),
-                          .required_bytes = planned.plan.workspace_bytes});
-  }
-  if (planned.plan.workspace_bytes > 0) required(workspace, "workspace");
-  check_alignment(workspace, "workspace");
+  check_workspace(workspace, workspace_bytes, planned.plan.workspace_bytes);
   if (planned.problem.has.draws) check_alignment(valid.draws, "draws");
   if (!planned.backend->device_memory) {
-    if (stream != nullptr) throw_invalid("stream", "null for buffers in host memory", "a pointer");
+    check_stream(planned.options, stream);
     if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));
     check_targets(planned.problem, valid.targets);
   }
   planned.plan.backend_plan->run(valid, Workspace(workspace), stream, group);
   if (group != nullptr) add_up(planned.problem, valid, stream, *group);
+}
+
+const Backend& backend_of_rows(const Context& context, DType dtype) {
+  Problem any;
+  any.dtype.hidden = any.dtype.weight = dtype;
+  BackendOptions options = context.options;
+  if (!options.on_host()) options.engine.clear();
+  return choose_backend(context.backend, any, options);
+}
+
+uint64_t candidates_bytes(const Context& context, const Candidates& c) {
+  refuse_without_device(context.options);
+  return backend_of_rows(context, c.stats_dtype()).candidates_bytes(c, context.options);
+}
+
+void run_candidates(const Context& context, const Candidates& c, void* workspace, size_t workspace_bytes,
+                    void* stream) {
+  refuse_without_device(context.options);
+  check_stream(context.options, stream);
+  const Backend& backend = backend_of_rows(context, c.stats_dtype());
+  check_workspace(workspace, workspace_bytes, backend.candidates_bytes(c, context.options));
+  if (context.options.on_host()) check_lists(c.lists);
+  backend.candidates(c, context.options, Workspace(workspace), stream);
 }
 
 }  // namespace logitless

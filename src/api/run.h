@@ -46,6 +46,15 @@ struct PlannedProblem {
 // run.cpp. All runs pass here: validate -> choose backend -> plan -> run.
 std::vector<Plan> list_plans(const Context& context, const Problem& problem, const Backend** backend);
 PlannedProblem make_plan(const Context& context, const Problem& problem);
+// Returns the backend for arrays and rows that no plan was made for; all engines of a backend treat these
+// alike.
+const Backend& backend_of_rows(const Context& context, DType dtype);
+// Logits at lists of columns, and their gradients (logitless/candidates.h).
+uint64_t candidates_bytes(const Context& context, const Candidates& candidates);
+void run_candidates(const Context& context, const Candidates& candidates, void* workspace,
+                    size_t workspace_bytes, void* stream);
+// Throws if there is a stream for buffers in host memory.
+void check_stream(const BackendOptions& options, const void* stream);
 // Throws if the context's device is only a model.
 void refuse_without_device(const BackendOptions& options);
 // group: not null if the problem is in a group.

@@ -8,9 +8,11 @@
 #include "core/parallel.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "core/workspace.h"
 
 namespace logitless {
 
+struct Candidates;
 struct Divergence;
 
 inline constexpr int kHostMemory = -1;
@@ -76,6 +78,11 @@ struct Backend {
                 void* stream);
   // Runs a stage for the rows of two heads. On the host, float64 rows run in the reference backend.
   void (*divergence)(const Divergence& divergence, const BackendOptions& options, void* stream);
+  // Bytes of workspace for a stage of candidates, and the stage. On the host, float64 runs in the reference
+  // backend, and the lists have been checked.
+  uint64_t (*candidates_bytes)(const Candidates& candidates, const BackendOptions& options);
+  void (*candidates)(const Candidates& candidates, const BackendOptions& options, Workspace workspace,
+                     void* stream);
   // Lists all devices, usable or not, or writes why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
   // Measures a device's engines, writes the device record and returns its text. Null if devices is.

@@ -66,6 +66,8 @@ const Backend& backend() {
                                 .plans = plans,
                                 .scale = scale_on_host,
                                 .divergence = divergence,
+                                .candidates_bytes = candidates_bytes,
+                                .candidates = candidates,
                                 .devices = nullptr};
   return kBackend;
 }

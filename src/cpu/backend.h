@@ -27,6 +27,11 @@ class CpuPlan final : public BackendPlan {
   const ParallelFor pool_;
 };
 
+// Implement Backend::candidates.
+uint64_t candidates_bytes(const Candidates& candidates, const BackendOptions& options);
+void candidates(const Candidates& candidates, const BackendOptions& options, Workspace workspace,
+                void* stream);
+
 std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, uint64_t max_workspace_bytes);
 
 }  // namespace logitless::cpu

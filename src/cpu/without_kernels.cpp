@@ -20,4 +20,12 @@ void CpuPlan::run(const Buffers& /*buffers*/, Workspace /*workspace*/, void* /*s
   throw Error(Status::kUnsupported, "this build has no kernels");
 }
 
+uint64_t candidates_bytes(const Candidates& /*candidates*/, const BackendOptions& /*options*/) {
+  return 0;
+}
+void candidates(const Candidates& /*candidates*/, const BackendOptions& /*options*/, Workspace /*workspace*/,
+                void* /*stream*/) {
+  throw Error(Status::kUnsupported, "this build has no kernels");
+}
+
 }  // namespace logitless::cpu

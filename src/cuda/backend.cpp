@@ -159,6 +159,8 @@ const Backend& cuda_backend() {
                                .plans = plans,
                                .scale = cuda::scale,
                                .divergence = cuda::divergence,
+                               .candidates_bytes = cuda::candidates_bytes,
+                               .candidates = cuda::candidates,
                                .devices = devices,
                                .tune = cuda::tune};
   return backend;

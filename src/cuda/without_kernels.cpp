@@ -36,6 +36,14 @@ void divergence(const Divergence& /*divergence*/, const BackendOptions& /*option
   refuse();
 }
 
+uint64_t candidates_bytes(const Candidates& /*candidates*/, const BackendOptions& /*options*/) {
+  refuse();
+}
+void candidates(const Candidates& /*candidates*/, const BackendOptions& /*options*/, Workspace /*workspace*/,
+                void* /*stream*/) {
+  refuse();
+}
+
 int device_count(std::string* why_not) {
   if (why_not != nullptr) *why_not = kWhyNot;
   return 0;

@@ -36,6 +36,11 @@ class CudaPlan final : public BackendPlan {
 void scale(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
            void* stream);
 
+// Implement Backend::candidates.
+uint64_t candidates_bytes(const Candidates& candidates, const BackendOptions& options);
+void candidates(const Candidates& candidates, const BackendOptions& options, Workspace workspace,
+                void* stream);
+
 // Implements Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
 
