@@ -57,12 +57,13 @@ __device__ inline T from_real(RealOf<T> x) {
 
 // An operand's element as products see it: fp32 is rounded to their dtype.
 template <class T>
-__device__ inline float to_operand(T x, DType dtype) {
+__device__ inline RealOf<T> to_operand(T x, DType dtype) {
+  if constexpr (std::is_same_v<T, double>) return x;
   if constexpr (std::is_same_v<T, float>) {
     if (dtype == DType::kBF16) return __bfloat162float(__float2bfloat16_rn(x));
     if (dtype == DType::kF16) return __half2float(__float2half_rn(x));
   }
-  return to_float(x);
+  return to_real(x);
 }
 
 // Calls f(T{}) for the element type of a dtype, which is float64 if and only if Real is double.

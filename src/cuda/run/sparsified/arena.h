@@ -1,4 +1,5 @@
 #pragma once
+#include "cuda/rows/gathers.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/sparsified/sizes.h"
 
@@ -17,21 +18,8 @@ struct DrawLists {
   Draw* elements = nullptr;         // [N, capacity]
 };
 
-// A kept element with its part of dz.
-struct alignas(8) Kept {  // one load or store
-  int32_t column;
-  float value;
-};
-// A kept element in the list of its column.
-struct alignas(8) KeptRow {
-  int32_t row;
-  float value;
-};
-
 // Scratch for choosing columns by count: a histogram, and a number for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
-// Columns with more elements are done by several blocks of threads.
-inline constexpr int64_t kHeavyColumn = 256;
 
 // The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H
 // frequent and S sampled columns, L kept elements of all lists.

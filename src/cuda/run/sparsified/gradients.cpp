@@ -154,10 +154,10 @@ void dense_gradients(const Runner& run, const SparsifiedArena& t, const Chunk& c
 
 void gather_hidden(const Runner& run, const SparsifiedArena& t) {
   const Problem& p = run.problem;
-  GatherHidden g{};
-  g.t = t;
+  GatherHiddenOf<float> g{};
+  g.lists = {t.kept, t.kept_count, t.sizes.capacity, nullptr, t.rows, t.vocab};
   g.columns = p.hidden;
-  g.zeroes_ignored = !p.accumulate.d_hidden;
+  if (!p.accumulate.d_hidden) g.zero_rows = t.base.target;
   g.weight = run.weight();
   g.operand_dtype = run.dtype();
   g.to = run.d_hidden();
@@ -168,10 +168,11 @@ void gather_hidden(const Runner& run, const SparsifiedArena& t) {
 
 void gather_weight(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
-  GatherWeight g{};
-  g.t = t;
+  GatherWeightOf<float> g{};
+  g.lists = {t.sorted, t.column_start, t.heavy, t.role, t.vocab};
   g.columns = p.hidden;
   g.hidden = hidden;
+  g.operand_dtype = hidden.dtype;
   g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;
   g.to = run.d_weight();
   g.accumulate = p.accumulate.d_weight;

@@ -4,6 +4,7 @@
 // sampled ones. Most kernels get the whole arena.
 #include <cstdint>
 
+#include "cuda/rows/gathers.h"
 #include "cuda/rows/rows.h"
 #include "cuda/run/runner.h"
 #include "cuda/run/sparsified/arena.h"
@@ -126,42 +127,13 @@ void launch_spread_frequent(const SparsifiedArena& t, const Matrix& dz, const fl
 // ---- column_lists.cu: turns lists of rows into lists of columns
 void launch_column_lists(const SparsifiedArena& t, const Queue& queue);
 
-// A product of two vectors to add: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
-struct Smoothing {
-  const float* row_factor = nullptr;  // null: 1
-  const float* sum = nullptr;
-};
-
-// ---- gather_hidden.cu: d_hidden_i (+)= sum of value * weight row
-struct GatherHidden {
-  SparsifiedArena t;
-  int64_t columns;
-  bool zeroes_ignored;
-  ConstMatrix weight;
-  DType operand_dtype;  // fp32 rows are rounded to it
-  ConstMatrix base;     // to add to
-  Matrix to;
-  Smoothing smoothing;
-};
-void launch_gather_hidden(const GatherHidden& g, const Queue& queue);
-
 // ---- order.cu: sorts the lists of columns by row, which makes sums repeatable
 //
 // d_bias: [V] += sums of values, or null.
 void launch_order_lists(const SparsifiedArena& t, float* d_bias, const Queue& queue);
 
-// ---- gather_weight.cu: d_weight_j (+)= sum of value * hidden row, for columns that are neither dense nor
-// frequent
-struct GatherWeight {
-  SparsifiedArena t;
-  int64_t columns;
-  ConstMatrix hidden;
-  int64_t padded;  // zeros from `columns` up to padded
-  Matrix to;
-  bool accumulate;
-  Smoothing smoothing;  // row: a column of the vocabulary
-};
-void launch_gather_weight(const GatherWeight& g, const Queue& queue);
+// ---- scatter_dense.cu
+//
 // Rows of the dense and frequent columns: to[column[k]] = (accumulate ? to : 0) + from[k]
 struct ScatterDense {
   const int32_t* column;  // below 0: there is none

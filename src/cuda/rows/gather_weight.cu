@@ -1,5 +1,4 @@
-#include "cuda/run/sparsified/sparsified.h"
-#include "cuda/run/sparsified/vector8.cuh"
+#include "cuda/rows/gather8.cuh"
 
 namespace logitless::cuda {
 namespace {
@@ -14,44 +13,44 @@ constexpr int kHeavyBlocks = 528;
 enum class Aligned { kNone, kHidden, kBoth };
 
 // Adds the sum over list[begin], list[begin + step], ...
-template <bool kAligned, class H>
-__device__ __forceinline__ void add_list(float (&sum)[8], const GatherWeight& g, const H* hidden, int begin,
-                                         int end, int step, int left) {
+template <bool kAligned, class H, class Real = RealOf<H>>
+__device__ __forceinline__ void add_list(Real (&sum)[8], const GatherWeightOf<Real>& g, const H* hidden,
+                                         int begin, int end, int step, int left) {
   int i = begin;
   for (; i + (kInFlight - 1) * step < end; i += kInFlight * step) {
     Vector8<H> rows[kInFlight];
-    float values[kInFlight];
+    Real values[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const KeptRow element = g.t.sorted[i + k * step];
+      const KeptRowOf<Real> element = g.lists.elements[i + k * step];
       values[k] = element.value;
       rows[k] = load8<kAligned>(hidden + element.row * g.hidden.stride, left);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.hidden.dtype);
+    for (int k = 0; k < kInFlight; ++k) add8(sum, rows[k], values[k], g.operand_dtype);
   }
   for (; i < end; i += step) {
-    add8(sum, load8<kAligned>(hidden + g.t.sorted[i].row * g.hidden.stride, left), g.t.sorted[i].value,
-         g.hidden.dtype);
+    add8(sum, load8<kAligned>(hidden + g.lists.elements[i].row * g.hidden.stride, left),
+         g.lists.elements[i].value, g.operand_dtype);
   }
 }
 
 // Columns with many elements, 256 hidden columns at a time, by all warps of a block.
 template <class H, class To, Aligned kAligned, bool kSmooth>
-__device__ void gather_heavy(const GatherWeight& g, int block, int blocks) {
-  __shared__ float parts[kMostThreads / 32][32][9];
+__device__ void gather_heavy(const GatherWeightOf<RealOf<H>>& g, int block, int blocks) {
+  __shared__ RealOf<H> parts[kMostThreads / 32][32][9];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int64_t pieces = (g.columns + 255) / 256;
-  const int64_t items = *g.t.heavy * pieces;
+  const int64_t items = *g.lists.heavy * pieces;
   for (int64_t item = block; item < items; item += blocks) {
-    const int32_t j = g.t.heavy[1 + item / pieces];
+    const int32_t j = g.lists.heavy[1 + item / pieces];
     const int64_t column = item % pieces * 256 + lane * 8;
     const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
-    float sum[8] = {};
+    RealOf<H> sum[8] = {};
     if (left > 0) {
-      add_list<kAligned != Aligned::kNone>(sum, g, g.hidden.row<H>(0) + column, g.t.column_start[j] + warp,
-                                           g.t.column_start[j + 1], warps, left);
+      add_list<kAligned != Aligned::kNone>(sum, g, g.hidden.template row<H>(0) + column,
+                                           g.lists.start[j] + warp, g.lists.start[j + 1], warps, left);
     }
     for (int i = 0; i < 8; ++i) parts[warp][lane][i] = sum[i];
     __syncthreads();
@@ -60,7 +59,7 @@ __device__ void gather_heavy(const GatherWeight& g, int block, int blocks) {
         for (int i = 0; i < 8; ++i) sum[i] += parts[k][lane][i];
       }
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned == Aligned::kBoth>(g.to.row<To>(j) + column, sum, left, g.accumulate);
+      store8<kAligned == Aligned::kBoth>(g.to.template row<To>(j) + column, sum, left, g.accumulate);
     }
     __syncthreads();
   }
@@ -68,20 +67,21 @@ __device__ void gather_heavy(const GatherWeight& g, int block, int blocks) {
 
 // The other columns: a block has a few of the vocabulary, a thread eight of the hidden ones.
 template <class H, class To, Aligned kAligned, bool kSmooth>
-__device__ void gather_light(const GatherWeight& g, int64_t block) {
+__device__ void gather_light(const GatherWeightOf<RealOf<H>>& g, int64_t block) {
   const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 8;
   if (column >= g.columns) return;
   const int left = static_cast<int>(min(g.columns - column, int64_t{8}));
-  const H* hidden = g.hidden.row<H>(0) + column;
-  const int64_t first = block * kColumnsEach, end = min(first + kColumnsEach, g.t.vocab);
-  int32_t start = g.t.column_start[first];
+  const H* hidden = g.hidden.template row<H>(0) + column;
+  const int64_t first = block * kColumnsEach, end = min(first + kColumnsEach, g.lists.columns);
+  int32_t start = g.lists.start[first];
   for (int64_t j = first; j < end; ++j) {
-    const int32_t next = g.t.column_start[j + 1];
-    if (g.t.role[j] < 0 && next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth)) {
-      float sum[8] = {};
+    const int32_t next = g.lists.start[j + 1];
+    const bool is_light = next - start <= kHeavyColumn && (next > start || !g.accumulate || kSmooth);
+    if (is_light && (g.lists.role == nullptr || g.lists.role[j] < 0)) {
+      RealOf<H> sum[8] = {};
       add_list<kAligned != Aligned::kNone>(sum, g, hidden, start, next, 1, left);
       if constexpr (kSmooth) smooth8(sum, g.smoothing, j, column, left);
-      store8<kAligned == Aligned::kBoth>(g.to.row<To>(j) + column, sum, left, g.accumulate);
+      store8<kAligned == Aligned::kBoth>(g.to.template row<To>(j) + column, sum, left, g.accumulate);
     }
     start = next;
   }
@@ -90,7 +90,7 @@ __device__ void gather_light(const GatherWeight& g, int64_t block) {
 // The first blocks to start have the long lists; the others fill the processors while those end.
 template <class H, class To, Aligned kAligned, bool kSmooth>
 __global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && sizeof(H) == 2 ? 2 : 1)
-    gather_weight_kernel(GatherWeight g) {
+    gather_weight_kernel(GatherWeightOf<RealOf<H>> g) {
   if (blockIdx.x >= kHeavyBlocks) {
     gather_light<H, To, kAligned, kSmooth>(g, int64_t{blockIdx.x} - kHeavyBlocks);
   } else if (blockIdx.y == 0) {
@@ -98,35 +98,19 @@ __global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && si
   }
 }
 
-template <class From, class To>
-__global__ void scatter_dense_kernel(ScatterDense s) {
-  const int32_t column = s.column[blockIdx.x];
-  if (column < 0) return;
-  const auto* from = s.from.row<From>(blockIdx.x);
-  auto* to = s.to.row<To>(column);
-  for (int64_t i = threadIdx.x; i < s.columns; i += blockDim.x) {
-    const float old = s.accumulate ? to_float(to[i]) : 0.0f;
-    float value = to_float(from[i]);
-    if (s.smoothing.sum != nullptr) {
-      const float* factor = s.smoothing.row_factor;
-      value = fmaf(factor != nullptr ? factor[column] : 1.0f, s.smoothing.sum[i], value);
-    }
-    to[i] = from_float<To>(old + value);
-  }
-}
-
 }  // namespace
 
-void launch_gather_weight(const GatherWeight& g, const Queue& queue) {
+template <class Real>
+void launch_gather_weight(const GatherWeightOf<Real>& g, const Queue& queue) {
   const RowBlocks blocks = row_threads(g.columns, kMostThreads);
-  const dim3 grid(kHeavyBlocks + blocks_for(g.t.vocab, kColumnsEach), blocks.blocks);
+  const dim3 grid(kHeavyBlocks + blocks_for(g.lists.columns, kColumnsEach), blocks.blocks);
   const bool from = is_aligned8(g.hidden, g.padded);
   const bool to = is_aligned8(g.to, g.columns);
-  for_dtype(g.hidden.dtype, [&](auto h) {
-    for_dtype(g.to.dtype, [&](auto t) {
+  for_dtype<Real>(g.hidden.dtype, [&](auto h) {
+    for_dtype<Real>(g.to.dtype, [&](auto t) {
       using H = decltype(h);
       using To = decltype(t);
-      for_gather(to, g.smoothing.sum != nullptr, [&](auto is_to, auto is_smooth) {
+      for_gather<Real>(to, g.smoothing.sum != nullptr, [&](auto is_to, auto is_smooth) {
         constexpr Aligned kRows = is_to.value ? Aligned::kBoth : Aligned::kHidden;
         const auto kernel = from ? gather_weight_kernel<H, To, kRows, is_smooth.value>
                                  : gather_weight_kernel<H, To, Aligned::kNone, is_smooth.value>;
@@ -136,13 +120,7 @@ void launch_gather_weight(const GatherWeight& g, const Queue& queue) {
   });
 }
 
-void launch_scatter_dense(const ScatterDense& s, const Queue& queue) {
-  for_dtype(s.from.dtype, [&](auto from) {
-    for_dtype(s.to.dtype, [&](auto to) {
-      queue.launch("scatter_dense", scatter_dense_kernel<decltype(from), decltype(to)>,
-                   static_cast<unsigned>(s.count), 256, 0, s);
-    });
-  });
-}
+template void launch_gather_weight(const GatherWeightOf<float>&, const Queue&);
+template void launch_gather_weight(const GatherWeightOf<double>&, const Queue&);
 
 }  // namespace logitless::cuda
