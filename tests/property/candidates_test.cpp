@@ -25,6 +25,11 @@ TEST_P(Candidates, AnyShape) {
   for (const auto& s : shapes) check(even_lists(1, s[0], s[1], s[2], s[3]));
 }
 
+// So many columns and elements that a device takes its narrowest slices.
+TEST_P(Candidates, ALargeVocabularySlow) {
+  check(even_lists(26, 600, 300, 90000, 72));
+}
+
 TEST_P(Candidates, UnevenListsWithEmptyRows) {
   for (const uint64_t seed : {2, 3, 4}) {
     check(uneven_lists(seed, 17, 90, 60, 72));

@@ -133,15 +133,6 @@ void scale(std::span<const GradientArray> arrays, const void* factor, const Back
   launch_scale_unless_one(arrays, factor, static_cast<cudaStream_t>(stream));
 }
 
-uint64_t candidates_bytes(const Candidates& /*candidates*/, const BackendOptions& /*options*/) {
-  throw Error(Status::kUnsupported, "candidates: expected buffers in host memory, got a device's");
-}
-
-void candidates(const Candidates& c, const BackendOptions& options, Workspace /*workspace*/,
-                void* /*stream*/) {
-  candidates_bytes(c, options);
-}
-
 void divergence(const Divergence& d, const BackendOptions& options, void* stream) {
   if (d.rows > std::numeric_limits<int32_t>::max()) {
     throw_invalid("rows", "at most 2^31 - 1", std::to_string(d.rows));

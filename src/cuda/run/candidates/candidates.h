@@ -1,0 +1,77 @@
+#pragma once
+// Kernels of logits at lists of columns, and of the lists that their gradients are gathered by. Every
+// launcher only queues; pointers are on the device. No list is trusted: ids and offsets are compared before
+// they lead anywhere.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/candidates.h"
+#include "cuda/rows/gathers.h"
+
+namespace logitless::cuda {
+
+// Elements of a warp of the products, which are neighbours in the lists.
+inline constexpr int kUnit = 32;
+// Columns of elements without a product.
+inline constexpr int32_t kNoElement = -1, kInvalidElement = -2;
+
+// WrongLists counts what the kernels find wrong. All of it is 0 at first.
+struct WrongLists {
+  int32_t offsets;    // 1: they are not ascending from 0 to E
+  int32_t ids;        // number of ids out of range
+  int32_t from_last;  // E minus the first of these elements
+};
+
+// Slices of the hidden size that the products take one after the other, with partial sums of each.
+struct ProductSlices {
+  int lanes = 32;       // threads of a candidate's slice
+  int64_t columns = 0;  // of a slice
+  int64_t count = 0;    // of all slices
+  int64_t at_once = 0;  // slices of a launch
+};
+
+template <class Real>
+struct CandidatesArenaOf {
+  WrongLists* wrong = nullptr;
+  // The first stage.
+  ProductSlices slices;
+  int32_t* column = nullptr;    // [E] or kNoElement, kInvalidElement
+  int32_t* unit_row = nullptr;  // [E / kUnit, rounded up] the row of a unit's first element
+  Real* partial = nullptr;      // [slices.at_once, E]
+  // The second stage.
+  KeptOf<Real>* kept = nullptr;           // [E]
+  int32_t* kept_count = nullptr;          // [N]
+  KeptRowOf<Real>* by_element = nullptr;  // [E] with u
+  int32_t* key = nullptr;                 // [2, E] the column, V for none; as they are and sorted
+  int32_t* order = nullptr;               // [2, E] elements, as they are and sorted
+  void* sort = nullptr;                   // scratch of the sort
+  size_t sort_bytes = 0;
+  KeptRowOf<Real>* sorted = nullptr;  // [E] with s u
+  int32_t* start = nullptr;           // [V + 1]
+  int32_t* heavy = nullptr;           // [1 + E / kHeavyColumn]
+};
+
+// ---- lists.cu
+//
+// Scratch for sorting E elements by column.
+size_t sort_bytes(int64_t elements);
+// Checks offsets into wrong->offsets.
+void launch_check_offsets(const CandidateLists& lists, WrongLists* wrong, const Queue& queue);
+// Makes columns and rows of units, and counts wrong ids.
+void launch_columns(const CandidateLists& lists, int32_t* column, int32_t* unit_row, WrongLists* wrong,
+                    const Queue& queue);
+// Makes the list of each row: its columns with s u, without elements of u = 0.
+template <class Real>
+void launch_row_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+// Makes the list of each column, in the order of elements, without those of u = 0; and d_bias if it is
+// wanted.
+template <class Real>
+void launch_column_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+
+// ---- logits.cu
+//
+// Makes z of all elements, and invalid_ids if it is wanted.
+template <class Real>
+void launch_candidate_logits(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+
+}  // namespace logitless::cuda
