@@ -1,9 +1,10 @@
 """Logitless: the loss of a language model's head and its gradients, without the logits.
 
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
-``logitless.linear_divergence``, ``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.nn.FusedHead``,
-``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules of ``logitless.compat``. ``logitless.numpy``
-needs numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need neither.
+``logitless.linear_candidates``, ``logitless.linear_divergence``, ``logitless.linear_log_probs``,
+``logitless.linear_top_k``, ``logitless.nn.FusedHead``, ``logitless.transformers.patch``, ``logitless.trl.patch`` and
+the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.numpy`` needs numpy. ``logitless.plan``,
+``logitless.backends`` and ``logitless.tune`` need neither.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from .native import PlanInfo
 from .tuning import tune
 
 if TYPE_CHECKING:
-    from . import compat, distributed, nn, numpy, transformers, trl
+    from . import candidates, compat, distributed, nn, numpy, transformers, trl
     from ._divergence import LinearDivergenceOutput, linear_divergence
+    from .candidates import LinearCandidatesOutput, linear_candidates
     from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
     from .nn import LinearCrossEntropyLoss
     from .outputs import LinearCrossEntropyOutput, LinearTopK
@@ -48,6 +50,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTargetError",
     "LibraryNotFoundError",
+    "LinearCandidatesOutput",
     "LinearCrossEntropyLoss",
     "LinearCrossEntropyOutput",
     "LinearDivergenceOutput",
@@ -56,9 +59,11 @@ __all__ = [
     "PlanInfo",
     "UnsupportedError",
     "backends",
+    "candidates",
     "check_targets",
     "compat",
     "distributed",
+    "linear_candidates",
     "linear_cross_entropy",
     "linear_divergence",
     "linear_log_probs",
@@ -75,7 +80,9 @@ __all__ = [
 ]
 
 _TORCH = {
+    "LinearCandidatesOutput": "candidates",
     "check_targets": "functional",
+    "linear_candidates": "candidates",
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "outputs",
     "LinearCrossEntropyLoss": "nn",
@@ -92,7 +99,7 @@ def __getattr__(name: str) -> Any:
     """Imports PyTorch, numpy, or the native library, which knows the version, at the first use that needs it."""
     if name == "__version__":
         return version()
-    if name in ("compat", "distributed", "nn", "numpy", "transformers", "trl"):
+    if name in ("candidates", "compat", "distributed", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'logitless' has no attribute {name!r}")
@@ -116,6 +123,7 @@ if "torch" in sys.modules:
     with contextlib.suppress(Exception):
         importlib.import_module(".autograd", __name__)
         importlib.import_module("._divergence", __name__)
+        importlib.import_module(".candidates", __name__)
 
 
 def __dir__() -> list[str]:

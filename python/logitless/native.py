@@ -173,6 +173,8 @@ _FUNCTIONS = {  # types of result and arguments
     "plan_get_info": "int32 pointer pointer",
     "plan_list": "int32 pointer pointer size pointer size pointer int32 pointer",
     "scale_gradients": "int32 pointer int32 pointer pointer pointer pointer pointer",
+    "candidates_workspace_bytes": "int32 pointer pointer pointer",
+    "candidates_run": "int32 pointer pointer pointer size pointer",
     "divergence_run": "int32 pointer pointer pointer",
     "run": "int32 pointer pointer size pointer size pointer",
     "tune": "int32 pointer pointer",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from logitless import errors, native
 from logitless import options as _options
+from logitless._candidates import operators
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -18,6 +19,7 @@ OF_OPTIONS = ("F32", "BF16", "F16", "F64", "I32", "I64", "FORWARD", "BACKWARD", 
 CONSTANTS = {name: getattr(_options, name) for name in OF_OPTIONS}
 CONSTANTS |= {f"REDUCTION_{name.upper()}": place for place, name in enumerate(_options.REDUCTIONS)}
 CONSTANTS |= {name: getattr(native, name) for name in ("DIVERGENCE_VALUES", "DIVERGENCE_GRADIENT", "OK")}
+CONSTANTS |= {"CANDIDATES_LOGITS": operators.LOGITS, "CANDIDATES_GRADIENT": operators.GRADIENT}
 CONSTANTS |= {"INVALID_ARGUMENT": 1, "INVALID_TARGET": 2, "UNSUPPORTED": 4, "BACKEND_UNAVAILABLE": 5}
 CONSTANTS |= {"OUT_OF_MEMORY": 6, "INTERNAL": 7, "COMMUNICATION_FAILED": 8}
 CONSTANTS = {f"LOGITLESS_{name}": value for name, value in CONSTANTS.items()}
@@ -30,6 +32,7 @@ STRUCTS = {
     "logitless_plan_info": native.PlanInfoStruct,
     "logitless_tune_options": native.TuneOptions,
     "logitless_communicator": native.Communicator,
+    "logitless_candidates": operators.Candidates,
     "logitless_divergence": native.Divergence,
 }
 
@@ -43,6 +46,7 @@ def header_view(tmp_path_factory):
     if COMPILER is None:
         pytest.skip("no C compiler")
     lines = [
+        "#include <logitless/candidates.h>",
         "#include <logitless/distributed.h>",
         "#include <logitless/divergence.h>",
         "#include <logitless/logitless.h>",
@@ -101,7 +105,8 @@ def test_constants(header_view):
 def test_a_field_of_every_line_is_mirrored():
     """A field added at the end of the header's struct, without a mirror, moves no offset: compare the names too."""
     text = "".join(
-        (INCLUDE / "logitless" / name).read_text() for name in ("logitless.h", "distributed.h", "divergence.h")
+        (INCLUDE / "logitless" / name).read_text()
+        for name in ("logitless.h", "candidates.h", "distributed.h", "divergence.h")
     )
     for name, struct in STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]

@@ -1,0 +1,5 @@
+"""Operators behind ``logitless.linear_candidates`` (candidates.py).
+
+operators.py  makes logits at lists of columns and their gradients, by the library's kernels
+segments.py   adds up lists of rows, of one length or of several
+"""

@@ -1,0 +1,356 @@
+"""Logits at lists of columns of each row, as operators of PyTorch over include/logitless/candidates.h.
+
+``torch.ops.logitless.candidate_logits`` has hidden states ``[N, D]``, the weight ``[V, D]`` and the ids of all lists as
+one vector ``[E]``, with ``offsets [N + 1]`` unless all lists are of one length. Losses over the logits are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .. import native
+from .. import options as _options
+from ..autograd import refuse_double_backward
+from ..errors import InvalidTargetError
+from ..run import CODES, DTYPES, row_stride, rows, stats_dtype, stream_of
+
+LOGITS, GRADIENT = range(2)
+
+
+class Candidates(ctypes.Structure):
+    """logitless_candidates"""
+
+    _fields_ = native._fields(
+        """int32 stage, hidden_dtype, weight_dtype, bias_dtype, id_dtype, compute_dtype;
+        int64 rows, hidden_size, vocab, elements; double scale, softcap, temperature; int64 ignore_id;
+        pointer hidden; int64 hidden_stride; pointer weight; int64 weight_stride;
+        pointer bias, row_temperature, ids, offsets, logits, invalid_ids, grad;
+        pointer d_hidden; int64 d_hidden_stride; pointer d_weight; int64 d_weight_stride; pointer d_bias;
+        int32 d_hidden_dtype, d_weight_dtype, d_bias_dtype, accumulate_d_weight"""
+    )
+
+
+def _run(device: torch.device, **fields: Any) -> None:
+    """Runs a stage. fields: those of the struct. A tensor is a pointer, and a matrix also sets its stride and dtype."""
+    given = Candidates(accumulate_d_weight=0)
+    for name, value in fields.items():
+        if not isinstance(value, Tensor):
+            setattr(given, name, value)
+            continue
+        setattr(given, name, value.data_ptr() or None)
+        if hasattr(Candidates, f"{name}_stride"):
+            setattr(given, f"{name}_stride", row_stride(value))
+        if hasattr(Candidates, f"{name}_dtype"):
+            setattr(given, f"{name}_dtype", CODES[value.dtype])
+    on_host = device.type == "cpu"
+    context = native._context(torch.get_num_threads() if on_host else 1, None, native.HOST if on_host else device.index)
+    library, size = native.library(), ctypes.c_size_t()
+    native.check(library.logitless_candidates_workspace_bytes(context.pointer, ctypes.byref(given), ctypes.byref(size)))
+    workspace = torch.empty(size.value, dtype=torch.uint8, device=device)
+    stream = None if on_host else stream_of(device.index)
+    native.check(
+        library.logitless_candidates_run(
+            context.pointer, ctypes.byref(given), workspace.data_ptr() or None, size.value, stream
+        )
+    )
+
+
+def _shared(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None,
+    temperature: Tensor | None,
+    numbers: list[float],
+    ignore_id: int,
+    compute_dtype: int,
+) -> dict[str, Any]:
+    """Returns the fields of both stages. The tensors are contiguous, as far as they must be."""
+    scale, softcap, constant = numbers
+    fields: dict[str, Any] = {
+        "hidden": hidden,
+        "weight": weight,
+        "ids": ids,
+        "id_dtype": CODES[ids.dtype],
+        "rows": hidden.shape[0],
+        "hidden_size": hidden.shape[1],
+        "vocab": weight.shape[0],
+        "elements": ids.shape[0],
+        "scale": scale,
+        "softcap": softcap,
+        "temperature": constant,
+        "ignore_id": ignore_id,
+        "compute_dtype": compute_dtype,
+    }
+    if offsets is not None:
+        fields["offsets"] = offsets
+    if temperature is not None:
+        fields["row_temperature"] = temperature
+    return fields
+
+
+def _in_order(*tensors: Tensor | None) -> list[Any]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+_SCHEMA = "Tensor ids, Tensor? offsets, Tensor? temperature, float[] numbers, int ignore_id, int compute_dtype"
+
+
+@torch.library.custom_op(
+    "logitless::candidate_logits",
+    mutates_args=(),
+    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {_SCHEMA}) -> Tensor",
+)
+def candidate_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *rest: Any) -> Tensor:
+    offsets, temperature, *options = rest
+    ids, offsets, temperature, bias = _in_order(ids, offsets, temperature, bias)
+    out = torch.empty(ids.shape[0], dtype=stats_dtype(hidden), device=hidden.device)
+    fields = _shared(rows(hidden), rows(weight), ids, offsets, temperature, *options)
+    if bias is not None:
+        fields["bias"] = bias
+    _run(hidden.device, stage=LOGITS, logits=out, **fields)
+    return out
+
+
+@candidate_logits.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *rest: Any) -> Tensor:
+    return hidden.new_empty(ids.shape, dtype=stats_dtype(hidden))
+
+
+@torch.library.custom_op(
+    "logitless::candidate_gradients",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor? logits, Tensor hidden, Tensor weight, int bias_dtype, bool d_hidden, int d_weight, "
+    f"{_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+)
+def candidate_gradients(
+    grad: Tensor,
+    logits: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias_dtype: int,
+    d_hidden: bool,
+    d_weight: int,
+    ids: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns gradients of hidden states, weight and bias; empty ones where they are not wanted.
+
+    bias_dtype: the bias' logitless_dtype, or -1 for no gradient. d_weight: rows of the weight's gradient, 0 for none;
+    ids are below it, and it is V with d_hidden or bias_dtype.
+    """
+    offsets, temperature, *options = rest
+    grad, logits, ids, offsets, temperature = _in_order(grad, logits, ids, offsets, temperature)
+    fields = _shared(rows(hidden), rows(weight), ids, offsets, temperature, *options)
+    outputs = _gradients(hidden, weight, bias_dtype, d_hidden, d_weight)
+    wanted = dict(zip(("d_hidden", "d_weight", "d_bias"), outputs))
+    fields |= {name: output for name, output in wanted.items() if output.numel() > 0}
+    if logits is not None:
+        fields["logits"] = logits
+    if d_weight > 0 and not d_hidden and bias_dtype < 0:  # ids number the rows of this gradient
+        fields["vocab"] = d_weight
+    _run(hidden.device, stage=GRADIENT, grad=grad, **fields)
+    return outputs
+
+
+def _gradients(
+    hidden: Tensor, weight: Tensor, bias_dtype: int, d_hidden: bool, d_weight: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        hidden.new_empty(hidden.shape if d_hidden else (0,)),
+        weight.new_empty((d_weight, weight.shape[1]) if d_weight > 0 else (0,)),
+        weight.new_empty(weight.shape[0], dtype=DTYPES[bias_dtype]) if bias_dtype >= 0 else weight.new_empty((0,)),
+    )
+
+
+@candidate_gradients.register_fake
+def _(grad: Tensor, logits: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(*rest[:5])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    hidden, weight, bias, ids, offsets, temperature, *options = inputs
+    ctx.options, ctx.bias_dtype = options, -1 if bias is None else CODES[bias.dtype]
+    has_softcap = options[0][1] != 0
+    ctx.save_for_backward(hidden, weight, ids, offsets, temperature, output if has_softcap else None)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_double_backward("linear_candidates")
+    hidden, weight, ids, offsets, temperature, logits = ctx.saved_tensors
+    wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    gradients = torch.ops.logitless.candidate_gradients.default(
+        grad,
+        logits,
+        hidden,
+        weight,
+        ctx.bias_dtype if wants_bias else -1,
+        wants_hidden,
+        weight.shape[0] if wants_weight else 0,
+        ids,
+        offsets,
+        temperature,
+        *ctx.options,
+    )
+    wanted = [gradient if on else None for gradient, on in zip(gradients, ctx.needs_input_grad[:3])]
+    return (*wanted, None, None, None, None, None, None)
+
+
+candidate_logits.register_autograd(_backward, setup_context=_save)
+
+
+class SparseWeight(torch.autograd.Function):
+    """candidate_logits with a sparse gradient of the weight, as nn.Embedding(sparse=True) has."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output: Tensor = torch.ops.logitless.candidate_logits.default(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        wants = ctx.needs_input_grad
+        ctx = _Wanting(ctx, (wants[0], False, wants[2]))
+        gradients: list[Tensor | None] = [None] * 9
+        if wants[0] or wants[2]:
+            gradients = list(_backward(ctx, grad))
+        if wants[1]:
+            gradients[1] = _sparse_d_weight(ctx, grad)
+        return tuple(gradients)
+
+
+class _Wanting:
+    """A context of autograd that wants other gradients."""
+
+    def __init__(self, ctx: Any, wants: tuple[bool, ...]) -> None:
+        self.saved_tensors, self.options, self.bias_dtype = ctx.saved_tensors, ctx.options, ctx.bias_dtype
+        self.needs_input_grad = wants
+
+
+def _sparse_d_weight(ctx: Any, grad: Tensor) -> Tensor:
+    hidden, weight, ids, offsets, temperature, logits = ctx.saved_tensors
+    numbers, ignore_id, compute_dtype = ctx.options
+    is_element = (ids != ignore_id) & (ids >= 0) & (ids < weight.shape[0])
+    kept, places = torch.unique(ids[is_element], return_inverse=True)
+    numbered = torch.full_like(ids, -1, dtype=torch.int64).masked_scatter_(is_element, places)
+    count = kept.shape[0]
+    values = weight.new_empty((0, weight.shape[1]))
+    if count > 0:
+        options = (offsets, temperature, numbers, -1, compute_dtype)
+        values = torch.ops.logitless.candidate_gradients.default(
+            grad, logits, hidden, weight, -1, False, count, numbered, *options
+        )[1]
+    size = weight.shape
+    return torch.sparse_coo_tensor(kept[None].long(), values, size, is_coalesced=True, check_invariants=False)
+
+
+def logits_of(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    offsets: Tensor | None,
+    temperature: Tensor | None,
+    numbers: list[float],
+    ignore_id: int,
+    compute_dtype: int,
+    sparse: bool,
+) -> Tensor:
+    """Returns the logits of all lists, ``[E]``. sparse: whether the weight's gradient has only the rows that occur."""
+    arguments = (hidden, weight, bias, ids.reshape(-1), offsets, temperature, numbers, ignore_id, compute_dtype)
+    try:
+        if sparse and torch.is_grad_enabled() and weight.requires_grad:
+            result: Tensor = SparseWeight.apply(*arguments)  # type: ignore[no-untyped-call]
+        else:
+            result = torch.ops.logitless.candidate_logits.default(*arguments)
+    except InvalidTargetError as error:
+        raise _options.named_target(error, ids.shape, "ids") from None
+    return result
+
+
+# ---- one list for all rows: a product with the gathered rows of the weight
+
+
+@torch.library.custom_op(
+    "logitless::dense_logits", mutates_args=(), schema="(Tensor hidden, Tensor weight, ScalarType dtype) -> Tensor"
+)
+def dense_logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns hidden @ weight.T in float32 (float64), with operands rounded to a dtype."""
+    a, b, out = hidden.to(dtype), weight.to(dtype).T, stats_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if dtype == out or not hidden.is_cuda:
+            return a.to(out) @ b.to(out)
+        return torch.mm(a, b, out_dtype=out)
+
+
+@dense_logits.register_fake
+def _(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], weight.shape[0]), dtype=stats_dtype(hidden))
+
+
+def _save_dense(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    hidden, weight, ctx.dtype = inputs
+    ctx.save_for_backward(hidden, weight)
+
+
+def _dense_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    refuse_double_backward("linear_candidates")
+    hidden, weight = ctx.saved_tensors
+    d_hidden = d_weight = None
+    with torch.autocast(hidden.device.type, enabled=False):
+        dz = grad.to(ctx.dtype)
+        if ctx.needs_input_grad[0]:
+            d_hidden = (dz @ weight.to(ctx.dtype)).to(hidden.dtype)
+        if ctx.needs_input_grad[1]:
+            d_weight = (dz.T @ hidden.to(ctx.dtype)).to(weight.dtype)
+    return d_hidden, d_weight, None
+
+
+dense_logits.register_autograd(_dense_backward, setup_context=_save_dense)
+
+
+def shared_logits(
+    hidden: Tensor, weight: Tensor, ids: Tensor, dtype: torch.dtype, sparse: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns products of all rows ``[N, D]`` with one list's columns ``[K]``, and the ids as places of the weight.
+
+    Products of ids out of range are those of column 0. PyTorch adds the gradients of equal ids in their order.
+    """
+    places = ids.long().clamp(0, weight.shape[0] - 1)
+    gathered = torch.nn.functional.embedding(places, weight, sparse=sparse)
+    return torch.ops.logitless.dense_logits.default(hidden, gathered, dtype), places
+
+
+# ---- FLOP
+
+
+@register_flop_formula(torch.ops.logitless.candidate_logits)
+def _(hidden: Any, weight: Any, bias: Any, ids: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(ids[0]) * int(hidden[1])
+
+
+@register_flop_formula(torch.ops.logitless.candidate_gradients)
+def _(
+    grad: Any,
+    logits: Any,
+    hidden: Any,
+    weight: Any,
+    bias_dtype: int,
+    d_hidden: bool,
+    d_weight: int,
+    ids: Any,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return (int(d_hidden) + int(d_weight > 0)) * 2 * int(ids[0]) * int(hidden[1])
+
+
+@register_flop_formula(torch.ops.logitless.dense_logits)
+def _(hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(hidden[0]) * int(hidden[1]) * int(weight[0])

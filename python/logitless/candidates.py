@@ -1,0 +1,404 @@
+"""``logitless.linear_candidates``: a head's probabilities over a list of ids for each row, and losses over such lists.
+
+Sampled ids, a teacher's most probable tokens, a drafter's vocabulary or the negatives of a recommender are such lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from . import call
+from . import options as _options
+from ._candidates.operators import logits_of, shared_logits
+from ._candidates.segments import Lists
+from .errors import InvalidTargetError
+from .options import Budget, accepts
+from .run import DTYPES, stats_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["LinearCandidatesOutput", "forward_kl", "linear_candidates", "reverse_kl", "soft_cross_entropy"]
+
+NORMALIZE = ("candidates", "vocabulary")
+WEIGHT_GRADIENTS = ("dense", "rows")
+
+
+class LinearCandidatesOutput(NamedTuple):
+    """The result of :func:`linear_candidates`. All of it is differentiable, in float32 (float64 for float64 inputs).
+
+    Attributes:
+        log_probs: z - lse of each candidate; -inf for ``ignore_id``.
+        lse: log sum exp z of each row, over its candidates or the vocabulary.
+        logits: z of each candidate, after ``log_weights``; -inf for ``ignore_id``.
+        entropy: The entropy of each row's distribution, in nats; None unless it was requested.
+        target_log_probs: The log-probability of each row's target; None without targets.
+        loss: The cross entropy of the targets; None without targets.
+    """
+
+    log_probs: Tensor
+    lse: Tensor
+    logits: Tensor
+    entropy: Tensor | None = None
+    target_log_probs: Tensor | None = None
+    loss: Tensor | None = None
+
+
+@accepts(Budget)
+def linear_candidates(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    normalize: str = "candidates",
+    targets: Tensor | None = None,
+    bias: Tensor | None = None,
+    log_weights: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "mean",
+    ignore_id: int = -1,
+    ignore_index: int = -100,
+    return_entropy: bool = False,
+    weight_gradient: str = "dense",
+    **options: Unpack[Budget],
+) -> LinearCandidatesOutput:
+    """Computes log-probabilities of a list of ids for each row, without the logits of other ids.
+
+    With the hidden states E, the weight C and the list L_i of row i::
+
+        z_ij  = t(scale * (E_i . C_j) + bias_j) / T_i + log_weights_ij,   t = identity, or softcap * tanh(. / softcap)
+        lse_i = log sum exp z_ij over j in L_i,      or with normalize="vocabulary" over all V columns
+        log p_ij = z_ij - lse_i
+
+    The work is that of the lists: ``2 E D`` FLOP for E elements, and twice that for gradients. Only
+    ``normalize="vocabulary"`` multiplies the whole weight, as :func:`logitless.linear_cross_entropy` does.
+
+    Args:
+        hidden: Hidden states, ``[..., D]``, in float32, bfloat16, float16 or float64.
+        weight: The head's weight, ``[V, D]``.
+        ids: The candidates, int64 or int32, in any order; an id may come several times, and then counts as often.
+            ``[..., K]`` has a list for each row, ``[K]`` one list for all rows, and ``[E]`` with ``offsets`` the lists
+            of all rows, one after the other.
+        offsets: ``[N + 1]``, int64 or int32: where the lists of the N rows begin, ascending from 0 to E. A list may be
+            empty.
+        normalize: ``"candidates"`` or ``"vocabulary"``: what probabilities add up to 1 over.
+        targets: An id for each row, of the shape ``hidden.shape[:-1]``, or ``ignore_index`` for none. Its probability
+            is the sum over its places in the row's list. A target that is not in the list has the log-probability -inf.
+            So the loss is infinite, and its row has no gradient from it.
+        bias: Added to the logits, ``[V]``.
+        log_weights: Added to the logits, of the shape of ``log_probs``: minus the logarithm of the probability
+            with which a sampler drew an id, for a sampled softmax. It has a gradient. Numbers for all V ids are passed
+            as ``numbers[ids]``. Only with ``normalize="candidates"``.
+        scale: Factor of the logits before bias and softcap.
+        softcap: Bound of the logits. None or 0 means no bound.
+        temperature: Divisor of the logits after the softcap: a number, or a constant for each row of the shape
+            ``hidden.shape[:-1]``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, of the loss over rows with a target.
+        ignore_id: An id that stands for none, which makes lists of several lengths one array.
+        ignore_index: A target that stands for none.
+        return_entropy: Whether the entropy is returned.
+        weight_gradient: ``"dense"``, or ``"rows"`` for a sparse gradient of the ids that occur, as
+            ``nn.Embedding(sparse=True)`` has. The latter is for eager mode, and waits for its device.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for ``normalize="vocabulary"``.
+
+    Returns:
+        A :class:`LinearCandidatesOutput`. ``log_probs`` and ``logits`` have the shape ``[..., K]``, or ``[E]`` with
+            ``offsets``; other tensors have one number a row.
+
+    Raises:
+        TypeError: An argument has the wrong type, dtype or layout.
+        ValueError: An argument has the wrong shape, device or range.
+        InvalidTargetError: An id is outside ``[0, V)`` on the CPU. On CUDA, which nothing waits for, its logit is NaN,
+            and it has no gradient.
+        NotImplementedError: Double backward, forward-mode differentiation or a transform of torch.func.
+
+    Gradients have the same bits in every run. A row of the weight's gradient adds up its elements in their order.
+    """
+    _options.check_names("linear_candidates", options, _options.names_of(Budget))
+    _options.budget(options.get("max_workspace_bytes"))
+    matrices = {"hidden": hidden, "weight": weight, "bias": bias}
+    indices = {"ids": ids, "offsets": offsets, "targets": targets}
+    rows = _check_tensors(matrices, indices, log_weights, normalize)
+    _check_options(normalize, weight_gradient, reduction, {"ignore_id": ignore_id, "ignore_index": ignore_index})
+    row_temperature, numbers = _numbers(hidden, {"scale": scale, "softcap": softcap}, temperature)
+    stats = stats_dtype(hidden)
+    operands, compute_dtype = [hidden, weight], _options.F32
+    if torch.is_autocast_enabled(hidden.device.type):
+        operands, compute_dtype = call.cast_by_autocast(hidden, weight)
+    flat, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), weight_gradient == "rows"
+    lists = Lists(rows, ids.shape[0] if offsets is not None else 0, offsets)
+    if offsets is None and ids.dim() == 1:
+        z = _of_one_list(flat, operands[1], ids, compute_dtype, is_sparse, bias, row_temperature, numbers, ignore_id)
+    else:
+        starts = None if offsets is None else offsets.long()
+        rest = (starts, row_temperature, numbers, ignore_id, compute_dtype, is_sparse)
+        z = logits_of(flat, operands[1], bias, ids, *rest)
+    z = z.reshape(ids.shape if offsets is not None else (*rows, ids.shape[-1]))
+    if log_weights is not None:
+        z = z + log_weights.to(stats)
+    if normalize == "candidates":
+        lse = lists.logsumexp(z)
+        entropy = _entropy(lists, z, lse) if return_entropy else None
+    else:
+        given = dict(bias=bias, scale=scale, softcap=softcap, temperature=temperature, **options)
+        lse, entropy = _of_vocabulary(hidden, weight, given, return_entropy)
+    output = LinearCandidatesOutput(_minus(lists, z, lse), lse, z, entropy)
+    if targets is None:
+        return output
+    log_probs, loss = _of_targets(lists, ids, z, lse, targets, ignore_index, reduction)
+    return output._replace(target_log_probs=log_probs, loss=loss)
+
+
+def _check_tensors(
+    matrices: dict[str, Tensor | None], indices: dict[str, Tensor | None], log_weights: Tensor | None, normalize: str
+) -> torch.Size:
+    """Checks all tensors but the temperature. Returns the shape of rows."""
+    call.check_matrices(matrices)
+    _options.check_float64(torch.float64, matrices)
+    for name, tensor in indices.items():
+        if tensor is not None or name == "ids":
+            call.check_tensor(name, tensor)
+            call.check_integers(name, cast(Tensor, tensor))
+    hidden, ids = cast(Tensor, matrices["hidden"]), cast(Tensor, indices["ids"])
+    rows, offsets, targets = hidden.shape[:-1], indices["offsets"], indices["targets"]
+    if offsets is not None:
+        call.check_shape("ids", ids, (ids.numel(),), "[E] with offsets")
+        call.check_shape("offsets", offsets, (math.prod(rows) + 1,), "N + 1")
+    elif ids.dim() != 1:
+        shape = (*rows, ids.shape[-1] if ids.dim() > 0 else "K")
+        _options.check_shape("ids", ids.shape, shape, "hidden without its last dimension, with K ids a row")
+    if targets is not None:
+        call.check_shape("targets", targets, rows, "hidden without its last dimension")
+    if log_weights is not None:
+        _check_log_weights(log_weights, ids.shape if offsets is not None else (*rows, ids.shape[-1]), normalize)
+    call.check_devices(hidden.device, matrices | indices | {"log_weights": log_weights})
+    return rows
+
+
+def _check_log_weights(log_weights: Tensor, shape: Sequence[int], normalize: str) -> None:
+    call.check_tensor("log_weights", log_weights)
+    call.check_real("log_weights", log_weights)
+    meaning = "that of log_probs; numbers for the whole vocabulary are passed as numbers[ids]"
+    if tuple(log_weights.shape) != tuple(shape[-1:]):  # one list for all rows may have one list of numbers
+        call.check_shape("log_weights", log_weights, shape, meaning)
+    if normalize != "candidates":
+        raise ValueError(
+            f'log_weights: expected None unless normalize is "candidates", got a tensor with "{normalize}"'
+        )
+
+
+def _check_options(normalize: str, weight_gradient: str, reduction: str, integers: dict[str, int]) -> None:
+    _options.check_choice("normalize", normalize, NORMALIZE)
+    _options.check_choice("weight_gradient", weight_gradient, WEIGHT_GRADIENTS)
+    _options.check_choice("reduction", reduction, _options.REDUCTIONS)
+    for name, value in integers.items():
+        _options.integer(name, value)
+    if weight_gradient == "rows" and torch.compiler.is_compiling():
+        raise ValueError('weight_gradient: expected "dense" in compiled code, got "rows" (its size depends on the ids)')
+
+
+def _numbers(hidden: Tensor, given: dict[str, Any], temperature: float | Tensor) -> tuple[Tensor | None, list[float]]:
+    """Returns the temperatures of rows, if they are given, and the numbers with the temperature of all rows."""
+    numbers, rows = [_number(name, value) for name, value in given.items()], hidden.shape[:-1]
+    if not isinstance(temperature, Tensor) or temperature.dim() == 0 or temperature.shape != rows:
+        return None, [*numbers, _number("temperature", temperature)]
+    hint = "it has no gradient; divide the logits by it"
+    call.check_numbers("temperature", temperature, rows, "hidden without its last dimension", hint)
+    call.check_devices(hidden.device, {"temperature": temperature})
+    return temperature.to(stats_dtype(hidden)).reshape(-1), [*numbers, 1.0]
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor):
+        value = call.scalar(name, value).item()
+    return 0.0 if value is None else float(_options.number(name, value))
+
+
+def _of_one_list(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    compute_dtype: int,
+    is_sparse: bool,
+    bias: Tensor | None,
+    row_temperature: Tensor | None,
+    numbers: list[float],
+    ignore_id: int,
+) -> Tensor:
+    """Returns the logits of all rows for one list, ``[N, K]``."""
+    is_none = ids == ignore_id
+    is_wrong = ~is_none & ((ids < 0) | (ids >= weight.shape[0]))
+    if not ids.is_cuda and not torch.compiler.is_compiling() and bool(is_wrong.any()):
+        place = int(is_wrong.nonzero()[0])
+        raise InvalidTargetError(
+            f"ids: expected 0 <= id < {weight.shape[0]} or ignore_id {ignore_id}, got {int(ids[place])} at ids[{place}]"
+        )
+    dtype = torch.promote_types(hidden.dtype, weight.dtype) if compute_dtype == _options.F32 else DTYPES[compute_dtype]
+    products, places = shared_logits(hidden, weight, ids, dtype, is_sparse)
+    scale, softcap, temperature = numbers
+    z = products if scale == 1 else scale * products
+    if bias is not None:
+        z = z + torch.nn.functional.embedding(places, bias[:, None]).squeeze(-1).to(z.dtype)
+    if softcap != 0:
+        z = softcap * torch.tanh(z / softcap)
+    if row_temperature is not None:
+        z = z / torch.where(row_temperature > 0, row_temperature, math.nan)[:, None]
+    elif temperature != 1:
+        z = z / temperature
+    return z.masked_fill(is_wrong, math.nan).masked_fill(is_none, -math.inf)
+
+
+def _of_vocabulary(
+    hidden: Tensor, weight: Tensor, options: dict[str, Any], return_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Returns lse and entropy of each row over all columns."""
+    from .functional import linear_cross_entropy
+
+    any_target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
+    names = ["lse", "entropy"] if return_entropy else ["lse"]
+    stats = linear_cross_entropy(hidden, weight, any_target, reduction="none", return_stats=names, **options)
+    return cast(Tensor, stats.lse), stats.entropy
+
+
+def _minus(lists: Lists, z: Tensor, lse: Tensor) -> Tensor:
+    """Returns z - lse, which is -inf for z = -inf, also in a row without candidates."""
+    of_rows = lists.spread(torch.where(lse == -math.inf, 0, lse))
+    return torch.where(z == -math.inf, -math.inf, z - of_rows)
+
+
+def _times(weights: Tensor, values: Tensor) -> Tensor:
+    """Returns weights * values with 0 * inf = 0, also in gradients."""
+    is_none = weights == 0
+    return torch.where(is_none, 0, weights * torch.where(is_none, 0, values))
+
+
+def _entropy(lists: Lists, z: Tensor, lse: Tensor) -> Tensor:
+    log_probs = _minus(lists, z, lse)
+    return -lists.sum(_times(log_probs.exp(), log_probs))
+
+
+def _of_targets(
+    lists: Lists, ids: Tensor, z: Tensor, lse: Tensor, targets: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor]:
+    """Returns the targets' log-probabilities, 0 for no target, and the loss."""
+    is_row = targets != ignore_index
+    is_target = ids == lists.spread(targets)
+    of_target = lists.logsumexp(torch.where(is_target, z, -math.inf))
+    is_absent = of_target == -math.inf
+    log_probs = torch.where(is_absent, -math.inf, of_target - torch.where(is_absent, 0, lse))
+    log_probs = torch.where(is_row, log_probs, 0)
+    if reduction == "none":
+        return log_probs, -log_probs
+    loss = -log_probs.sum()
+    return log_probs, loss / is_row.sum() if reduction == "mean" else loss
+
+
+# ---- losses
+
+
+def _lists_of(log_probs: Tensor, offsets: Tensor | None) -> Lists:
+    call.check_tensor("log_probs", log_probs)
+    if offsets is None:
+        return Lists(log_probs.shape[:-1], 0, None)
+    call.check_integers("offsets", offsets)
+    return Lists((offsets.shape[0] - 1,), log_probs.shape[0], offsets)
+
+
+def _log_rest(lists: Lists, log_probs: Tensor) -> Tensor:
+    """Returns log(1 - sum of probabilities) of each row; at least the logarithm of a rounding unit."""
+    unit = torch.finfo(log_probs.dtype).eps
+    sum_of_logs = lists.logsumexp(log_probs).clamp(max=-unit)
+    near = sum_of_logs > -math.log(2)
+    # Both forms are made for all rows, each with numbers that suit it: gradients of the other one stay finite.
+    log_of_small = torch.log(-torch.expm1(torch.where(near, sum_of_logs, -unit)))
+    log_of_large = torch.log1p(-torch.exp(torch.where(near, -1.0, sum_of_logs)))
+    return torch.where(near, log_of_small, log_of_large)
+
+
+def soft_cross_entropy(
+    log_probs: Tensor,
+    target_probs: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    renormalize: bool = False,
+    other: bool = False,
+) -> Tensor:
+    """Cross entropy of each row with soft targets q over its candidates: ``-sum_k q_k log p_k``.
+
+    Args:
+        log_probs: log p, of :func:`linear_candidates`.
+        target_probs: q, of the same shape; constants, such as a teacher's largest probabilities.
+        offsets: Where lists begin, as in :func:`linear_candidates`.
+        renormalize: Divides q by its sum over the row.
+        other: Adds all other ids as one more class with the probabilities ``1 - sum q`` and ``1 - sum p``:
+            ``- (1 - sum q) log(1 - sum p)``. It needs log-probabilities over the vocabulary, and lists without
+            repeated ids. ``1 - sum p`` is taken as at least a rounding unit.
+
+    Returns:
+        One number for each row.
+    """
+    lists = _lists_of(log_probs, offsets)
+    q = _probs_of("target_probs", target_probs, log_probs)
+    total = lists.sum(q)
+    if renormalize:
+        q = q / lists.spread(torch.where(total == 0, 1, total))
+    loss = -lists.sum(_times(q, log_probs))
+    if not other:
+        return loss
+    if renormalize:
+        raise ValueError("renormalize: expected False with other, got True (the rest of q has a class of its own)")
+    return loss - (1 - total).clamp(min=0) * _log_rest(lists, log_probs)
+
+
+def forward_kl(
+    log_probs: Tensor, target_log_probs: Tensor, offsets: Tensor | None = None, *, other: bool = False
+) -> Tensor:
+    """Divergence KL(q || p) of each row over its candidates: ``sum_k q_k (log q_k - log p_k)``.
+
+    Args:
+        log_probs: log p, of :func:`linear_candidates`.
+        target_log_probs: log q, of the same shape, constant; -inf where q is 0.
+        offsets: Where lists begin, as in :func:`linear_candidates`.
+        other: Adds all other ids as one more class, as in :func:`soft_cross_entropy`.
+
+    Returns:
+        One number for each row.
+    """
+    lists = _lists_of(log_probs, offsets)
+    log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
+    loss = lists.sum(_times(log_q.exp(), log_q - log_probs))
+    if not other:
+        return loss
+    log_rest = _log_rest(lists, log_q)
+    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_probs))
+
+
+def reverse_kl(
+    log_probs: Tensor, target_log_probs: Tensor, offsets: Tensor | None = None, *, other: bool = False
+) -> Tensor:
+    """Divergence KL(p || q) of each row over its candidates: ``sum_k p_k (log p_k - log q_k)``.
+
+    It is infinite where q is 0 and p is not. Arguments and result are those of :func:`forward_kl`.
+    """
+    lists = _lists_of(log_probs, offsets)
+    log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
+    loss = lists.sum(_times(log_probs.exp(), log_probs - log_q))
+    if not other:
+        return loss
+    log_rest = _log_rest(lists, log_probs)
+    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_q))
+
+
+def _probs_of(name: str, values: Tensor, log_probs: Tensor) -> Tensor:
+    call.check_tensor(name, values)
+    call.check_shape(name, values, log_probs.shape, "that of log_probs")
+    call.check_constant(name, values, "targets are constants")
+    return values.to(log_probs.dtype)
