@@ -1,13 +1,16 @@
 """logitless.linear_candidates and its losses beside float64 over whole logits."""
 
 import math
+import re
+import runpy
+import sys
 
 import candidates_oracle as oracle
 import logitless
 import pytest
 import torch
 from logitless.candidates import forward_kl, reverse_kl, soft_cross_entropy
-from support import DTYPES, Recorder
+from support import DTYPES, EXAMPLES, Recorder
 from torch.utils.checkpoint import checkpoint
 
 OPTIONS = {
@@ -381,6 +384,24 @@ def test_the_other_class_with_nothing_left():
     for loss in (soft_cross_entropy(got, got.detach().exp(), other=True), reverse_kl(got, got.detach(), other=True)):
         (gradient,) = torch.autograd.grad(loss.sum(), hidden, retain_graph=True)
         assert loss.isfinite().all() and gradient.isfinite().all()
+
+
+# ---- the example
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task,least", [("replay", 0), ("distill", 0.3), ("drafter", 0.5)])
+def test_example(task, least, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["candidate_sets.py", "--task", task, "--steps", "40"])
+    torch.set_num_threads(1)
+    runpy.run_path(str(EXAMPLES / "candidate_sets.py"), run_name="__main__")
+    line = capsys.readouterr().out
+    first, last = map(float, re.search(r"(?:reward|loss) ([\d.]+) -> ([\d.]+)$", line.strip()).groups())
+    if task == "replay":
+        assert last > first + 0.1
+        assert float(re.search(r"within (\S+) of 1", line)[1]) < 1e-5
+    else:
+        assert last < first - least
 
 
 # ---- refusals
