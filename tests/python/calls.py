@@ -31,6 +31,9 @@ class Tensors:
         self.ids = torch.randint(0, VOCAB, (tokens, 3), generator=generator)
         self.ids[:, 1], self.ids[1, 2], self.ids[0] = self.ids[:, 0], -100, -100
         self.target, self.ids = self.target.to(device), self.ids.to(device)
+        self.all_ids, self.few_ids = self.ids.reshape(-1), torch.tensor([7, 2, 2, 12], device=device)
+        # Lists of all tokens but one: with one more, their number would equal HIDDEN at one of the lengths compiled.
+        self.offsets = torch.tensor([0] * 3 + [5] * (tokens - 4) + [3 * tokens], device=device)
         self.rows, self.classes, self.of_ids = positive(tokens), positive(VOCAB), positive(tokens, 3)
         self.is_counted = torch.arange(tokens, device=device) != 3
 
@@ -84,6 +87,15 @@ def divergence(**options):
     return Call(call)
 
 
+def candidates(ids, first=0, **options):
+    def call(tensors, input, weight, bias):
+        given = {"bias": bias, "softcap": 4.0, "return_entropy": True} | options_of(tensors, options)
+        out = logitless.linear_candidates(input[first:], weight, getattr(tensors, ids), ignore_id=-100, **given)
+        return torch.cat([out.log_probs.masked_fill(out.log_probs.isinf(), 0).reshape(-1), out.entropy])
+
+    return Call(call)
+
+
 def module(made, prefix=""):
     def call(tensors, input, weight, bias):
         parameters = {f"{prefix}weight": weight, f"{prefix}bias": bias}
@@ -114,6 +126,10 @@ CALLS = LOSSES | {
     "several targets of none": loss("ids", target_weight="@of_ids", reduction="none"),
     "log_probs": log_probs(softcap=5.0),
     "log_probs with a learned scale": log_probs(learned=("scale",), temperature=0.7),
+    "candidates": candidates("ids", temperature="@rows"),
+    "candidates with offsets": candidates("all_ids", first=1, offsets="@offsets"),
+    "candidates of the vocabulary": candidates("ids", normalize="vocabulary"),
+    "one list of candidates": candidates("few_ids"),
     "divergence": divergence(beta=0.4),
     "forward divergence": divergence(beta=0.0, reduction="none"),
     "reverse divergence": divergence(beta=1.0, teacher_scale=0.5),

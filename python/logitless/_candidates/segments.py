@@ -69,7 +69,7 @@ class Lists:
         self.offsets = offsets.long().clamp(0, elements).cummax(0).values
         places = torch.arange(elements, device=offsets.device)
         rows = torch.searchsorted(self.offsets[1:].contiguous(), places, right=True)
-        self.rows = rows.clamp(max=max(offsets.shape[0] - 2, 0))
+        self.rows = rows.clamp(max=offsets.shape[0] - 2)
 
     def sum(self, values: Tensor) -> Tensor:
         """Returns the sum of each row's elements."""
