@@ -13,7 +13,11 @@
  *
  * Each sum is in the order of the elements and has the same bits in every run. An element with u_e = 0 adds
  * nothing, whatever its operands hold. Losses over the lists, such as a softmax with a cross entropy, are the
- * caller's. */
+ * caller's.
+ *
+ * On CUDA, lists that are a large part of the vocabulary are multiplied with the whole weight. Then u is
+ * rounded to the operands' format, and a NaN or an infinity of an operand also reaches gradients of other
+ * rows. */
 #ifndef LOGITLESS_CANDIDATES_H_
 #define LOGITLESS_CANDIDATES_H_
 
@@ -82,8 +86,8 @@ static inline void logitless_candidates_init(logitless_candidates* candidates) {
   candidates->ignore_id = -1;
 }
 
-/* Writes the bytes of workspace that a stage needs. It reads sizes, dtypes, options and which pointers are
- * null. */
+/* Writes the bytes of workspace that a stage needs. It reads sizes, dtypes and options, which pointers are
+ * null, and how those of matrices are aligned. */
 LOGITLESS_API logitless_status logitless_candidates_workspace_bytes(const logitless_context* context,
                                                                     const logitless_candidates* candidates,
                                                                     size_t* workspace_bytes);

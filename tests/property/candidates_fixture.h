@@ -252,6 +252,7 @@ struct PlainCandidates {
         d_bias(size(c.bias.empty() ? 0 : c.vocab)) {
     if (!c.old_d_weight.empty()) d_weight.assign(c.old_d_weight.begin(), c.old_d_weight.end());
     const std::vector<int64_t> rows = c.rows_of_elements();
+    std::vector<T> hidden_sums(d_hidden.size()), weight_sums(d_weight.size());
     const auto operand = [&](const Values& values, logitless_dtype dtype, int64_t row, int64_t d) {
       const double x = values[size(row * c.hidden_size + d)];
       return static_cast<T>(dtype == LOGITLESS_F32 ? rounded(x, c.compute_dtype) : x);
@@ -281,6 +282,10 @@ struct PlainCandidates {
         const T to_weight = scale * u * operand(c.hidden, c.hidden_dtype, row, d);
         d_hidden[size(row * c.hidden_size + d)] += to_hidden;
         d_weight[size(id * c.hidden_size + d)] += to_weight;
+        T& hidden_sum = hidden_sums[size(row * c.hidden_size + d)] += std::fabs(to_hidden);
+        T& weight_sum = weight_sums[size(id * c.hidden_size + d)] += std::fabs(to_weight);
+        largest_hidden_sum = std::max(largest_hidden_sum, hidden_sum);
+        largest_weight_sum = std::max(largest_weight_sum, weight_sum);
         // The slope's own error is one of units of 1, whatever the slope is.
         const T whole = std::fabs(scale * static_cast<T>(c.grad[size(e)]) / t);
         largest_hidden_term =
@@ -295,6 +300,7 @@ struct PlainCandidates {
   }
 
   std::vector<T> logits, d_hidden, d_weight, d_bias;
+  T largest_hidden_sum = 0, largest_weight_sum = 0;  // of a result's terms' sizes
   T largest_logit_term = 0, largest_hidden_term = 0, largest_weight_term = 0, largest_bias_term = 0;
 
  private:
@@ -303,19 +309,22 @@ struct PlainCandidates {
 
 // Expects every number within twice the largest error of the naive computation of the same precision, four
 // roundings of the largest term, and one of the output. A gradient's term has the roundings of u.
+// rounds_u: products round each u to the operands' format, and the gradient of hidden states twice.
 template <class Truth, class Naive>
-void expect_near(const CandidateCase& c, const CandidateOutputs& got) {
+void expect_near(const CandidateCase& c, const CandidateOutputs& got, bool rounds_u) {
   const PlainCandidates<Truth> truth(c);
   const PlainCandidates<Naive> naive(c);
   const double unit = rounding_unit(c.stats_dtype());
+  const double unit_of_u = rounds_u ? rounding_unit(c.weight_dtype) : 0;
   const auto check = [&](const char* name, const Values& values, const std::vector<Truth>& exact,
-                         const std::vector<Naive>& fair, Truth term, logitless_dtype dtype) {
+                         const std::vector<Naive>& fair, Truth term, logitless_dtype dtype, Truth sum = 0) {
     ASSERT_EQ(values.size(), exact.size()) << name;
     Truth error = 0;
     for (size_t i = 0; i < exact.size(); ++i) {
       if (std::isfinite(exact[i])) error = std::max(error, std::fabs(static_cast<Truth>(fair[i]) - exact[i]));
     }
-    const auto bound = static_cast<double>(2 * error + 4 * static_cast<Truth>(unit) * term);
+    const auto bound = static_cast<double>(2 * error + 4 * static_cast<Truth>(unit) * term +
+                                           static_cast<Truth>(unit_of_u) * sum);
     for (size_t i = 0; i < exact.size(); ++i) {
       ASSERT_TRUE(is_close(values[i], static_cast<double>(exact[i]), bound, dtype))
           << name << '[' << i << "]: got " << values[i] << ", expected " << static_cast<double>(exact[i])
@@ -325,18 +334,18 @@ void expect_near(const CandidateCase& c, const CandidateOutputs& got) {
   check("logits", got.logits, truth.logits, naive.logits, truth.largest_logit_term, c.stats_dtype());
   if (c.wants_d_hidden) {
     check("d_hidden", got.d_hidden, truth.d_hidden, naive.d_hidden, truth.largest_hidden_term,
-          c.d_hidden_dtype);
+          c.d_hidden_dtype, truth.largest_hidden_sum);
   }
   if (c.wants_d_weight) {
     check("d_weight", got.d_weight, truth.d_weight, naive.d_weight, truth.largest_weight_term,
-          c.d_weight_dtype);
+          c.d_weight_dtype, truth.largest_weight_sum);
   }
   check("d_bias", got.d_bias, truth.d_bias, naive.d_bias, truth.largest_bias_term, c.d_bias_dtype);
 }
 
-inline void expect_near_truth(const CandidateCase& c, const CandidateOutputs& got) {
-  c.stats_dtype() == LOGITLESS_F64 ? expect_near<long double, double>(c, got)
-                                   : expect_near<double, float>(c, got);
+inline void expect_near_truth(const CandidateCase& c, const CandidateOutputs& got, bool rounds_u = false) {
+  c.stats_dtype() == LOGITLESS_F64 ? expect_near<long double, double>(c, got, rounds_u)
+                                   : expect_near<double, float>(c, got, rounds_u);
 }
 
 }  // namespace logitless_test

@@ -126,6 +126,38 @@ TEST_P(Candidates, LongListsOfColumns) {
   EXPECT_EQ(difference(run(c), first), "");
 }
 
+// Lists that are a large part of the vocabulary: a device multiplies the whole weight. Some lists are empty
+// or repeat ids.
+TEST_P(Candidates, LargePartsOfTheVocabulary) {
+  for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F64}) {
+    if (dtype == LOGITLESS_F64 && !GetParam().has_float64()) continue;
+    const bool rounds_u = GetParam().is_device() && dtype == LOGITLESS_BF16;
+    for (const int64_t vocab : {40, 331}) {
+      CandidateCase c = uneven_lists(27, 150, 2 * vocab, vocab, 48, dtype);
+      c.softcap = 3;
+      c.temperature = 0.5;
+      expect_near_truth(c, run(c), rounds_u);
+      if (dtype == LOGITLESS_BF16) c.d_weight_dtype = LOGITLESS_F32;
+      Random random(28);
+      c.old_d_weight = normal_values(random, c.vocab * c.hidden_size, 1, c.d_weight_dtype);
+      const CandidateOutputs all = run(c);
+      expect_near_truth(c, all, rounds_u);
+      EXPECT_EQ(difference(run(c), all), "");
+      c.wants_d_hidden = false;
+      EXPECT_TRUE(same_bits(run(c).d_weight, all.d_weight));
+      c.wants_d_hidden = true;
+      c.wants_d_weight = false;
+      EXPECT_TRUE(same_bits(run(c).d_hidden, all.d_hidden));
+    }
+  }
+}
+
+// So many columns that a device takes more than one window of them.
+TEST_P(Candidates, SeveralWindowsOfColumns) {
+  CandidateCase c = even_lists(29, 130, 170, 16500, 8, LOGITLESS_BF16);
+  expect_near_truth(c, run(c), GetParam().is_device());
+}
+
 // Equal lengths and offsets are the same lists.
 TEST_P(Candidates, OffsetsOfEqualLengths) {
   CandidateCase c = even_lists(16, 7, 9, 20, 33);

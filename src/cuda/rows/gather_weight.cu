@@ -7,6 +7,8 @@ constexpr int kMostThreads = 512;
 constexpr int kColumnsEach = 8;  // of a block of threads
 constexpr int kInFlight = 8;     // hidden rows that a thread waits for at once
 constexpr int kHeavyBlocks = 528;
+// A part of the hidden states that stays in L2 while all lists read it.
+constexpr int64_t kSliceBytes = int64_t{40} << 20;
 
 // The matrices whose rows are whole vectors of 8 elements at multiples of 16 bytes. Hidden rows may be
 // although the destination's are not, because copies of them are padded.
@@ -102,7 +104,8 @@ __global__ void __launch_bounds__(kMostThreads, kAligned != Aligned::kNone && si
 
 template <class Real>
 void launch_gather_weight(const GatherWeightOf<Real>& g, const Queue& queue) {
-  const RowBlocks blocks = row_threads(g.columns, kMostThreads);
+  const int64_t bytes = g.rows * kMostThreads * 8 * static_cast<int64_t>(size_of(g.hidden.dtype));
+  const RowBlocks blocks = row_threads(g.columns, bytes > kSliceBytes ? kMostThreads / 2 : kMostThreads);
   const dim3 grid(kHeavyBlocks + blocks_for(g.lists.columns, kColumnsEach), blocks.blocks);
   const bool from = is_aligned8(g.hidden, g.padded);
   const bool to = is_aligned8(g.to, g.columns);

@@ -74,6 +74,7 @@ struct GatherWeightOf {
   ConstMatrix hidden;
   DType operand_dtype;  // fp32 rows are rounded to it
   int64_t padded;       // zeros from `columns` up to padded
+  int64_t rows;  // of hidden: if they are many, part of the columns is done in all lists before the rest
   Matrix to;
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary; not in double

@@ -30,9 +30,24 @@ struct ProductSlices {
   int64_t at_once = 0;  // slices of a launch
 };
 
+// Columns of dz that are multiplied at once, at most.
+inline constexpr int64_t kMostWindow = 16384;
+
+// Products with the whole weight instead of gathers, where lists are a large part of it.
+struct WholeProducts {
+  bool used = false;
+  int64_t rows = 0;     // of hidden states, whose products with all columns exist at one time
+  int64_t stride = 0;   // of these products
+  int64_t columns = 0;  // of dz that exist at one time
+};
+
 template <class Real>
 struct CandidatesArenaOf {
   WrongLists* wrong = nullptr;
+  WholeProducts whole;
+  void* gemm = nullptr;      // scratch of products
+  void* products = nullptr;  // [whole.rows, V] of Real, or [N, whole.columns] dz of the operands' dtype
+  Real* d_hidden = nullptr;  // [N, D] sum of the windows, if d_hidden is no such matrix itself
   // The first stage.
   ProductSlices slices;
   int32_t* column = nullptr;    // [E] or kNoElement, kInvalidElement
@@ -70,8 +85,22 @@ void launch_column_lists(const Candidates& c, const CandidatesArenaOf<Real>& are
 
 // ---- logits.cu
 //
-// Makes z of all elements, and invalid_ids if it is wanted.
+// Makes the dot products of all elements, in slices of the hidden size.
+template <class Real>
+void launch_products(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+// Makes z of all elements from sums of slices, and invalid_ids if it is wanted.
 template <class Real>
 void launch_candidate_logits(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+
+// ---- dense.cu
+//
+// Picks the elements of rows out of their products with all columns.
+template <class Real>
+void launch_pick_products(const CandidateLists& lists, const int32_t* column, int64_t first_row, int64_t rows,
+                          const ConstMatrix& products, Real* picked, const Queue& queue);
+// Makes a window of dz, [N, columns], from the lists of rows.
+template <class Real>
+void launch_spread(const CandidateLists& lists, const CandidatesArenaOf<Real>& arena, int64_t first_column,
+                   int64_t columns, const Matrix& dz, const Queue& queue);
 
 }  // namespace logitless::cuda

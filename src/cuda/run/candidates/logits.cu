@@ -15,6 +15,7 @@ struct Products {
   const int32_t* column;  // as CandidatesArenaOf
   const int32_t* unit_row;
   Real* partial;
+  bool hidden_is_aligned;  // as is_aligned8() says
   int64_t first_slice;
   bool adds;  // to the sums of earlier slices
 };
@@ -52,8 +53,9 @@ __device__ __forceinline__ void load_hidden(const Products<Real>& p, int64_t row
   const auto load = [&](auto element) {
     using H = decltype(element);
     const H* from = p.hidden.template row<H>(row) + column;
+    const Vector8<H> x = p.hidden_is_aligned && left > 0 ? load8<true>(from, left) : load8<false>(from, left);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = i < left ? to_operand(from[i], p.operand_dtype) : Real(0);
+    for (int i = 0; i < 8; ++i) to[i] = to_operand(x.x[i], p.operand_dtype);
   };
   if constexpr (std::is_same_v<Real, double>) {
     load(double{});
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class C, int kLanes, int kVectors, class Real>
-void launch_products(const Products<Real>& p, int64_t slices, bool aligned, const Queue& queue) {
+void launch_slices(const Products<Real>& p, int64_t slices, bool aligned, const Queue& queue) {
   const int64_t units = (p.lists.elements + kUnit - 1) / kUnit;
   const dim3 grid(blocks_for(units, kWarps), static_cast<unsigned>(slices));
   const auto kernel =
@@ -174,37 +176,47 @@ void launch_products(const Products<Real>& p, int64_t slices, bool aligned, cons
 }  // namespace
 
 template <class Real>
-void launch_candidate_logits(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
+void launch_products(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
   const ProductSlices& slices = arena.slices;
-  Products<Real> p{.lists = c.lists,
-                   .hidden = {c.hidden, c.hidden_dtype, c.hidden_stride},
-                   .weight = {c.weight, c.weight_dtype, c.weight_stride},
-                   .columns = c.hidden_size,
-                   .operand_dtype = c.compute_dtype,
-                   .column = arena.column,
-                   .unit_row = arena.unit_row,
-                   .partial = arena.partial};
+  Products<Real> p{
+      .lists = c.lists,
+      .hidden = {c.hidden, c.hidden_dtype, c.hidden_stride},
+      .weight = {c.weight, c.weight_dtype, c.weight_stride},
+      .columns = c.hidden_size,
+      .operand_dtype = c.compute_dtype,
+      .column = arena.column,
+      .unit_row = arena.unit_row,
+      .partial = arena.partial,
+      .hidden_is_aligned = is_aligned8({c.hidden, c.hidden_dtype, c.hidden_stride}, c.hidden_size)};
   const bool aligned = is_aligned8(p.weight, p.columns);
-  for (int64_t s = 0; s < slices.count && c.lists.elements > 0; s += slices.at_once) {
+  for (int64_t s = 0; s < slices.count; s += slices.at_once) {
     p.first_slice = s;
     p.adds = s > 0;
     const int64_t count = std::min(slices.at_once, slices.count - s);
     for_dtype<Real>(c.weight_dtype, [&](auto element) {
       using C = decltype(element);
       if (slices.lanes == 8) {
-        launch_products<C, 8, 1>(p, count, aligned, queue);
+        launch_slices<C, 8, 1>(p, count, aligned, queue);
       } else if (slices.lanes == 16) {
-        launch_products<C, 16, 1>(p, count, aligned, queue);
+        launch_slices<C, 16, 1>(p, count, aligned, queue);
       } else {
-        launch_products<C, 32, sizeof(C) == 8 ? 2 : 4>(p, count, aligned, queue);
+        launch_slices<C, 32, sizeof(C) == 8 ? 2 : 4>(p, count, aligned, queue);
       }
     });
   }
+}
+
+template <class Real>
+void launch_candidate_logits(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
   queue.launch("candidate_logits", logits_kernel<Real>, blocks_for(c.lists.elements, kThreads), kThreads, 0,
                c, arena);
 }
 
-template void launch_candidate_logits(const Candidates&, const CandidatesArenaOf<float>&, const Queue&);
-template void launch_candidate_logits(const Candidates&, const CandidatesArenaOf<double>&, const Queue&);
+#define LOGITLESS_INSTANTIATE(Real)                                                               \
+  template void launch_products(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&); \
+  template void launch_candidate_logits(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&);
+LOGITLESS_INSTANTIATE(float)
+LOGITLESS_INSTANTIATE(double)
+#undef LOGITLESS_INSTANTIATE
 
 }  // namespace logitless::cuda

@@ -8,6 +8,7 @@
 #include "cuda/run/bound_plan.h"
 #include "cuda/run/candidates/candidates.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/gemm.h"
 #include "cuda/runtime/queue.h"
 
 namespace logitless::cuda {
@@ -19,6 +20,53 @@ constexpr int64_t kSliceBytes = int64_t{40} << 20;
 constexpr int64_t kReadsOfSlices = 2;
 // Sums of slices that one launch makes. More launches would wait for their last blocks more often.
 constexpr int64_t kPartialBytes = int64_t{16} << 20;
+
+// Gathers are bound by reading rows from L2, products by arithmetic. The ratio of their times, for an element
+// and for a column, is that of an H100's rates: tensor cores have a higher one than those of float32 and
+// float64.
+constexpr int64_t kColumnsOfElement = 100, kColumnsOfWideElement = 16;
+constexpr int64_t kLeastRows = 128;  // of products
+constexpr int64_t kWholeBytes = int64_t{512} << 20;
+
+bool is_aligned(const void* data, DType dtype, int64_t stride, int64_t columns) {
+  const uint64_t bytes = static_cast<uint64_t>(stride) * size_of(dtype);
+  return columns % 8 == 0 && (reinterpret_cast<uintptr_t>(data) | bytes) % 16 == 0;
+}
+
+// float16 is left out: its dz would need a scale.
+bool multiplies_whole(const Candidates& c) {
+  const bool is_short = c.weight_dtype == DType::kBF16;
+  const int64_t columns = is_short ? kColumnsOfElement : kColumnsOfWideElement;
+  if (c.hidden_dtype != c.weight_dtype || c.weight_dtype == DType::kF16 || c.rounds(c.weight_dtype))
+    return false;
+  if (c.lists.rows < kLeastRows || c.lists.elements < c.lists.vocab || !c.has_products()) return false;
+  if (c.lists.elements / c.lists.rows < c.lists.vocab / columns) return false;
+  const auto takes = [&](const void* gradient, DType dtype, int64_t stride) {
+    return gradient == nullptr || ((dtype == c.weight_dtype || dtype == c.stats_dtype()) &&
+                                   is_aligned(gradient, dtype, stride, c.hidden_size));
+  };
+  return takes(c.d_hidden, c.d_hidden_dtype, c.d_hidden_stride) &&
+         takes(c.d_weight, c.d_weight_dtype, c.d_weight_stride) &&
+         is_aligned(c.hidden, c.hidden_dtype, c.hidden_stride, c.hidden_size) &&
+         is_aligned(c.weight, c.weight_dtype, c.weight_stride, c.hidden_size);
+}
+
+int64_t rounded_down(int64_t count, int64_t unit) {
+  return std::max(count / unit * unit, unit);
+}
+
+WholeProducts whole_products(const Candidates& c) {
+  WholeProducts w;
+  w.used = multiplies_whole(c);
+  if (!w.used) return w;
+  w.stride = (c.lists.vocab + 7) / 8 * 8;
+  const auto size = static_cast<int64_t>(size_of(c.stats_dtype()));
+  w.rows = std::min(c.lists.rows, rounded_down(kWholeBytes / (size * w.stride), kLeastRows));
+  const auto element = static_cast<int64_t>(size_of(c.weight_dtype));
+  const int64_t columns = rounded_down(kWholeBytes / (element * c.lists.rows), 64);
+  w.columns = std::min({w.stride, columns, kMostWindow});
+  return w;
+}
 
 ProductSlices product_slices(const Candidates& c) {
   ProductSlices s;
@@ -43,18 +91,31 @@ CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* works
     to = workspace->take<std::remove_reference_t<decltype(*to)>>(count).data();
   };
   take(a.wrong, 1);
+  a.whole = whole_products(c);
+  const bool windows = c.d_hidden != nullptr || c.d_weight != nullptr;
+  if (a.whole.used && (c.stage == CandidatesStage::kLogits || windows)) {
+    a.gemm = workspace->take<std::byte>(static_cast<int64_t>(kGemmScratchBytes)).data();
+    const int64_t bytes =
+        c.stage == CandidatesStage::kLogits
+            ? a.whole.rows * a.whole.stride * static_cast<int64_t>(sizeof(Real))
+            : c.lists.rows * a.whole.columns * static_cast<int64_t>(size_of(c.weight_dtype));
+    a.products = workspace->take<std::byte>(bytes).data();
+    if (c.d_hidden != nullptr && c.d_hidden_dtype != c.stats_dtype()) {
+      take(a.d_hidden, c.lists.rows * c.hidden_size);
+    }
+  }
   if (c.stage == CandidatesStage::kLogits) {
-    a.slices = product_slices(c);
+    a.slices = a.whole.used ? ProductSlices{.at_once = 1} : product_slices(c);
     take(a.column, elements);
     take(a.unit_row, (elements + kUnit - 1) / kUnit);
     take(a.partial, a.slices.at_once * elements);
     return a;
   }
-  if (c.d_hidden != nullptr && c.has_products()) {
+  if ((c.d_hidden != nullptr || (a.whole.used && windows)) && c.has_products()) {
     take(a.kept, elements);
     take(a.kept_count, c.lists.rows);
   }
-  if (!c.needs_columns()) return a;
+  if (!(a.whole.used ? c.d_bias != nullptr : c.needs_columns())) return a;
   take(a.by_element, elements);
   take(a.key, 2 * elements);
   take(a.order, 2 * elements);
@@ -70,6 +131,63 @@ Matrix writable(void* data, DType dtype, int64_t stride) {
   return {data, dtype, stride};
 }
 
+// Dot products of all elements out of products of rows with all columns.
+template <class Real>
+void multiply_rows(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
+  const ConstMatrix hidden{c.hidden, c.hidden_dtype, c.hidden_stride};
+  const ConstMatrix weight{c.weight, c.weight_dtype, c.weight_stride};
+  const Matrix products{arena.products, c.stats_dtype(), arena.whole.stride};
+  for (int64_t row = 0; row < c.lists.rows; row += arena.whole.rows) {
+    const int64_t rows = std::min(arena.whole.rows, c.lists.rows - row);
+    gemm({.m = rows,
+          .n = c.lists.vocab,
+          .k = c.hidden_size,
+          .a = hidden.from(row),
+          .b = weight,
+          .transpose_b = true,
+          .c = products},
+         arena.gemm, kGemmScratchBytes, queue);
+    launch_pick_products(c.lists, arena.column, row, rows, products, arena.partial, queue);
+  }
+}
+
+// Gradients of hidden states and weight by products of dz, a window of its columns at a time.
+template <class Real>
+void multiply_windows(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
+  launch_row_lists(c, arena, queue);
+  const ConstMatrix hidden{c.hidden, c.hidden_dtype, c.hidden_stride};
+  const ConstMatrix weight{c.weight, c.weight_dtype, c.weight_stride};
+  const Matrix dz{arena.products, c.weight_dtype, arena.whole.columns};
+  const Matrix to{c.d_hidden, c.d_hidden_dtype, c.d_hidden_stride};
+  const Matrix sums = arena.d_hidden == nullptr ? to : Matrix{arena.d_hidden, c.stats_dtype(), c.hidden_size};
+  for (int64_t column = 0; column < c.lists.vocab; column += arena.whole.columns) {
+    const int64_t columns = std::min(arena.whole.columns, c.lists.vocab - column);
+    launch_spread(c.lists, arena, column, columns, dz, queue);
+    if (c.d_hidden != nullptr) {
+      gemm({.m = c.lists.rows,
+            .n = c.hidden_size,
+            .k = columns,
+            .a = dz,
+            .b = weight.from(column),
+            .c = sums,
+            .beta = column > 0 ? 1.0f : 0.0f},
+           arena.gemm, kGemmScratchBytes, queue);
+    }
+    if (c.d_weight != nullptr) {
+      gemm({.m = columns,
+            .n = c.hidden_size,
+            .k = c.lists.rows,
+            .a = dz,
+            .transpose_a = true,
+            .b = hidden,
+            .c = Matrix{c.d_weight, c.d_weight_dtype, c.d_weight_stride}.from(column),
+            .beta = c.accumulate_d_weight ? 1.0f : 0.0f},
+           arena.gemm, kGemmScratchBytes, queue);
+    }
+  }
+  if (arena.d_hidden != nullptr) launch_store_matrix(sums, to, c.lists.rows, c.hidden_size, false, queue);
+}
+
 template <class Real>
 void make_logits(const Candidates& c, Workspace workspace, const Queue& queue) {
   const auto arena = lay_out_candidates<Real>(c, &workspace);
@@ -77,6 +195,7 @@ void make_logits(const Candidates& c, Workspace workspace, const Queue& queue) {
   if (c.lists.elements > 0) {
     launch_check_offsets(c.lists, arena.wrong, queue);
     launch_columns(c.lists, arena.column, arena.unit_row, arena.wrong, queue);
+    arena.whole.used ? multiply_rows(c, arena, queue) : launch_products(c, arena, queue);
   }
   launch_candidate_logits(c, arena, queue);
 }
@@ -106,6 +225,7 @@ void make_d_weight(const Candidates& c, const CandidatesArenaOf<Real>& arena, co
   g.lists = {arena.sorted, arena.start, arena.heavy, nullptr, c.lists.vocab};
   g.columns = g.padded = c.hidden_size;
   g.hidden = {c.hidden, c.hidden_dtype, c.hidden_stride};
+  g.rows = c.lists.rows;
   g.operand_dtype = c.compute_dtype;
   g.to = to;
   g.accumulate = c.accumulate_d_weight;
@@ -117,6 +237,11 @@ void make_gradients(const Candidates& c, Workspace workspace, const Queue& queue
   const auto arena = lay_out_candidates<Real>(c, &workspace);
   queue.clear(arena.wrong, sizeof(WrongLists));
   if (c.lists.elements > 0) launch_check_offsets(c.lists, arena.wrong, queue);
+  if (arena.whole.used) {
+    if (c.d_hidden != nullptr || c.d_weight != nullptr) multiply_windows(c, arena, queue);
+    if (c.d_bias != nullptr) launch_column_lists(c, arena, queue);
+    return;
+  }
   if (c.d_hidden != nullptr && c.lists.rows > 0) make_d_hidden(c, arena, queue);
   if (c.needs_columns()) launch_column_lists(c, arena, queue);
   if (c.d_weight != nullptr) make_d_weight(c, arena, queue);
