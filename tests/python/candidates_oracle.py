@@ -21,11 +21,9 @@ class Case:
     lists: list
     options: dict = dataclasses.field(default_factory=dict)
 
-    def leaves(self, dtype=None):
-        return {
-            name: t.detach().to(dtype or t.dtype).clone().requires_grad_(name in LEAVES) if t.is_floating_point() else t
-            for name, t in self.tensors.items()
-        }
+    def leaves(self, device="cpu"):
+        moved = {name: t.detach().to(device, copy=True) for name, t in self.tensors.items()}
+        return {name: t.requires_grad_() if name in LEAVES else t for name, t in moved.items()}
 
 
 def make(lists, vocab=30, width=12, dtype=torch.float32, rows=None, bias=True, offsets=False, seed=0, **options):
@@ -95,13 +93,14 @@ def evaluate(case, dtype, upstream):
 
 
 def gradients(outputs, leaves):
-    results = {name: value.detach() for name, value in outputs.items()}
-    return results | {f"d_{name}": leaves[name].grad for name in LEAVES if name in leaves}
+    results = {name: value.detach().cpu() for name, value in outputs.items()}
+    return results | {f"d_{name}": leaves[name].grad.cpu() for name in LEAVES if name in leaves}
 
 
-def run(case, upstream, **more):
-    leaves = case.leaves()
-    got = logitless.linear_candidates(**leaves, **case.options, **more)
+def run(case, upstream, device="cpu", **more):
+    leaves = case.leaves(device)
+    options = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in case.options.items()}
+    got = logitless.linear_candidates(**leaves, **options, **more)
     outputs = {name: getattr(got, name) for name in ("logits", "log_probs", "lse")}
     sum(upstream[name](outputs[name]) for name in upstream).backward()
     return gradients(outputs, leaves)
@@ -112,7 +111,7 @@ def weighted(*names, seed=1):
 
     def function(values):
         generator = torch.Generator().manual_seed(seed)
-        weights = torch.randn(values.shape, generator=generator, dtype=torch.float64).to(values.dtype)
+        weights = torch.randn(values.shape, generator=generator, dtype=torch.float64).to(values)
         finite = values.isfinite()
         return (torch.where(finite, values, 0) * torch.where(finite, weights, 0)).sum()
 

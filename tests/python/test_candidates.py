@@ -10,7 +10,7 @@ import logitless
 import pytest
 import torch
 from logitless.candidates import forward_kl, reverse_kl, soft_cross_entropy
-from support import DTYPES, EXAMPLES, Recorder
+from support import DEVICES, DTYPES, EXAMPLES, Recorder
 from torch.utils.checkpoint import checkpoint
 
 OPTIONS = {
@@ -36,11 +36,12 @@ def operands(rows=5, vocab=30, width=12, dtype=torch.float32):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("normalize", ["candidates", "vocabulary"])
 @pytest.mark.parametrize("offsets", [False, True])
-def test_against_float64(offsets, normalize, options, dtype):
+@pytest.mark.parametrize("device", DEVICES)
+def test_against_float64(device, offsets, normalize, options, dtype):
     lists = UNEVEN if offsets else LISTS
     case = oracle.make(lists, dtype=dtype, offsets=offsets, normalize=normalize, **options)
     upstream = oracle.weighted("log_probs", "lse")
-    got = oracle.run(case, upstream)
+    got = oracle.run(case, upstream, device)
     compare = oracle.compare_norms if normalize == "vocabulary" and dtype.itemsize == 2 else oracle.compare
     compare(case, got, upstream)
     stats = torch.float64 if dtype == torch.float64 else torch.float32
@@ -50,12 +51,13 @@ def test_against_float64(offsets, normalize, options, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_one_list_for_all_rows(options, dtype):
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_list_for_all_rows(device, options, dtype):
     """16-bit operands round the logits' gradient to their format, as in the products of a loss."""
     case = oracle.make([4, 9, 2, 2, 17], rows=5, dtype=dtype, **options)
     upstream = oracle.weighted("log_probs")
     compare = oracle.compare_norms if dtype.itemsize == 2 else oracle.compare
-    compare(case, oracle.run(case, upstream), upstream)
+    compare(case, oracle.run(case, upstream, device), upstream)
 
 
 @pytest.mark.parametrize("vocab,width,rows", [(1, 1, 1), (7, 33, 4), (300, 65, 3), (5, 8, 0)])
@@ -384,6 +386,54 @@ def test_the_other_class_with_nothing_left():
     for loss in (soft_cross_entropy(got, got.detach().exp(), other=True), reverse_kl(got, got.detach(), other=True)):
         (gradient,) = torch.autograd.grad(loss.sum(), hidden, retain_graph=True)
         assert loss.isfinite().all() and gradient.isfinite().all()
+
+
+# ---- CUDA
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [5, 60, 400])
+def test_repeats_bitwise(count, dtype):
+    """Lists are gathered in wide and in narrow slices, and multiplied whole."""
+    case = oracle.make(oracle.random_lists(130, count, 300, least=count // 2), 300, 72, dtype, offsets=True)
+    first, *others = (oracle.run(case, oracle.weighted("log_probs"), "cuda") for _ in range(4))
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+@pytest.mark.gpu
+def test_wrong_ids_and_offsets_of_a_device():
+    hidden, weight, _ = (t.detach().cuda().requires_grad_() for t in operands())
+    ids = torch.tensor(LISTS, device="cuda")
+    ids[1, 2], ids[3, 0], ids[4, 7] = 30, -2, 2**40
+    for kind in ("rows", "shared"):
+        given = ids if kind == "rows" else ids[1]
+        got = logitless.linear_candidates(hidden, weight, given)
+        assert torch.equal(got.logits.isnan(), ((given < 0) | (given >= 30)).expand(5, 8))
+        got.logits.nansum().backward()
+        assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+    offsets = torch.tensor([0, 3, 10**15, -1, 2, 40], device="cuda")
+    assert logitless.linear_candidates(hidden, weight, ids.reshape(-1) % 30, offsets).logits.isnan().all()
+
+
+@pytest.mark.gpu
+def test_graph_capture():
+    hidden, weight, _ = (t.detach().cuda() for t in operands())
+    ids = torch.tensor(LISTS, device="cuda")
+    leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+
+    def step():
+        return torch.autograd.grad(log_probs(*leaves, ids).square().sum(), leaves)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            got = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(g, e) for g, e in zip(got, expected))
 
 
 # ---- the example
