@@ -15,6 +15,7 @@ from torch import Tensor
 from . import call
 from . import options as _options
 from ._candidates.operators import logits_of, shared_logits
+from ._candidates.samplers import Sampler, in_batch_negatives, with_negatives
 from ._candidates.segments import Lists
 from .errors import InvalidTargetError
 from .options import Budget, accepts
@@ -23,7 +24,16 @@ from .run import DTYPES, stats_dtype
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LinearCandidatesOutput", "forward_kl", "linear_candidates", "reverse_kl", "soft_cross_entropy"]
+__all__ = [
+    "LinearCandidatesOutput",
+    "Sampler",
+    "forward_kl",
+    "in_batch_negatives",
+    "linear_candidates",
+    "reverse_kl",
+    "soft_cross_entropy",
+    "with_negatives",
+]
 
 NORMALIZE = ("candidates", "vocabulary")
 WEIGHT_GRADIENTS = ("dense", "rows")

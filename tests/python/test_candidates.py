@@ -9,7 +9,14 @@ import candidates_oracle as oracle
 import logitless
 import pytest
 import torch
-from logitless.candidates import forward_kl, reverse_kl, soft_cross_entropy
+from logitless.candidates import (
+    Sampler,
+    forward_kl,
+    in_batch_negatives,
+    reverse_kl,
+    soft_cross_entropy,
+    with_negatives,
+)
 from support import DEVICES, DTYPES, EXAMPLES, Recorder
 from torch.utils.checkpoint import checkpoint
 
@@ -386,6 +393,50 @@ def test_the_other_class_with_nothing_left():
     for loss in (soft_cross_entropy(got, got.detach().exp(), other=True), reverse_kl(got, got.detach(), other=True)):
         (gradient,) = torch.autograd.grad(loss.sum(), hidden, retain_graph=True)
         assert loss.isfinite().all() and gradient.isfinite().all()
+
+
+# ---- negatives
+
+
+def test_samplers_draw_with_their_probabilities():
+    counts = torch.tensor([3.0, 0.0, 1.0, 6.0, 0.0])
+    for sampler in (Sampler(counts), Sampler.uniform(5), Sampler.log_uniform(5)):
+        q, draws = sampler.log_q.exp(), 100_000
+        ids = sampler.sample((draws // 10, 10), torch.Generator().manual_seed(0))
+        assert ids.shape == (draws // 10, 10) and abs(q.sum() - 1) < 1e-12
+        share = torch.bincount(ids.reshape(-1), minlength=5) / draws
+        assert ((share - q).abs() <= 5 * (q * (1 - q) / draws).sqrt()).all() and (share[q == 0] == 0).all()
+
+
+def test_negatives_estimate_the_sum_over_the_vocabulary():
+    """The estimate of exp(lse) is unbiased, with shared and with own negatives; hits do not count twice."""
+    torch.manual_seed(0)
+    hidden, weight, _ = (t.detach() for t in operands(rows=2))
+    exact = torch.logsumexp(hidden @ weight.T, -1).exp()
+    sampler, targets = Sampler.log_uniform(30), torch.tensor([0, 4])
+    for shape in ((20,), (2, 20)):
+        estimates = []
+        for _ in range(400):
+            ids, log_weights = with_negatives(targets, sampler.sample(shape), sampler.log_q)
+            assert ((ids[:, 1:] == targets[:, None]).sum() == 0) and ids.shape == (2, 21)
+            estimates.append(logitless.linear_candidates(hidden, weight, ids, log_weights=log_weights).lse.exp())
+        estimates = torch.stack(estimates)
+        assert ((estimates.mean(0) - exact).abs() < 5 * estimates.std(0) / 20).all()
+
+
+def test_negatives_of_the_batch():
+    hidden, weight, _ = operands(rows=4)
+    targets, log_q = torch.tensor([7, 3, 7, 9]), torch.log_softmax(torch.randn(30), 0)
+    ids, log_weights = in_batch_negatives(targets, log_q)
+    got = logitless.linear_candidates(hidden, weight, ids, log_weights=log_weights, targets=targets, reduction="none")
+    z = hidden @ weight[targets].T
+    for i in range(4):
+        others = [j for j in range(4) if targets[j] != targets[i]]
+        rest = z[i, others] - log_q[targets[others]] - math.log(3)
+        expected = torch.logsumexp(torch.cat([z[i, i : i + 1], rest]), 0) - z[i, i]
+        torch.testing.assert_close(got.loss[i], expected)
+    got.loss.sum().backward()
+    assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
 
 
 # ---- CUDA

@@ -125,8 +125,8 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *rest: A
 @torch.library.custom_op(
     "logitless::candidate_gradients",
     mutates_args=(),
-    schema="(Tensor grad, Tensor? logits, Tensor hidden, Tensor weight, int bias_dtype, bool d_hidden, SymInt d_weight, "
-    f"{_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor? logits, Tensor hidden, Tensor weight, int bias_dtype, bool d_hidden, "
+    f"SymInt d_weight, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 def candidate_gradients(
     grad: Tensor,
