@@ -116,7 +116,8 @@ def linear_candidates(
         ignore_index: A target that stands for none.
         return_entropy: Whether the entropy is returned.
         weight_gradient: ``"dense"``, or ``"rows"`` for a sparse gradient of the ids that occur, as
-            ``nn.Embedding(sparse=True)`` has. The latter is for eager mode, and waits for its device.
+            ``nn.Embedding(sparse=True)`` has. The latter is for eager mode and ``normalize="candidates"``, and waits
+            for its device.
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for ``normalize="vocabulary"``.
 
     Returns:
@@ -211,6 +212,10 @@ def _check_options(normalize: str, weight_gradient: str, reduction: str, integer
     _options.check_choice("reduction", reduction, _options.REDUCTIONS)
     for name, value in integers.items():
         _options.integer(name, value)
+    if weight_gradient == "rows" and normalize == "vocabulary":
+        raise ValueError(
+            'weight_gradient: expected "dense" with normalize="vocabulary", whose lse has all rows, got "rows"'
+        )
     if weight_gradient == "rows" and torch.compiler.is_compiling():
         raise ValueError('weight_gradient: expected "dense" in compiled code, got "rows" (its size depends on the ids)')
 

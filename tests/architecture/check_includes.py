@@ -1,10 +1,11 @@
 """Checks who may include whom: check_includes.py ROOT
 
 The core may include the standard library and lists only. Backends may include the core, and not one another. Only the
-list of CUDA engines may include an engine. Exact and sparsified plans do not include each other. The loss, a logit and
-the registers of a tile have one home each. Everything outside src includes the public headers only. The command line
-has layers: its support and files include no command. Examples include nothing of it. CUDA's own headers are allowed
-under src/cuda, bench and tests/gpu, in the examples on CUDA, and for the device memory that tests share.
+list of CUDA engines may include an engine. Exact and sparsified plans and candidates do not include each other. The
+loss, a logit and the registers of a tile have one home each. Everything outside src includes the public headers only.
+The command line has layers: its support and files include no command. Examples include nothing of it. CUDA's own
+headers are allowed under src/cuda, bench and tests/gpu, in the examples on CUDA, and for the device memory that tests
+share.
 """
 
 import pathlib
@@ -28,7 +29,7 @@ BACKENDS = ("reference", "cpu", "cuda")
 ENGINES = ("cuda/engines/sm90/", "cuda/engines/mma/", "cuda/engines/portable/")
 ENGINE_LIST = "src/cuda/engines/engines.cpp"
 # Folders that may not include each other.
-PEERS = ("cuda/run/exact/", "cuda/run/sparsified/")
+PEERS = ("cuda/run/candidates/", "cuda/run/exact/", "cuda/run/sparsified/")
 # A pattern, the folder in which few files may contain it, these files, and the alternative for all others.
 HOMES = (
     (r"\bz_loss\b", "src/", ("src/core/",), "core/row_coefficients.h's LossParams"),

@@ -527,6 +527,7 @@ BAD = [
     ({"targets": torch.zeros(2, dtype=torch.int64)}, ValueError, "targets: expected shape [3]"),
     ({"normalize": "all"}, ValueError, 'normalize: expected one of "candidates", "vocabulary"'),
     ({"reduction": "most"}, ValueError, "reduction: expected one of"),
+    ({"weight_gradient": "rows", "normalize": "vocabulary"}, ValueError, 'weight_gradient: expected "dense" with'),
     ({"weight_gradient": "some"}, ValueError, 'weight_gradient: expected one of "dense", "rows"'),
     ({"log_weights": torch.zeros(6)}, ValueError, "log_weights: expected shape [3, 2]"),
     ({"log_weights": torch.zeros(3, 2), "normalize": "vocabulary"}, ValueError, "log_weights: expected None unless"),
