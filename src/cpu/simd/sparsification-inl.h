@@ -160,15 +160,37 @@ inline float operand_scalar(const MatrixView& m, int64_t j) {
   return rounded_scalar(load_scalar(m.data, m.dtype, j), m.rounds() ? m.round_to : DType::kF32);
 }
 
-float dot_rows(const MatrixView& a, const MatrixView& b, int64_t count) {
+// lanes_of(matrix, j): lanes of its first row.
+template <class LanesOf>
+HWY_INLINE float dot_of(const MatrixView& a, const MatrixView& b, int64_t count, const LanesOf& lanes_of) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  VF sum = hn::Zero(df);
+  VF even = hn::Zero(df), odd = even;  // two sums, so that an addition waits for the one before the last
   int64_t j = 0;
-  for (; j + lanes <= count; j += lanes) {
-    sum = hn::MulAdd(operand_lanes(a, j), operand_lanes(b, j), sum);
+  for (; j + 2 * lanes <= count; j += 2 * lanes) {
+    even = hn::MulAdd(lanes_of(a, j), lanes_of(b, j), even);
+    odd = hn::MulAdd(lanes_of(a, j + lanes), lanes_of(b, j + lanes), odd);
   }
-  float total = sum_of_lanes(sum);
+  if (j + lanes <= count) {
+    even = hn::MulAdd(lanes_of(a, j), lanes_of(b, j), even);
+    j += lanes;
+  }
+  float total = sum_of_lanes(hn::Add(even, odd));
   for (; j < count; ++j) total += operand_scalar(a, j) * operand_scalar(b, j);
   return total;
+}
+
+template <DType kType>
+float dot_of_type(const MatrixView& a, const MatrixView& b, int64_t count) {
+  return dot_of(a, b, count,
+                [](const MatrixView& m, int64_t j) HWY_ATTR { return load_lanes_of(m.data, kType, j); });
+}
+
+float dot_rows(const MatrixView& a, const MatrixView& b, int64_t count) {
+  if (a.dtype == b.dtype && !a.rounds() && !b.rounds()) {
+    if (a.dtype == DType::kF32) return dot_of_type<DType::kF32>(a, b, count);
+    if (a.dtype == DType::kBF16) return dot_of_type<DType::kBF16>(a, b, count);
+    return dot_of_type<DType::kF16>(a, b, count);
+  }
+  return dot_of(a, b, count, [](const MatrixView& m, int64_t j) HWY_ATTR { return operand_lanes(m, j); });
 }
