@@ -10,16 +10,6 @@
 namespace logitless {
 namespace {
 
-void expect(bool ok, const std::string& argument, const std::string& expected, const std::string& got) {
-  if (!ok) throw_invalid(argument, expected, got);
-}
-
-int64_t stride_of(int64_t stride, int64_t columns, const char* argument) {
-  if (stride == 0) return columns;
-  expect(stride >= columns, argument, "0 or at least hidden_size", std::to_string(stride));
-  return stride;
-}
-
 void check_dtypes(const Candidates& c) {
   const bool is_float64 = c.hidden_dtype == DType::kF64;
   const auto check = [&](DType dtype, const char* argument) {
@@ -104,10 +94,10 @@ Candidates validated(Candidates c, double temperature, bool sizes_only) {
   c.softcap = softcap / temperature;
   c.bias_scale = 1 / temperature;
   check_factors(c, scale, softcap, temperature);
-  c.hidden_stride = stride_of(c.hidden_stride, c.hidden_size, "hidden_stride");
-  c.weight_stride = stride_of(c.weight_stride, c.hidden_size, "weight_stride");
-  c.d_hidden_stride = stride_of(c.d_hidden_stride, c.hidden_size, "d_hidden_stride");
-  c.d_weight_stride = stride_of(c.d_weight_stride, c.hidden_size, "d_weight_stride");
+  c.hidden_stride = stride_of(c.hidden_stride, c.hidden_size, "hidden_stride", "hidden_size");
+  c.weight_stride = stride_of(c.weight_stride, c.hidden_size, "weight_stride", "hidden_size");
+  c.d_hidden_stride = stride_of(c.d_hidden_stride, c.hidden_size, "d_hidden_stride", "hidden_size");
+  c.d_weight_stride = stride_of(c.d_weight_stride, c.hidden_size, "d_weight_stride", "hidden_size");
   if (!sizes_only) check_pointers(c);
   return c;
 }

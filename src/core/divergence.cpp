@@ -8,16 +8,6 @@
 namespace logitless {
 namespace {
 
-void expect(bool ok, const std::string& argument, const char* expected, const std::string& got) {
-  if (!ok) throw_invalid(argument, expected, got);
-}
-
-int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument) {
-  if (stride == 0) return columns;
-  expect(stride >= columns, argument, "0 or at least columns", std::to_string(stride));
-  return stride;
-}
-
 // Logits are multiplied with and divided by float32 factors, so the factor must fit into float32.
 void check_factor(double value, bool is_float64, const std::string& argument) {
   const bool fits = is_float64 ? std::isfinite(value) : std::fabs(value) <= 0x1p126;
@@ -39,7 +29,7 @@ HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, doubl
   check_factor(head.softcap, is_float64, name + "_softcap / temperature");
   expect(softcap == 0 || head.softcap >= least, name + "_softcap / temperature",
          "0, or a positive number that is not subnormal", number_text(head.softcap));
-  head.stride = stride_of(head.stride, d.columns, name + "_stride");
+  head.stride = stride_of(head.stride, d.columns, name + "_stride", "columns");
   if (d.rows > 0) required(head.data, name.c_str());
   return head;
 }
@@ -76,7 +66,7 @@ Divergence validated(Divergence d, const DivergenceOptions& options) {
   d.inverse_temperature = 1 / t;
   d.student = head_of(d.student, d, options.student_scale, options.student_softcap, t, "student");
   d.teacher = head_of(d.teacher, d, options.teacher_scale, options.teacher_softcap, t, "teacher");
-  d.d_logits_stride = stride_of(d.d_logits_stride, d.columns, "d_logits_stride");
+  d.d_logits_stride = stride_of(d.d_logits_stride, d.columns, "d_logits_stride", "columns");
   check_rows(d);
   return d;
 }

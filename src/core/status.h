@@ -54,6 +54,18 @@ class Error : public std::runtime_error {
 [[noreturn]] void throw_invalid(const std::string& argument, const std::string& expected,
                                 const std::string& got);
 
+inline void expect(bool ok, const std::string& argument, const std::string& expected,
+                   const std::string& got) {
+  if (!ok) throw_invalid(argument, expected, got);
+}
+
+// Returns the elements between rows. stride 0: as many as a row has; `unit` names these.
+inline int64_t stride_of(int64_t stride, int64_t columns, const std::string& argument, const char* unit) {
+  if (stride == 0) return columns;
+  expect(stride >= columns, argument, std::string("0 or at least ") + unit, std::to_string(stride));
+  return stride;
+}
+
 template <class T>
 T* required(T* pointer, const char* argument) {
   if (pointer == nullptr) throw_invalid(argument, "a pointer", "null");
