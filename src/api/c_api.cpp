@@ -334,7 +334,7 @@ logitless_status logitless_candidates_workspace_bytes(const logitless_context* c
   return guarded([&] {
     const Context& c = required(context, "context")->context;
     required(workspace_bytes, "workspace_bytes");
-    *workspace_bytes = candidates_bytes(c, to_candidates(candidates, true));
+    *workspace_bytes = static_cast<size_t>(candidates_bytes(c, to_candidates(candidates, true)));
   });
 }
 
