@@ -11,7 +11,7 @@
  *   d_hidden_i = sum of s u_e c_j over the elements of row i
  *   d_weight_j = sum of s u_e h_i over the elements with the id j,   d_bias_j = sum of u_e over them
  *
- * Each sum is in the order of the elements and has the same bits in every run. An element with u_e = 0 adds
+ * Each sum has a fixed order, and so the same bits in every run. An element with u_e = 0 adds
  * nothing, whatever its operands hold. Losses over the lists, such as a softmax with a cross entropy, are the
  * caller's.
  *

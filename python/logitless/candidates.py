@@ -131,7 +131,7 @@ def linear_candidates(
             and it has no gradient.
         NotImplementedError: Double backward, forward-mode differentiation or a transform of torch.func.
 
-    Gradients have the same bits in every run. A row of the weight's gradient adds up its elements in their order.
+    Gradients have the same bits in every run.
     """
     _options.check_names("linear_candidates", options, _options.names_of(Budget))
     _options.budget(options.get("max_workspace_bytes"))

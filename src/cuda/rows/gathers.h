@@ -1,6 +1,6 @@
 #pragma once
 // Products of a sparse matrix with hidden states or the weight, by gathering their rows. The elements are in
-// lists of rows or of columns, and a sum is in the order of its list. Every launcher only queues.
+// lists of rows or of columns, and a sum has a fixed order. Every launcher only queues.
 #include <cstdint>
 
 #include "cuda/runtime/matrix.h"
