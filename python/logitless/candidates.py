@@ -6,7 +6,7 @@ Sampled ids, a teacher's most probable tokens, a drafter's vocabulary or the neg
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -18,6 +18,7 @@ from ._candidates.operators import logits_of, shared_logits
 from ._candidates.samplers import Sampler, in_batch_negatives, with_negatives
 from ._candidates.segments import Lists
 from .errors import InvalidTargetError
+from .functional import linear_cross_entropy
 from .options import Budget, accepts
 from .run import DTYPES, stats_dtype
 
@@ -59,26 +60,34 @@ class LinearCandidatesOutput(NamedTuple):
     loss: Tensor | None = None
 
 
-@accepts(Budget)
+class CandidateOptions(Budget, total=False):
+    normalize: str
+    targets: Tensor | None
+    bias: Tensor | None
+    log_weights: Tensor | None
+    scale: call.Number
+    softcap: call.Number | None
+    temperature: call.Number
+    reduction: str
+    ignore_id: int
+    ignore_index: int
+    return_entropy: bool
+    weight_gradient: str
+
+
+_NAMES = _options.names_of(CandidateOptions)
+_OWN = [name for name in CandidateOptions.__annotations__ if name not in Budget.__annotations__]
+_MORE: dict[str, Any] = {"normalize": "candidates", "targets": None, "log_weights": None, "ignore_id": -1}
+_MORE |= {"return_entropy": False, "weight_gradient": "dense"}
+
+
+@accepts(CandidateOptions, _OWN, **_MORE)
 def linear_candidates(
     hidden: Tensor,
     weight: Tensor,
     ids: Tensor,
     offsets: Tensor | None = None,
-    *,
-    normalize: str = "candidates",
-    targets: Tensor | None = None,
-    bias: Tensor | None = None,
-    log_weights: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    temperature: float | Tensor = 1.0,
-    reduction: str = "mean",
-    ignore_id: int = -1,
-    ignore_index: int = -100,
-    return_entropy: bool = False,
-    weight_gradient: str = "dense",
-    **options: Unpack[Budget],
+    **options: Unpack[CandidateOptions],
 ) -> LinearCandidatesOutput:
     """Computes log-probabilities of a list of ids for each row, without the logits of other ids.
 
@@ -133,46 +142,122 @@ def linear_candidates(
 
     Gradients have the same bits in every run.
     """
-    _options.check_names("linear_candidates", options, _options.names_of(Budget))
-    _options.budget(options.get("max_workspace_bytes"))
-    matrices = {"hidden": hidden, "weight": weight, "bias": bias}
-    indices = {"ids": ids, "offsets": offsets, "targets": targets}
-    rows = _check_tensors(matrices, indices, log_weights, normalize)
-    _check_options(normalize, weight_gradient, reduction, {"ignore_id": ignore_id, "ignore_index": ignore_index})
-    row_temperature, numbers = _numbers(hidden, {"scale": scale, "softcap": softcap}, temperature)
-    stats = stats_dtype(hidden)
-    operands, compute_dtype = [hidden, weight], _options.F32
-    if torch.is_autocast_enabled(hidden.device.type):
-        operands, compute_dtype = call.cast_by_autocast(hidden, weight)
-    flat, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), weight_gradient == "rows"
-    lists = Lists(rows, ids.shape[0] if offsets is not None else 0, offsets)
-    if offsets is None and ids.dim() == 1:
-        z = _of_one_list(flat, operands[1], ids, compute_dtype, is_sparse, bias, row_temperature, numbers, ignore_id)
-    else:
-        starts = None if offsets is None else offsets.long()
-        rest = (starts, row_temperature, numbers, ignore_id, compute_dtype, is_sparse)
-        z = logits_of(flat, operands[1], bias, ids, *rest)
-    z = z.reshape(ids.shape if offsets is not None else (*rows, ids.shape[-1]))
-    if log_weights is not None:
-        z = z + log_weights.to(stats)
-    if normalize == "candidates":
-        lse = lists.logsumexp(z)
-        entropy = _entropy(lists, z, lse) if return_entropy else None
-    else:
-        given = dict(bias=bias, scale=scale, softcap=softcap, temperature=temperature, **options)
-        lse, entropy = _of_vocabulary(hidden, weight, given, return_entropy)
-    output = LinearCandidatesOutput(_minus(lists, z, lse), lse, z, entropy)
-    if targets is None:
-        return output
-    log_probs, loss = _of_targets(lists, ids, z, lse, targets, ignore_index, reduction)
-    return output._replace(target_log_probs=log_probs, loss=loss)
+    given = checked("linear_candidates", hidden, weight, ids, offsets, options)
+    return given.output(given.logits(), _of_vocabulary)
+
+
+class Given(NamedTuple):
+    """The checked arguments of a call."""
+
+    hidden: Tensor
+    weight: Tensor
+    ids: Tensor
+    offsets: Tensor | None
+    o: dict[str, Any]  # options
+    row_temperature: Tensor | None
+    numbers: list[float]  # scale, softcap and temperature
+
+    @property
+    def stats(self) -> torch.dtype:
+        return stats_dtype(self.hidden)
+
+    def logits(self) -> Tensor:
+        """Returns the logits of all lists, without log_weights."""
+        hidden, ids, o = self.hidden, self.ids, self.o
+        operands, compute_dtype = [hidden, self.weight], _options.F32
+        if torch.is_autocast_enabled(hidden.device.type):
+            operands, compute_dtype = call.cast_by_autocast(hidden, self.weight)
+        flat, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), o["weight_gradient"] == "rows"
+        if self.offsets is None and ids.dim() == 1:
+            z = self._of_one_list(flat, operands[1], compute_dtype, is_sparse)
+        else:
+            starts = None if self.offsets is None else self.offsets.long()
+            rest = (starts, self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, is_sparse)
+            z = logits_of(flat, operands[1], o["bias"], ids, *rest)
+        return z.reshape(ids.shape if self.offsets is not None else (*hidden.shape[:-1], ids.shape[-1]))
+
+    def _of_one_list(self, hidden: Tensor, weight: Tensor, compute_dtype: int, is_sparse: bool) -> Tensor:
+        """Returns the logits of all rows for one list, ``[N, K]``."""
+        ids, ignore_id, bias = self.ids, self.o["ignore_id"], self.o["bias"]
+        is_none = ids == ignore_id
+        is_wrong = wrong_ids(ids, weight.shape[0], ignore_id)
+        dtype = DTYPES[compute_dtype]
+        if compute_dtype == _options.F32:
+            dtype = torch.promote_types(hidden.dtype, weight.dtype)
+        products, places = shared_logits(hidden, weight, ids, dtype, is_sparse)
+        scale, softcap, temperature = self.numbers
+        z = products if scale == 1 else scale * products
+        if bias is not None:
+            z = z + torch.nn.functional.embedding(places, bias[:, None]).squeeze(-1).to(z.dtype)
+        if softcap != 0:
+            z = softcap * torch.tanh(z / softcap)
+        if self.row_temperature is not None:
+            z = z / torch.where(self.row_temperature > 0, self.row_temperature, math.nan)[:, None]
+        elif temperature != 1:
+            z = z / temperature
+        return z.masked_fill(is_wrong, math.nan).masked_fill(is_none, -math.inf)
+
+    def output(
+        self, z: Tensor, of_vocabulary: Callable[[Given], tuple[Tensor, Tensor | None]]
+    ) -> LinearCandidatesOutput:
+        """Returns the result from the logits of all lists. of_vocabulary: lse and entropy of each row over all ids."""
+        o, offsets = self.o, self.offsets
+        lists = Lists(self.hidden.shape[:-1], z.shape[0] if offsets is not None else 0, offsets)
+        if o["log_weights"] is not None:
+            z = z + o["log_weights"].to(z.dtype)
+        if o["normalize"] == "candidates":
+            lse = lists.logsumexp(z)
+            entropy = _entropy(lists, z, lse) if o["return_entropy"] else None
+        else:
+            lse, entropy = of_vocabulary(self)
+        output = LinearCandidatesOutput(_minus(lists, z, lse), lse, z, entropy)
+        if o["targets"] is None:
+            return output
+        log_probs, loss = _of_targets(lists, self.ids, z, lse, o["targets"], o["ignore_index"], o["reduction"])
+        return output._replace(target_log_probs=log_probs, loss=loss)
+
+
+def checked(
+    function: str,
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None,
+    options: Mapping[str, Any],
+    least_vocab: int = 1,
+) -> Given:
+    """Checks the arguments of linear_candidates. least_vocab: rows of the weight; a rank's shard may have none."""
+    o = _options.filled(function, _NAMES, options, _MORE)
+    _options.budget(o["max_workspace_bytes"])
+    indices = {"ids": ids, "offsets": offsets, "targets": o["targets"]}
+    matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
+    _check_tensors(matrices, indices, o["log_weights"], o["normalize"], least_vocab)
+    _check_options(o)
+    row_temperature, numbers = _numbers(hidden, o)
+    return Given(hidden, weight, ids, offsets, o, row_temperature, numbers)
+
+
+def wrong_ids(ids: Tensor, vocab: int, ignore_id: int) -> Tensor:
+    """Returns where ids are out of range. On the CPU that is an error, except in compiled code."""
+    is_wrong = (ids != ignore_id) & ((ids < 0) | (ids >= vocab))
+    if not ids.is_cuda and not torch.compiler.is_compiling() and bool(is_wrong.any()):
+        place = is_wrong.nonzero()[0].tolist()
+        raise InvalidTargetError(
+            f"ids: expected 0 <= id < {vocab} or ignore_id {ignore_id}, got {int(ids[tuple(place)])} at "
+            f"ids{_options.shape_text(place)}"
+        )
+    return is_wrong
 
 
 def _check_tensors(
-    matrices: dict[str, Tensor | None], indices: dict[str, Tensor | None], log_weights: Tensor | None, normalize: str
-) -> torch.Size:
-    """Checks all tensors but the temperature. Returns the shape of rows."""
-    call.check_matrices(matrices)
+    matrices: dict[str, Tensor | None],
+    indices: dict[str, Tensor | None],
+    log_weights: Tensor | None,
+    normalize: str,
+    least_vocab: int,
+) -> None:
+    """Checks all tensors but the temperature."""
+    call.check_matrices(matrices, least_vocab)
     _options.check_float64(torch.float64, matrices)
     for name, tensor in indices.items():
         if tensor is not None or name == "ids":
@@ -191,7 +276,6 @@ def _check_tensors(
     if log_weights is not None:
         _check_log_weights(log_weights, ids.shape if offsets is not None else (*rows, ids.shape[-1]), normalize)
     call.check_devices(hidden.device, matrices | indices | {"log_weights": log_weights})
-    return rows
 
 
 def _check_log_weights(log_weights: Tensor, shape: Sequence[int], normalize: str) -> None:
@@ -206,12 +290,13 @@ def _check_log_weights(log_weights: Tensor, shape: Sequence[int], normalize: str
         )
 
 
-def _check_options(normalize: str, weight_gradient: str, reduction: str, integers: dict[str, int]) -> None:
+def _check_options(o: Mapping[str, Any]) -> None:
+    normalize, weight_gradient = o["normalize"], o["weight_gradient"]
     _options.check_choice("normalize", normalize, NORMALIZE)
     _options.check_choice("weight_gradient", weight_gradient, WEIGHT_GRADIENTS)
-    _options.check_choice("reduction", reduction, _options.REDUCTIONS)
-    for name, value in integers.items():
-        _options.integer(name, value)
+    _options.check_choice("reduction", o["reduction"], _options.REDUCTIONS)
+    for name in ("ignore_id", "ignore_index"):
+        _options.integer(name, o[name])
     if weight_gradient == "rows" and normalize == "vocabulary":
         raise ValueError(
             'weight_gradient: expected "dense" with normalize="vocabulary", whose lse has all rows, got "rows"'
@@ -220,9 +305,13 @@ def _check_options(normalize: str, weight_gradient: str, reduction: str, integer
         raise ValueError('weight_gradient: expected "dense" in compiled code, got "rows" (its size depends on the ids)')
 
 
-def _numbers(hidden: Tensor, given: dict[str, Any], temperature: float | Tensor) -> tuple[Tensor | None, list[float]]:
+def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[float]]:
     """Returns the temperatures of rows, if they are given, and the numbers with the temperature of all rows."""
-    numbers, rows = [_number(name, value) for name, value in given.items()], hidden.shape[:-1]
+    numbers, rows, temperature = (
+        [_number(name, o[name]) for name in ("scale", "softcap")],
+        hidden.shape[:-1],
+        o["temperature"],
+    )
     if not isinstance(temperature, Tensor) or temperature.dim() == 0 or temperature.shape != rows:
         return None, [*numbers, _number("temperature", temperature)]
     hint = "it has no gradient; divide the logits by it"
@@ -237,50 +326,18 @@ def _number(name: str, value: Any) -> float:
     return 0.0 if value is None else float(_options.number(name, value))
 
 
-def _of_one_list(
-    hidden: Tensor,
-    weight: Tensor,
-    ids: Tensor,
-    compute_dtype: int,
-    is_sparse: bool,
-    bias: Tensor | None,
-    row_temperature: Tensor | None,
-    numbers: list[float],
-    ignore_id: int,
-) -> Tensor:
-    """Returns the logits of all rows for one list, ``[N, K]``."""
-    is_none = ids == ignore_id
-    is_wrong = ~is_none & ((ids < 0) | (ids >= weight.shape[0]))
-    if not ids.is_cuda and not torch.compiler.is_compiling() and bool(is_wrong.any()):
-        place = int(is_wrong.nonzero()[0])
-        raise InvalidTargetError(
-            f"ids: expected 0 <= id < {weight.shape[0]} or ignore_id {ignore_id}, got {int(ids[place])} at ids[{place}]"
-        )
-    dtype = torch.promote_types(hidden.dtype, weight.dtype) if compute_dtype == _options.F32 else DTYPES[compute_dtype]
-    products, places = shared_logits(hidden, weight, ids, dtype, is_sparse)
-    scale, softcap, temperature = numbers
-    z = products if scale == 1 else scale * products
-    if bias is not None:
-        z = z + torch.nn.functional.embedding(places, bias[:, None]).squeeze(-1).to(z.dtype)
-    if softcap != 0:
-        z = softcap * torch.tanh(z / softcap)
-    if row_temperature is not None:
-        z = z / torch.where(row_temperature > 0, row_temperature, math.nan)[:, None]
-    elif temperature != 1:
-        z = z / temperature
-    return z.masked_fill(is_wrong, math.nan).masked_fill(is_none, -math.inf)
+def of_vocabulary(given: Given, function: Callable[..., Any], **more: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns lse and entropy of each row over all columns. function: linear_cross_entropy, of a group or not."""
+    shared = ("bias", "scale", "softcap", "temperature", "max_workspace_bytes")
+    options = {name: given.o[name] for name in shared} | more
+    any_target = torch.zeros(given.hidden.shape[:-1], dtype=torch.int64, device=given.hidden.device)
+    names = ("lse", "entropy") if given.o["return_entropy"] else ("lse",)
+    stats = function(given.hidden, given.weight, any_target, reduction="none", return_stats=names, **options)
+    return stats.lse, stats.entropy
 
 
-def _of_vocabulary(
-    hidden: Tensor, weight: Tensor, options: dict[str, Any], return_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Returns lse and entropy of each row over all columns."""
-    from .functional import linear_cross_entropy
-
-    any_target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
-    names = ["lse", "entropy"] if return_entropy else ["lse"]
-    stats = linear_cross_entropy(hidden, weight, any_target, reduction="none", return_stats=names, **options)
-    return cast(Tensor, stats.lse), stats.entropy
+def _of_vocabulary(given: Given) -> tuple[Tensor, Tensor | None]:
+    return of_vocabulary(given, linear_cross_entropy)
 
 
 def _minus(lists: Lists, z: Tensor, lse: Tensor) -> Tensor:

@@ -6,7 +6,18 @@ import torch
 import torch.distributed as dist
 
 MODULES = {
-    "cpu": ("group", "fault", "later", "target", "top_k", "invariance", "sparsified", "sequence", "channel"),
+    "cpu": (
+        "group",
+        "fault",
+        "later",
+        "target",
+        "top_k",
+        "candidate",
+        "invariance",
+        "sparsified",
+        "sequence",
+        "channel",
+    ),
     "cuda": ("cuda", "cuda_sparsified", "sequence"),
 }
 

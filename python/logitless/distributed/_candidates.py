@@ -1,0 +1,160 @@
+"""``logitless.distributed.linear_candidates``: lists of ids for a head whose rows are spread over the ranks of a group.
+
+Each id is a column of one rank, which makes its logit; the others add 0. So the sum over ranks rounds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..autograd import refuse_double_backward
+from ..candidates import _MORE, _OWN, CandidateOptions, Given, LinearCandidatesOutput, checked, of_vocabulary, wrong_ids
+from ..candidates import linear_candidates as of_one_rank
+from ..options import accepts
+from . import _agreement
+from . import group as _group
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class _SumOfLogits(torch.autograd.Function):
+    """Adds up the ranks' logits; each rank's part has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        refuse_double_backward("linear_candidates")
+        return grad, None
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """Returns the hidden states, whose gradient is the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        refuse_double_backward("linear_candidates")
+        whole = grad.contiguous().clone()
+        dist.all_reduce(whole, group=ctx.group)
+        return whole, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@accepts(CandidateOptions, _OWN, **_MORE)
+def linear_candidates(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    group: Any = None,
+    vocab_start: int | None = None,
+    vocab_total: int | None = None,
+    **options: Unpack[CandidateOptions],
+) -> LinearCandidatesOutput:
+    """Computes :func:`logitless.linear_candidates` for a head whose rows are spread over the ranks of a group.
+
+    Every rank of the group must call it at the same time with the same options. It gets all results, with the same
+    bits. The gradient of ``hidden`` is the sum over ranks, on every rank. Gradients of ``weight`` and ``bias`` are
+    those of the rank's own rows. The upstream gradients must be the same on every rank.
+
+    Arguments not listed here are those of :func:`logitless.linear_candidates`.
+
+    Args:
+        hidden: Hidden states, ``[..., D]``, the same on every rank.
+        weight: This rank's rows of the head's weight, ``[V_r, D]``, of any number, including 0.
+        ids: Ids of the whole vocabulary, the same on every rank.
+        offsets: The same on every rank.
+        group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
+        bias: The shard's bias, ``[V_r]``.
+
+    Raises:
+        InvalidArgumentError: Ranks differ, by the name of the argument, or shards do not make up a vocabulary.
+        TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_candidates`.
+    """
+    group = _group.checked_group(group)
+    if _group.is_whole_head(group, weight, vocab_start, vocab_total):
+        return of_one_rank(hidden, weight, ids, offsets, **options)
+    with _group.refused_for_all(group):
+        given = checked("linear_candidates", hidden, weight, ids, offsets, options, least_vocab=0)
+        start, total = (
+            _group._classes(name, value) for name, value in (("vocab_start", vocab_start), ("vocab_total", vocab_total))
+        )
+    shard = _agreed(group, given, start, total)
+    is_wrong = wrong_ids(ids, shard.total, given.o["ignore_id"])
+    is_none, own = ids == given.o["ignore_id"], ids - shard.start
+    is_here = ~is_none & (own >= 0) & (own < weight.shape[0])
+    local = given._replace(
+        hidden=_SumOfGradients.apply(hidden, group),  # type: ignore[no-untyped-call]
+        ids=torch.where(is_here, own, -1),
+        o=given.o | {"ignore_id": -1},
+    )
+    part = local.logits() if weight.shape[0] > 0 else _no_logits(local)
+    z: Tensor = _SumOfLogits.apply(part.masked_fill(~is_here, 0), group)  # type: ignore[no-untyped-call]
+    z = z.masked_fill(is_none, -torch.inf).masked_fill(is_wrong, torch.nan)
+    places = {"group": group, "vocab_start": vocab_start, "vocab_total": vocab_total}
+    return given.output(z, lambda g: of_vocabulary(g, _group.linear_cross_entropy, **places))
+
+
+def _no_logits(given: Given) -> Tensor:
+    """Returns the logits of a rank without rows: zeros, through which its tensors take part in the backward pass."""
+    hidden, ids, bias = given.hidden, given.ids, given.o["bias"]
+    shape = ids.shape if given.offsets is not None or ids.dim() > 1 else (*hidden.shape[:-1], *ids.shape)
+    never = torch.zeros((), dtype=torch.bool, device=hidden.device)
+    nothing = torch.where(never, hidden.sum(), given.weight.sum())  # a NaN of a hidden state stays out
+    if bias is not None:
+        nothing = nothing + bias.sum()
+    return nothing.to(given.stats) + hidden.new_zeros(shape, dtype=given.stats)
+
+
+def _text(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _agreed(group: Any, given: Given, start: int, total: int) -> _agreement.Shard:
+    """Compares the calls of all ranks. Returns the place of this rank's rows."""
+    o, weight = given.o, given.weight
+    tensors = ("targets", "log_weights")
+    fields = {
+        "device": given.hidden.device.type,
+        "function": "linear_candidates",
+        "hidden": _text(given.hidden),
+        "weight": f"{weight.dtype} [*, {weight.shape[1]}]",
+        "ids": _text(given.ids),
+        "offsets": _text(given.offsets),
+        "bias": None if o["bias"] is None else str(o["bias"].dtype),
+        **{name: _text(o[name]) for name in tensors},
+        "hidden requires grad": torch.is_grad_enabled() and given.hidden.requires_grad,
+        "temperature for each row": given.row_temperature is not None,
+        "scale, softcap and temperature": given.numbers,
+        **{name: o[name] for name in o if name in CandidateOptions.__annotations__ and _is_plain(o[name])},
+        "seed": None,
+        "vocab_start given": start >= 0,
+        "vocab_total": None if total < 0 else total,
+    }
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    own = _agreement.RankInfo(weight.shape[0], start, 0, 0)
+    agreed = _agreement.agree(group, fields, own, given.ids, "ids", 0)
+    if agreed.new is not None:
+        _agreement.keep(group, agreed)
+    return agreed.shard
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))

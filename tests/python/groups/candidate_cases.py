@@ -1,0 +1,73 @@
+"""Lists of ids for a head that ranks share, against the single-process function."""
+
+import logitless
+import pytest
+import torch
+
+from groups.common import ROWS, Data
+
+LISTS = {
+    "rows": lambda data, ids: {"ids": ids},
+    "offsets": lambda data, ids: {
+        "ids": ids.reshape(-1),
+        "offsets": torch.tensor([0] + [7] * (ROWS - 1) + [ids.numel()]),
+    },
+    "shared": lambda data, ids: {"ids": ids[0]},
+}
+
+
+def results(data, columns, given, **options):
+    """Returns outputs and gradients. columns: the rows of the weight that this call has."""
+    hidden, weight, bias = data.leaves(columns=columns)
+    function = logitless.distributed.linear_candidates if "group" in options else logitless.linear_candidates
+    out = function(hidden, weight, **given, bias=bias, return_entropy=True, **options)
+    outputs = [out.log_probs, out.lse, out.logits, out.entropy, out.loss]
+    generator = torch.Generator().manual_seed(3)
+    total = 0
+    for values in outputs[:2] + outputs[3:]:
+        weights = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+        total = total + (torch.where(values.isfinite(), values, 0) * weights).sum()
+    gradients = torch.autograd.grad(total, (hidden, weight, bias))
+    return [value.detach() for value in outputs], gradients
+
+
+def case_candidates(ranks):
+    for kind, make in LISTS.items():
+        for normalize in ("candidates", "vocabulary"):
+            data = Data(ranks)
+            ids = torch.randint(0, data.vocab, (ROWS, 9), generator=torch.Generator().manual_seed(1))
+            ids[:, 4] = -1
+            given = make(data, ids) | {"normalize": normalize, "softcap": 3.0, "temperature": data.temperature}
+            targets = given["ids"][..., 0] if kind == "rows" else given["ids"][0].expand(ROWS)
+            given |= {"targets": targets, "reduction": "none"}
+            expected, (d_hidden, d_weight, d_bias) = results(data, slice(None), given)
+            got, gradients = results(data, data.shard, given, group=ranks.group)
+            for value, exact in zip(got, expected):
+                torch.testing.assert_close(value, exact)
+            for value, exact in zip(gradients, (d_hidden, d_weight[data.shard], d_bias[data.shard])):
+                torch.testing.assert_close(value, exact)
+            every = ranks.gather((*got, gradients[0]))
+            assert all(torch.equal(a, b) for other in every for a, b in zip(other, every[0])), "between ranks"
+
+
+def case_candidates_that_ranks_give_otherwise(ranks):
+    data = Data(ranks)
+    ids = torch.zeros(ROWS, 3, dtype=torch.int64)
+
+    def call(**options):
+        given = {"hidden": data.input, "weight": data.weight[data.shard], "ids": ids} | options
+        return logitless.distributed.linear_candidates(**given, group=ranks.group)
+
+    for name, other in (
+        ("normalize", {"normalize": "vocabulary"}),
+        ("ids", {"ids": ids + 1}),
+        ("ids", {"ids": ids[:, :2]}),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: expected the same on all ranks"):
+            call(**(other if ranks.rank == 1 else {}))
+        assert call().log_probs.isfinite().all()
+    with pytest.raises(ValueError, match="reduction: expected one of" if ranks.rank == 1 else "refused its arguments"):
+        call(**({"reduction": "most"} if ranks.rank == 1 else {}))
+    with pytest.raises(logitless.InvalidTargetError, match=f"0 <= id < {data.vocab} or ignore_id -1, got {data.vocab}"):
+        call(ids=ids + data.vocab)
+    assert call().log_probs.isfinite().all()
