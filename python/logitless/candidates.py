@@ -17,7 +17,7 @@ from . import options as _options
 from ._candidates.operators import logits_of, shared_logits
 from ._candidates.samplers import Sampler, in_batch_negatives, with_negatives
 from ._candidates.segments import Lists
-from .errors import InvalidTargetError
+from .errors import InvalidArgumentError, InvalidTargetError
 from .functional import linear_cross_entropy
 from .options import Budget, accepts
 from .run import DTYPES, stats_dtype
@@ -307,23 +307,36 @@ def _check_options(o: Mapping[str, Any]) -> None:
 
 def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[float]]:
     """Returns the temperatures of rows, if they are given, and the numbers with the temperature of all rows."""
-    numbers, rows, temperature = (
-        [_number(name, o[name]) for name in ("scale", "softcap")],
-        hidden.shape[:-1],
-        o["temperature"],
-    )
-    if not isinstance(temperature, Tensor) or temperature.dim() == 0 or temperature.shape != rows:
-        return None, [*numbers, _number("temperature", temperature)]
-    hint = "it has no gradient; divide the logits by it"
-    call.check_numbers("temperature", temperature, rows, "hidden without its last dimension", hint)
-    call.check_devices(hidden.device, {"temperature": temperature})
-    return temperature.to(stats_dtype(hidden)).reshape(-1), [*numbers, 1.0]
+    rows, temperature, stats = hidden.shape[:-1], o["temperature"], stats_dtype(hidden)
+    of_rows = None
+    if isinstance(temperature, Tensor) and temperature.dim() > 0 and temperature.shape == rows:
+        hint = "it has no gradient; divide the logits by it"
+        call.check_numbers("temperature", temperature, rows, "hidden without its last dimension", hint)
+        call.check_devices(hidden.device, {"temperature": temperature})
+        of_rows, temperature = temperature.to(stats).reshape(-1), 1.0
+    given = {"scale": o["scale"], "softcap": o["softcap"], "temperature": temperature}
+    numbers = {name: _number(name, value) for name, value in given.items()}
+    _check_range("temperature", numbers["temperature"], stats)
+    if numbers["softcap"] != 0:
+        _check_range("softcap", numbers["softcap"], stats, "0, or ")
+    if not abs(numbers["scale"]) < math.inf:
+        raise ValueError(f"scale: expected a finite number, got {numbers['scale']:g}")
+    return of_rows, list(numbers.values())
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, Tensor):
         value = call.scalar(name, value).item()
     return 0.0 if value is None else float(_options.number(name, value))
+
+
+def _check_range(name: str, value: float, stats: torch.dtype, before: str = "") -> None:
+    """Checks a divisor, which has a limit that keeps float32 factors finite."""
+    least, most, text = (0.0, math.inf, "a finite number > 0")
+    if stats == torch.float32:
+        least, most, text = 2.0**-126, 2.0**126, "a number in [2^-126, 2^126]"
+    if not (0 < value < math.inf and least <= value <= most):
+        raise InvalidArgumentError(f"{name}: expected {before}{text}, got {value:g}")
 
 
 def of_vocabulary(given: Given, function: Callable[..., Any], **more: Any) -> tuple[Tensor, Tensor | None]:

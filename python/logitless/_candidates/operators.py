@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import native
 from .. import options as _options
+from .._divergence.passes import unit_of
 from ..autograd import refuse_double_backward
 from ..errors import InvalidTargetError
 from ..run import CODES, DTYPES, row_stride, rows, stats_dtype, stream_of
@@ -277,16 +278,20 @@ def logits_of(
 # ---- one list for all rows: a product with the gathered rows of the weight
 
 
+def _product(a: Tensor, b: Tensor, out: torch.dtype) -> Tensor:
+    """Returns a @ b with sums and results of the dtype ``out``: float32, or float64 for such operands."""
+    with torch.autocast(a.device.type, enabled=False):
+        if a.dtype == out or not a.is_cuda:
+            return a.to(out) @ b.to(out)
+        return torch.mm(a, b, out_dtype=out)
+
+
 @torch.library.custom_op(
     "logitless::dense_logits", mutates_args=(), schema="(Tensor hidden, Tensor weight, ScalarType dtype) -> Tensor"
 )
 def dense_logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns hidden @ weight.T in float32 (float64), with operands rounded to a dtype."""
-    a, b, out = hidden.to(dtype), weight.to(dtype).T, stats_dtype(hidden)
-    with torch.autocast(hidden.device.type, enabled=False):
-        if dtype == out or not hidden.is_cuda:
-            return a.to(out) @ b.to(out)
-        return torch.mm(a, b, out_dtype=out)
+    return _product(hidden.to(dtype), weight.to(dtype).T, stats_dtype(hidden))
 
 
 @dense_logits.register_fake
@@ -302,14 +307,46 @@ def _save_dense(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _dense_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     refuse_double_backward("linear_candidates")
     hidden, weight = ctx.saved_tensors
-    d_hidden = d_weight = None
-    with torch.autocast(hidden.device.type, enabled=False):
-        dz = grad.to(ctx.dtype)
-        if ctx.needs_input_grad[0]:
-            d_hidden = (dz @ weight.to(ctx.dtype)).to(hidden.dtype)
-        if ctx.needs_input_grad[1]:
-            d_weight = (dz.T @ hidden.to(ctx.dtype)).to(weight.dtype)
-    return d_hidden, d_weight, None
+    wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+    d_hidden, d_weight = torch.ops.logitless.dense_gradients.default(
+        grad, hidden, weight, ctx.dtype, wants_hidden, wants_weight
+    )
+    return d_hidden if wants_hidden else None, d_weight if wants_weight else None, None
+
+
+@torch.library.custom_op(
+    "logitless::dense_gradients",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor hidden, Tensor weight, ScalarType dtype, bool d_hidden, bool d_weight) -> "
+    "(Tensor, Tensor)",
+)
+def dense_gradients(
+    grad: Tensor, hidden: Tensor, weight: Tensor, dtype: torch.dtype, d_hidden: bool, d_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns gradients of hidden states and weight, empty where they are not wanted. They are rounded once.
+
+    In float16 small gradients of logits would be lost, so they are multiplied by a power of two before.
+    """
+    unit = unit_of(dtype, grad)
+    dz = (grad if unit is None else grad * unit).to(dtype)
+
+    def made(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        product = _product(a, b.to(dtype), grad.dtype)
+        return (product if unit is None else product / unit).to(like.dtype)
+
+    return (
+        made(dz, weight, hidden) if d_hidden else hidden.new_empty((0,)),
+        made(dz.T, hidden, weight) if d_weight else weight.new_empty((0,)),
+    )
+
+
+@dense_gradients.register_fake
+def _(
+    grad: Tensor, hidden: Tensor, weight: Tensor, dtype: torch.dtype, d_hidden: bool, d_weight: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden) if d_hidden else hidden.new_empty((0,)), (
+        torch.empty_like(weight) if d_weight else weight.new_empty((0,))
+    )
 
 
 dense_logits.register_autograd(_dense_backward, setup_context=_save_dense)
@@ -349,6 +386,11 @@ def _(
     **__: Any,
 ) -> int:
     return (int(d_hidden) + int(d_weight > 0)) * 2 * int(ids[0]) * int(hidden[1])
+
+
+@register_flop_formula(torch.ops.logitless.dense_gradients)
+def _(grad: Any, hidden: Any, weight: Any, dtype: Any, d_hidden: bool, d_weight: bool, *_: Any, **__: Any) -> int:
+    return (int(d_hidden) + int(d_weight)) * 2 * int(hidden[0]) * int(hidden[1]) * int(weight[0])
 
 
 @register_flop_formula(torch.ops.logitless.dense_logits)
