@@ -70,7 +70,7 @@ TEST(Candidates, EveryInvalidArgumentIsNamed) {
   gradient.stage = LOGITLESS_CANDIDATES_GRADIENT;
   gradient.grad = gradient.d_weight = values.data();
   EXPECT_EQ(logitless_candidates_run(context, &gradient, nullptr, 0, nullptr), LOGITLESS_INVALID_ARGUMENT);
-  EXPECT_EQ(std::string(logitless_last_error()).substr(0, 33), "workspace_bytes: expected at leas");
+  EXPECT_TRUE(std::string(logitless_last_error()).starts_with("workspace_bytes: expected at least"));
   logitless_context_destroy(context);
 }
 
