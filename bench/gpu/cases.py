@@ -198,6 +198,94 @@ def _first_of(function: Callable[..., Any], *arguments: Any) -> Callable[[], Ten
     return lambda: function(*arguments)[0]
 
 
+def later(bench: Bench) -> Iterator[Case]:
+    """Times gradients that come after the loss, for each token, and options of the loss, beside the three matmuls."""
+    import logitless
+
+    leaves, device = bench.inputs.leaves(), bench.args.device
+    hidden, weight, target = leaves
+    tokens, vocab = bench.shape.tokens, bench.shape.vocab
+    upstream, upstream_entropy = (torch.randn(tokens, device=device) for _ in range(2))
+    ids, upstream_ids = torch.randint(vocab, (tokens, 8), device=device), torch.randn(tokens, 8, device=device)
+    bias = torch.randn(vocab, device=device, dtype=weight.dtype).requires_grad_()
+    half = Inputs(*(part.detach().half().requires_grad_() for part in leaves[:2]), target)
+
+    def token_losses(**options: Any) -> Callable[[], None]:
+        return lambda: logitless.linear_cross_entropy(hidden, weight, target, reduction="none", **options).backward(
+            upstream
+        )
+
+    def with_entropy(**options: Any) -> Callable[[], None]:
+        def call() -> None:
+            options_of_call = {"reduction": "none", "return_stats": ("entropy",), **options}
+            out = logitless.linear_cross_entropy(hidden, weight, target, **options_of_call)
+            torch.autograd.backward([out.loss, out.entropy], [upstream, upstream_entropy])
+
+        return call
+
+    def mean(**options: Any) -> Callable[[], None]:
+        return lambda: logitless.linear_cross_entropy(hidden, weight, target, **options).backward()
+
+    def log_probs(ids: Tensor, upstream: Tensor) -> Callable[[], None]:
+        return lambda: logitless.linear_log_probs(hidden, weight, ids).backward(upstream)
+
+    def scaled_half() -> None:
+        (logitless.linear_cross_entropy(*half) * 1024).backward()
+
+    def with_grads(name: str, call: Callable[[], None]) -> Case:
+        def fresh() -> None:
+            for leaf in (hidden, weight, bias, *half[:2]):
+                leaf.grad = None
+            call()
+
+        return Case(name, fresh, ("three matmuls",), _bytes(*leaves[:2]))
+
+    yield from _products("three matmuls", bench.inputs)
+    yield with_grads("mean", mean())
+    for name, budget in bench.budgets():
+        yield with_grads(f"reduction none, {name}", token_losses(max_workspace_bytes=budget))
+        yield with_grads(f"loss and entropy, {name}", with_entropy(max_workspace_bytes=budget))
+    yield with_grads("reduction none, recompute_logits", token_losses(recompute_logits=True))
+    yield with_grads("linear_log_probs, K = 1", log_probs(target[:, None], upstream[:, None]))
+    yield with_grads("linear_log_probs, K = 8", log_probs(ids, upstream_ids))
+    yield with_grads("reduction none, label_smoothing", token_losses(label_smoothing=0.1))
+    class_weight = torch.rand(vocab, device=device)
+    given = {"label_smoothing": 0.1, "class_weight": class_weight, "z_loss": 1e-4, "bias": bias, "softcap": 30.0}
+    for name, value in given.items():
+        yield with_grads(f"mean, {name}", mean(**{name: value}))
+    yield with_grads("float16, scaled", scaled_half)
+
+
+def candidates(bench: Bench) -> Iterator[Case]:
+    """Times log-probabilities over lists of ids, uniform and by Zipf's law, beside whole logits."""
+    import logitless
+
+    leaves, device = bench.inputs.leaves(), bench.args.device
+    hidden, weight = leaves[:2]
+    tokens, vocab = bench.shape.tokens, bench.shape.vocab
+    odds = 1 / torch.arange(1, vocab + 1, device=device)
+    places = torch.randperm(vocab, device=device)
+    yield from _products("three matmuls", bench.inputs)
+    for count in (64, 512, 2048):
+        uniform = torch.randint(vocab, (tokens, count), device=device)
+        zipf = places[
+            torch.searchsorted((odds / odds.sum()).cumsum(0), torch.rand(tokens, count, device=device)).clamp_(
+                max=vocab - 1
+            )
+        ]
+        upstream = torch.randn(tokens, count, device=device)
+        for name, ids in (("uniform", uniform), ("Zipf", zipf)):
+
+            def whole(ids: Tensor = ids) -> Tensor:
+                return functional.linear(hidden, weight).gather(1, ids).float().log_softmax(-1)
+
+            def lists(ids: Tensor = ids) -> Tensor:
+                return logitless.linear_candidates(hidden, weight, ids).log_probs
+
+            for kind, call in (("whole logits", whole), ("linear_candidates", lists)):
+                yield _with_gradients(f"{kind}, {count} {name} ids", call, upstream, leaves, "three matmuls")
+
+
 def trl(bench: Bench) -> Iterator[Case]:
     """Times TRL's log-probabilities and entropies as GRPO calls them, without gradients of entropies.
 
@@ -274,6 +362,8 @@ SETS = {
     "options": Set(options, "8192x128256x4096,8192x256000x2304,1024x128256x4096"),
     "mixed": Set(mixed, "4096x128256x2048"),
     "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),
+    "later": Set(later, "8192x128256x4096,8192x151936x4096,8192x256000x2304", "unlimited,1024,256"),
+    "candidates": Set(candidates, "8192x151936x4096", "unlimited"),
     "trl": Set(trl, "8192x151936x4096", "1024"),
     "divergence": Set(divergence, "8192x151936x2048", "1024"),
 }

@@ -35,13 +35,13 @@ from .passes import GRADIENTS, PassKey, Result, results
 from .run import (
     Tensors,
     check_own_memory,
-    draws_size,
     find,
     find_forward,
     read_as_they_are,
     readable,
     resolve_options,
     run_pass,
+    saved_size,
     scale_in_place,
     unpack_numbers,
 )
@@ -143,10 +143,10 @@ def _run(
 def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequence[Any], text: str) -> Outputs:
     pass_key, given, options = _unpacked(tensors, numbers, integers, text)
     outputs = _passes(pass_key).results(pass_key, given, options)
-    if pass_key.flags.keeps_draws and pass_key.kind == _options.FORWARD:
-        # The size of draws needs a plan, which makes symbolic sizes constants of the graph.
-        size = draws_size(given, unpack_numbers(options, None), pass_key.flags)
-        outputs["draws"] = outputs["draws"]._replace(shape=(size,))
+    if pass_key.flags.saves and pass_key.kind == _options.FORWARD:
+        # Its size needs a plan, which makes symbolic sizes constants of the graph.
+        size = saved_size(pass_key, given, given.pop("main_grad", None), unpack_numbers(options, None))
+        outputs["saved"] = outputs["saved"]._replace(shape=(size,))
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device or tensors[0].device)
         for name, (shape, dtype, device) in outputs.items()
@@ -269,8 +269,10 @@ def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
     product = 2 * int(tokens) * int(tensors[1][0]) * int(size)
     wants, exact = pass_key.flags.wants(), options["gradient"] == "exact"
     gradients = int(wants.hidden or wants.scale or wants.temperature) + int(wants.weight) if exact else 0
-    if pass_key.kind == _options.BACKWARD:  # logits are computed again unless draws were kept
-        return (int(exact) + gradients) * product
+    if pass_key.kind == _options.BACKWARD:  # logits are computed again unless draws or exp logits were saved
+        saved = math.prod(map(int, tensors[names.index("saved")])) if "saved" in names else 0
+        exp_logits = int(tokens) * int(tensors[1][0]) * 2  # bytes, at least
+        return (int(exact and saved < exp_logits) + gradients) * product
     return (1 + (gradients if pass_key.kind == _options.FORWARD_BACKWARD else 0)) * product
 
 
@@ -291,7 +293,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
-        options, numbers = pack_numbers(options, call.pass_key.flags.keeps_draws)
+        options, numbers = pack_numbers(options, call.pass_key.flags.saves)
         given |= {} if numbers is None else {"numbers": numbers}
     device = a.hidden.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given
@@ -457,7 +459,7 @@ def _later(ctx: Any, upstream: Sequence[Any]) -> list[Tensor | None]:
         if main_grad is not None and not main_grad.is_inference():
             torch.autograd.graph.increment_version(main_grad)  # as an operator does that mutates it
     else:
-        options = ctx.options if "numbers" in ctx.options else pack_numbers(ctx.options, pass_key.flags.keeps_draws)[0]
+        options = ctx.options if "numbers" in ctx.options else pack_numbers(ctx.options, pass_key.flags.saves)[0]
         gradients = for_each(lambda upstream: run_traced(pass_key, given | upstream, options, main_grad), later)
     return [gradients.get(name) for name in GRADIENTS]
 

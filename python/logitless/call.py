@@ -26,6 +26,7 @@ from .options import (
     COUNTS,
     DRAW_STATS,
     NUMBERS,
+    SIZE_SAVED,
     Flags,
     Wants,
     check_targets_shape,
@@ -272,17 +273,17 @@ def _as_tensor(number: Any) -> Tensor:
     return one * (math.nan if number is None else number)  # a product turns a symbol into an input of the graph
 
 
-def pack_numbers(options: dict[str, Any], keeps_draws: bool) -> tuple[dict[str, Any], Tensor | None]:
+def pack_numbers(options: dict[str, Any], saves: bool) -> tuple[dict[str, Any], Tensor | None]:
     """Returns the options with their numbers as a list, and a tensor of them if compiled code must not hold constants.
 
-    The threshold stays a constant where draws are kept, as it determines their size.
+    Numbers that determine the size of the tensor saved stay constants where there is one; _choose() sees to that.
     """
     values = [options[name] for name in NUMBERS]
     others = {name: value for name, value in options.items() if name not in NUMBERS}
     tensor = None
     if torch.compiler.is_compiling() and not all([_is_static(value) for value in values]):
         tensor = torch.stack([_as_tensor(value) for value in values])
-        unused = UNUSED | ({"threshold": options["threshold"]} if keeps_draws else {})
+        unused = UNUSED | ({name: options[name] for name in SIZE_SAVED if _is_static(options[name])} if saves else {})
         values = [unused[name] for name in NUMBERS]
     others["numbers"] = [math.nan if value is None else value for value in values]
     return others, tensor
@@ -431,6 +432,7 @@ def check_rest(a: Arguments, rows: Sequence[int], in_group: bool) -> None:
     """
     operands = {"hidden": a.hidden, "weight": a.weight, "bias": a.bias}
     _options.check_float64(torch.float64, operands)
+    _options.flag("recompute_logits", a.recompute_logits)
     if a.class_weight is not None:
         check_tensor("class_weight", a.class_weight)
         check_real("class_weight", a.class_weight)
@@ -588,8 +590,19 @@ class PreparedCall:
         grad = torch.is_grad_enabled() and not inference and of.function != "linear_top_k"
         trained = self.trained = Wants(*(grad and wanted for wanted in require))
         self.draws = self.draw_stats = self.passes_over_draw = False
+        # A compiled graph for sizes that change must not hold a plan, which would make them constants.
+        sizes = (a.hidden.numel(), *(self.options[name] for name in SIZE_SAVED))
+        saves_exp_logits = (
+            a.hidden.is_cuda
+            and torch.cuda.is_available()  # fake tensors may be on a device that is not there
+            and of.ranks is None
+            and a.gradient == "exact"
+            and not a.recompute_logits
+            and (not torch.compiler.is_compiling() or all([_is_static(size) for size in sizes]))
+        )
         if of.function != "linear_cross_entropy":
             flags = Flags(stats=("lse",) if of.function == "linear_log_probs" else ()).with_gradients(trained)
+            flags = flags._replace(saves=saves_exp_logits and any(trained))
             self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
             return
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
@@ -607,9 +620,10 @@ class PreparedCall:
         self.draw_stats = want_draw_stats
         self.passes_over_draw = sparsified and any(require) and not self.draws and not want_draw_stats
         if any(trained):
-            # The backward pass reads lse. A rank keeps no draws: the backward pass repeats them from the same seed.
+            # The backward pass reads lse. A rank saves no draws: the backward pass repeats them from the same seed.
             flags = flags._replace(stats=_options.stats_of_rows((*stats, "lse")))
-            flags = flags._replace(keeps_draws=self.draws and of.ranks is None).with_gradients(trained)
+            saves = saves_exp_logits or (self.draws and of.ranks is None)
+            flags = flags._replace(saves=saves).with_gradients(trained)
         self.pass_key = PassKey(_options.FORWARD, flags, of.function, of.ranks)
 
 

@@ -153,6 +153,9 @@ def linear_cross_entropy(
             many other rows there are, wherever they stand, with and without gradients, under any budget. On the CPU
             this always holds. The gradient of ``hidden`` is not covered (docs/numerics.md). Not supported with
             sparsified gradients.
+        recompute_logits: Whether gradients that come later compute the logits again. If not, a call on CUDA keeps what
+            they need of them from the forward to the backward pass, as far as ``max_workspace_bytes`` allows: about
+            2 V bytes a row with 16-bit operands, and 4 V with float32 ones.
 
     Returns:
         The loss in float32 (float64 for float64 inputs), also under autocast. It is a scalar, or has the target's shape
@@ -203,7 +206,7 @@ def linear_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, **options: Unp
     """Computes the log-probabilities of ids under ``softmax(hidden @ weight.T)`` without holding the logits.
 
     The logits are those of :func:`linear_cross_entropy`, and the options have the same meanings. The work, in products
-    of hidden and weight, is 1, and 3 in the backward pass.
+    of hidden and weight, is 1, and in the backward pass 2, or 3 where the logits are computed again.
 
     Args:
         hidden: Hidden states, ``[..., D]``.
@@ -218,6 +221,7 @@ def linear_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, **options: Unp
             alone costs nothing. None means -100.
         max_workspace_bytes: As in :func:`linear_cross_entropy`.
         batch_invariant: As in :func:`linear_cross_entropy`.
+        recompute_logits: As in :func:`linear_cross_entropy`.
 
     Returns:
         The log-probabilities, ``[..., K]``, in float32 (float64 for float64 inputs). They are differentiable with

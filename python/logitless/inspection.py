@@ -76,12 +76,13 @@ class PlanOptions(_options.MethodOptions, total=False):
     device: Any
     top_k: int
     targets_per_row: int
+    later: bool
 
 
 _NAMES = _options.names_of(PlanOptions)
 _MORE: dict[str, Any] = dict.fromkeys(("weight_dtype", "threads", "backend", "device"))
 _MORE |= {"dtype": "float32", "gradients": ("hidden", "weight"), "bias": False}
-_MORE |= {"top_k": 0, "targets_per_row": 0}
+_MORE |= {"top_k": 0, "targets_per_row": 0, "later": False}
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
@@ -96,10 +97,17 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     bias_dtype = {"bias": weight_dtype} if o["bias"] else {}
     dtypes = {"hidden": hidden_dtype, "weight": weight_dtype, "targets": _options.I64, **bias_dtype}
     made = {f"d_{name}": dtypes.get(name, weight_dtype) for name in _GRADIENTS if name in gradients}
+    passes: dict[str, Any] = {"pass_": _options.FORWARD_BACKWARD if gradients else _options.FORWARD}
+    if _options.flag("later", o["later"]):
+        if not gradients:
+            raise ValueError("later: expected False without gradients, got True")
+        saves = method["gradient"] == "exact"
+        passes = {"pass_": _options.BACKWARD, "saved_bytes": _options.FASTEST if saves else 0}
+        made["saved"] = 0
     spec = native.spec(
         (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
         dtypes | made,
-        pass_=_options.FORWARD_BACKWARD if gradients else _options.FORWARD,
+        **passes,
         **method,
         top_k=_options.integer("top_k", o["top_k"]),
         targets_per_row=_options.integer("targets_per_row", o["targets_per_row"]),
@@ -155,6 +163,9 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         top_k: k of :func:`logitless.linear_top_k`, a problem without gradients. 0 means a loss.
         targets_per_row: K where rows have several targets, as in :func:`logitless.linear_log_probs`. 0 means one.
+
+        later: Whether the gradients come after the loss, in a backward pass. The plan is then that pass's, and its
+            ``saved_bytes`` live from the forward pass on. ``max_workspace_bytes`` limits both together.
 
     Raises:
         BudgetTooSmallError: No plan fits. Its ``required_bytes`` is the smallest budget that works.

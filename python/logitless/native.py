@@ -96,7 +96,7 @@ class PlanInfoStruct(ctypes.Structure):
 
     _fields_ = _fields(
         """int32 kind, threads; size workspace_bytes; double cost_matmuls, predicted_seconds; int64 token_chunk;
-        char backend[32], config[128]; size draws_bytes; char engine[32], reason[128];
+        char backend[32], config[128]; size saved_bytes; char engine[32], reason[128];
         int64 cached_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
     )
 
@@ -366,7 +366,7 @@ class PlanInfo:
         config: The kernels' configuration, for people.
         engine: The engine, by the name in ``backend="cpu:NAME"`` or ``"cuda:NAME"``.
         reason: Why this engine was chosen, for people.
-        draws_bytes: Memory of drawn elements that a forward pass keeps for a later backward pass.
+        saved_bytes: Memory that a forward pass keeps for a later backward pass: exp logits or drawn elements.
         cached_columns: The first columns of the vocabulary, whose exp logits are kept for the gradients; 0 means none.
         vocab_window: Columns beyond these whose logits exist at one time; 0 means that they are not cut.
         gathers: All-gathers in a run of a group of ranks: of row statistics, lse estimates and, on the host, cuts.
@@ -384,7 +384,7 @@ class PlanInfo:
     config: str
     engine: str
     reason: str
-    draws_bytes: int = 0
+    saved_bytes: int = 0
     cached_columns: int = 0
     vocab_window: int = 0
     gathers: int = 0

@@ -46,6 +46,12 @@ class MethodOptions(Budget, total=False):
     batch_invariant: bool
 
 
+class TrainingOptions(MethodOptions, total=False):
+    """MethodOptions, and those of gradients that may come after the loss."""
+
+    recompute_logits: bool
+
+
 class ScaleOptions(Budget, total=False):
     """Options of logits with one value for all rows."""
 
@@ -69,7 +75,7 @@ class ReductionOptions(ScaleOptions, MethodOptions, total=False):
     shift: int
 
 
-class LossOptions(ReductionOptions, LogitOptions, total=False):
+class LossOptions(ReductionOptions, LogitOptions, TrainingOptions, total=False):
     """Options of a loss, as modules keep them."""
 
 
@@ -97,6 +103,7 @@ class TopKOptions(LogitOptions, total=False):
 
 class IdOptions(TopKOptions, total=False):
     ignore_index: int | None
+    recompute_logits: bool
     batch_invariant: bool
 
 
@@ -121,6 +128,7 @@ DEFAULTS: dict[str, Any] = {  # in the order of signatures
     "threshold": DEFAULT_THRESHOLD,
     "seed": None,
     "batch_invariant": False,
+    "recompute_logits": False,
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -296,14 +304,14 @@ class Wants(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Gradients and statistics of a pass, and its use of draws."""
+    """Gradients and statistics of a pass, and its use of the tensor saved."""
 
     want_d_hidden: bool = False
     want_d_weight: bool = False
     want_d_bias: bool = False
     want_d_scale: bool = False
     want_d_temperature: bool = False
-    keeps_draws: bool = False
+    saves: bool = False
     want_draw_stats: bool = False
     want_counts: bool = False
     stats: tuple[str, ...] = ()  # statistics of rows, in the order of STATISTICS
@@ -322,7 +330,8 @@ class Flags(NamedTuple):
 # ---- tensors that a forward pass saves for its backward pass
 
 LSE = ("lse", "lse_residual")  # a forward pass writes both or none
-SAVED = (*LSE, "entropy", "draws")
+SAVED = (*LSE, "entropy", "saved")
+SIZE_SAVED = ("threshold", "label_smoothing", "softcap")  # numbers on which the size of the tensor saved depends
 
 # ---- checks
 
@@ -466,8 +475,7 @@ def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
     method = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
     budget(method["max_workspace_bytes"])
     check_choice("gradient", method["gradient"], GRADIENTS)
-    if not isinstance(method["batch_invariant"], bool):
-        raise TypeError(f"batch_invariant: expected a bool, got {type(method['batch_invariant']).__name__}")
+    flag("batch_invariant", method["batch_invariant"])
     if method["batch_invariant"] and method["gradient"] != "exact":
         raise ValueError(
             f'batch_invariant: expected False unless gradient is "exact" (the lse estimate of sparsified gradients '
@@ -477,6 +485,18 @@ def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
     return method
+
+
+def checked_training(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As checked_method() for TrainingOptions."""
+    recompute = given.get("recompute_logits", DEFAULTS["recompute_logits"])
+    return checked_method(given) | {"recompute_logits": flag("recompute_logits", recompute)}
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+    return value
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -61,8 +61,8 @@ def results(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
     if kind == FORWARD:
         if "lse" in flags.stats:
             outputs["lse_residual"] = Result(rows, stats)
-        if flags.keeps_draws:
-            outputs["draws"] = Result((0,), "uint8")
+        if flags.saves:
+            outputs["saved"] = Result((0,), "uint8")
         return outputs
     if flags.want_draw_stats:
         outputs |= {"kept_count": Result(rows, "int32"), "draw_variance": Result(rows, stats)}
@@ -105,8 +105,8 @@ def spec_of(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
     # Another pass writes lse and entropy, so they are no part of this problem.
     tensors = {name: name_of(array.dtype) for name, array in read.items() if name not in (*LSE, "entropy")}
     tensors |= {name: result.dtype for name, result in writes(pass_key, read, options).items()}
-    if pass_key.flags.keeps_draws:
-        tensors["draws"] = "uint8"
+    if pass_key.flags.saves:
+        tensors["saved"] = "uint8"
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
     added = ("d_weight",) if "d_weight" in read else ()
     return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_key.kind, **given, **more)

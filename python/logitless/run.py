@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import native
 from . import options as _options
-from .errors import InvalidArgumentError, InvalidTargetError
+from .errors import BudgetTooSmallError, InvalidArgumentError, InvalidTargetError
 from .native import Cache
 from .options import LSE, Flags, Wants
 from .passes import PassKey, Result, spec_of, writes
@@ -204,12 +204,15 @@ def plan_on(spec: native.Spec, device: torch.device) -> native.Plan:
         return native.plan_of(spec, 1, f"cuda:{name}" if name else None, device.index)
 
 
-def draws_size(given: Mapping[str, Tensor], options: dict[str, Any], flags: Flags) -> int:
-    """Returns the bytes of draws that a forward pass keeps. Only sizes count, so the tensors may be fake ones."""
+def saved_size(
+    pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
+) -> int:
+    """Returns the size of the tensor saved by a forward pass of an operator. The tensors may be fake ones."""
     tensors = {name: tensor for name, tensor in given.items() if name in _READ}
-    pass_key = PassKey(_options.FORWARD, flags.with_gradients(Wants()))
-    spec = spec_of(pass_key, tensors, options | {"num_items": None}, unaligned_rows=False)
-    return plan_on(spec, given["hidden"].device).info.draws_bytes
+    options = options | {"num_items": None}
+    size = _saved_bytes(pass_key, tensors, options, main_grad, traced=True)
+    spec = spec_of(_alone(pass_key), tensors, options, unaligned_rows=False, saved_bytes=size)
+    return plan_on(spec, given["hidden"].device).info.saved_bytes
 
 
 # PyTorch's function for a device's current stream that creates no object.
@@ -218,7 +221,7 @@ stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream",
 )
 
 
-_DRAWS_ALIGNMENT = 64  # bytes, as in tensors.def; PyTorch's allocators align to it
+_SAVED_ALIGNMENT = 64  # bytes, as in tensors.def; PyTorch's allocators align to it
 _SMALL_WORKSPACE = 1 << 16  # bytes on the host; below, page faults of fresh memory would dominate a run
 _ROWS = ("lse", "lse_residual", "entropy", "grad_loss", *_options.STAT_GRADIENTS)
 
@@ -254,17 +257,18 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 class Run:
     """One pass over tensors of one layout with the same options. Any thread may call it, any number of times."""
 
-    def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> None:
+    def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0) -> None:
         hidden, weight, flags = tensors["hidden"], tensors["weight"], pass_key.flags
         _check_rows(tensors)
         self.pass_key, self.device = pass_key, hidden.device
         self._targets_name = _options.FUNCTIONS[pass_key.function].targets  # for messages
         self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
-        spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight))
+        more = {"saved_bytes": saved_bytes} if saved_bytes else {}
+        spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight), **more)
         self.plan = plan_on(self._specified(spec), self.device)
-        draws = tensors["draws"].numel() if "draws" in tensors else self.plan.info.draws_bytes
-        if pass_key.kind == _options.BACKWARD and draws != self.plan.info.draws_bytes:
-            raise RuntimeError(f"draws: expected {self.plan.info.draws_bytes} bytes of a forward pass, got {draws}")
+        saved = tensors["saved"].numel() if "saved" in tensors else self.plan.info.saved_bytes
+        if pass_key.kind == _options.BACKWARD and saved != self.plan.info.saved_bytes:
+            raise RuntimeError(f"saved: expected {self.plan.info.saved_bytes} bytes of a forward pass, got {saved}")
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]
@@ -272,8 +276,8 @@ class Run:
         rounds = options["compute_dtype"] != _options.F32
         self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
         written = writes(pass_key, tensors, options)
-        if "draws" in written:
-            written["draws"] = Result((self.plan.info.draws_bytes,), "uint8")
+        if "saved" in written:
+            written["saved"] = Result((self.plan.info.saved_bytes,), "uint8")
         self._writes = [
             (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
         ]
@@ -294,8 +298,8 @@ class Run:
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of the run's layout. Returns the tensors written, by the names of results()."""
         written: Tensors = {}
-        if "draws" in tensors and tensors["draws"].data_ptr() % _DRAWS_ALIGNMENT:  # a hook of saved tensors moved them
-            tensors = tensors | {"draws": tensors["draws"].clone()}
+        if "saved" in tensors and tensors["saved"].data_ptr() % _SAVED_ALIGNMENT:  # a hook of saved tensors moved them
+            tensors = tensors | {"saved": tensors["saved"].clone()}
         buffers = self._copied(self._template)
         for name, tensor in tensors.items():
             setattr(buffers, name, tensor.data_ptr())
@@ -357,35 +361,91 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
-def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any]) -> Run:
+def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0) -> Run:
     """Returns the run of tensors with these names and layouts. options: resolved ones."""
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (pass_key, hidden.device, device_key(hidden, weight), *options.values(), *tensors)
+    key = (pass_key, hidden.device, device_key(hidden, weight), saved_bytes, *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
-        run = Run(pass_key, tensors, options)
+        run = Run(pass_key, tensors, options, saved_bytes)
         _runs.put(key, run)
     return run
 
 
-def find_forward(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None) -> Run:
-    """Returns the run of a forward pass whose flags have the gradients of its later backward pass.
+def _alone(pass_key: PassKey) -> PassKey:
+    """Returns a forward pass without the gradients of its later backward pass."""
+    return pass_key._replace(flags=pass_key.flags.with_gradients(Wants()))
 
-    The budget must also be enough for that backward pass, with upstream gradients of the loss and every statistic that
-    may have one. A backward pass with fewer upstream gradients needs no more memory.
+
+def _later_spec(
+    pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None, **more: Any
+) -> native.Spec:
+    """Returns the problem of a forward pass's later backward pass, with all upstream gradients that it may get.
+
+    A backward pass with fewer upstream gradients needs no more memory.
     """
-    flags, hidden, weight = pass_key.flags, tensors["hidden"], tensors["weight"]
-    wants, now = flags.wants(), pass_key._replace(flags=flags.with_gradients(Wants()))
-    if not any(wants) or options["max_workspace_bytes"] in (0, _options.FASTEST):
-        return find(now, tensors, options)
+    flags, hidden = pass_key.flags, tensors["hidden"]
+    wants = flags.wants()
     stats = flags.stats if pass_key.function == "linear_cross_entropy" else ()
     given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
     if main_grad is not None and wants.weight:
         given["d_weight"] = main_grad
-    later = PassKey(_options.BACKWARD, Flags(*wants, keeps_draws=flags.keeps_draws))
-    spec = spec_of(later, tensors | given, options, unaligned_rows=are_unaligned(hidden, weight))
-    runs: list[Any] = native.enough(lambda: find(now, tensors, options), lambda: plan_on(spec, hidden.device))
+    later = PassKey(_options.BACKWARD, Flags(*wants, saves=flags.saves))
+    return spec_of(later, tensors | given, options, **more)
+
+
+_ATTEMPTS = 8
+
+
+def _saved_bytes(
+    pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None, traced: bool
+) -> int:
+    """Returns the size of saved exp logits with which both passes fit the budget, as large as is of use.
+
+    traced: for an operator, whose fake tensors have no addresses. It counts on copies of rows that are not aligned.
+    """
+    device, budget = tensors["hidden"].device, options["max_workspace_bytes"]
+    # A plan for "sparsified" may be exact. An operator then saves nothing, as it does not know all numbers before.
+    if not pass_key.flags.saves or options["gradient"] not in ("exact", *([] if traced else ["sparsified"])):
+        return 0
+    alignment = {"unaligned_rows": traced or are_unaligned(tensors["hidden"], tensors["weight"])}
+    for_later = budget
+    for _ in range(_ATTEMPTS):
+        with_budget = options | {"max_workspace_bytes": for_later}
+        later = _later_spec(pass_key, tensors, with_budget, main_grad, saved_bytes=_options.FASTEST, **alignment)
+        try:
+            size = plan_on(later, device).info.saved_bytes
+        except BudgetTooSmallError:  # find_forward() reports it
+            return 0
+        try:
+            plan_on(spec_of(_alone(pass_key), tensors, options, saved_bytes=size, **alignment), device)
+            return size
+        except BudgetTooSmallError as error:  # the forward pass has less room for it
+            for_later -= (error.required_bytes or budget) - budget
+            if for_later <= 0:
+                return 0
+    return 0
+
+
+def find_forward(
+    pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None, traced: bool = False
+) -> Run:
+    """Returns the run of a forward pass whose flags have the gradients of its later backward pass.
+
+    The budget must also be enough for that backward pass. traced: as in _saved_bytes().
+    """
+    now, hidden = _alone(pass_key), tensors["hidden"]
+    if not any(pass_key.flags.wants()):
+        return find(now, tensors, options)
+    saved_bytes = _saved_bytes(pass_key, tensors, options, main_grad, traced)
+    if options["max_workspace_bytes"] in (0, _options.FASTEST):
+        return find(now, tensors, options, saved_bytes)
+    alignment = {"unaligned_rows": are_unaligned(hidden, tensors["weight"])}
+    spec = _later_spec(pass_key, tensors, options, main_grad, saved_bytes=saved_bytes, **alignment)
+    runs: list[Any] = native.enough(
+        lambda: find(now, tensors, options, saved_bytes), lambda: plan_on(spec, hidden.device)
+    )
     return runs[0]  # type: ignore[no-any-return]
 
 
@@ -414,10 +474,10 @@ def run_pass(
         check_own_memory(main_grad, given)
     if pass_key.kind == _options.BACKWARD:
         tensors = read_later(given, main_grad, options, pass_key.flags)
-        return find(pass_key, tensors, options)(tensors)
+        return find(pass_key, tensors, options, tensors["saved"].numel() if "saved" in tensors else 0)(tensors)
     tensors = readable(given, options["num_items"])
     if pass_key.kind == _options.FORWARD:
-        return find_forward(pass_key, tensors, options, main_grad)(tensors)
+        return find_forward(pass_key, tensors, options, main_grad, traced=True)(tensors)
     return find(pass_key, tensors, options)(tensors)
 
 

@@ -319,7 +319,7 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   out.token_chunk = plan.token_chunk;
   write_text(backend, out.backend, sizeof out.backend);
   write_text(plan.config.c_str(), out.config, sizeof out.config);
-  out.draws_bytes = plan.draws_bytes;
+  out.saved_bytes = plan.saved_bytes;
   out.cached_columns = plan.cached_columns;
   out.vocab_window = plan.vocab_window;
   write_text(plan.engine.c_str(), out.engine, sizeof out.engine);

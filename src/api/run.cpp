@@ -1,5 +1,6 @@
 #include "api/run.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,8 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
                            uint64_t max_workspace_bytes) {
   std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
   for (Plan& plan : plans) {
+    // A tensor of no bytes may have a null pointer, which stands for none.
+    if (valid.has.saved) plan.saved_bytes = std::max(plan.saved_bytes, kWorkspaceAlignment);
     if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
   }
   return plans;
@@ -138,7 +141,7 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
   check_workspace(workspace, workspace_bytes, planned.plan.workspace_bytes);
-  if (planned.problem.has.draws) check_alignment(valid.draws, "draws");
+  if (planned.problem.has.saved) check_alignment(valid.saved, "saved");
   if (!planned.backend->device_memory) {
     check_stream(planned.options, stream);
     if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));

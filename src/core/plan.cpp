@@ -34,20 +34,20 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
   const Plan* best = nullptr;
   const Plan* smallest = &candidates.front();
   for (const Plan& plan : candidates) {
-    if (plan.workspace_bytes < smallest->workspace_bytes) smallest = &plan;
-    if (max_workspace_bytes != 0 && plan.workspace_bytes > max_workspace_bytes) continue;
+    if (plan.counted_bytes() < smallest->counted_bytes()) smallest = &plan;
+    if (max_workspace_bytes != 0 && plan.counted_bytes() > max_workspace_bytes) continue;
     const auto rank = [](const Plan& p) {
-      return std::pair(p.predicted_seconds * p.rounding_penalty, p.workspace_bytes);
+      return std::pair(p.predicted_seconds * p.rounding_penalty, p.counted_bytes());
     };
     if (best == nullptr || rank(plan) < rank(*best)) best = &plan;
   }
   if (best != nullptr) return *best;
   throw Error(Status::kBudgetTooSmall,
               ErrorInfo{.argument = "max_workspace_bytes",
-                        .expected = "at least " + bytes_text(smallest->workspace_bytes) +
+                        .expected = "at least " + bytes_text(smallest->counted_bytes()) +
                                     " for this problem (plan " + plan_kind_name(smallest->kind) + ")",
                         .got = bytes_text(max_workspace_bytes),
-                        .required_bytes = smallest->workspace_bytes});
+                        .required_bytes = smallest->counted_bytes()});
 }
 
 namespace {
@@ -61,7 +61,7 @@ double ranked_seconds(const Plan& plan) {
 // Returns null if there is none.
 const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
   const Plan* smallest = nullptr;
-  const auto rank = [](const Plan& p) { return std::pair(p.workspace_bytes, ranked_seconds(p)); };
+  const auto rank = [](const Plan& p) { return std::pair(p.counted_bytes(), ranked_seconds(p)); };
   for (const Plan& plan : plans) {
     if (ranked_seconds(plan) > seconds) continue;
     if (smallest == nullptr || rank(plan) < rank(*smallest)) smallest = &plan;
@@ -71,9 +71,9 @@ const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
 
 const Plan* fastest_within(const std::vector<Plan>& plans, uint64_t bytes, double seconds) {
   const Plan* fastest = nullptr;
-  const auto rank = [](const Plan& p) { return std::pair(ranked_seconds(p), p.workspace_bytes); };
+  const auto rank = [](const Plan& p) { return std::pair(ranked_seconds(p), p.counted_bytes()); };
   for (const Plan& plan : plans) {
-    if (plan.workspace_bytes > bytes || plan.predicted_seconds > seconds) continue;
+    if (plan.counted_bytes() > bytes || plan.predicted_seconds > seconds) continue;
     if (fastest == nullptr || rank(plan) < rank(*fastest)) fastest = &plan;
   }
   return fastest;
@@ -89,7 +89,7 @@ Plan default_plan(const PlansWithin& plans_within, uint64_t most) {
   const std::vector<Plan> plans = plans_within(0);
   const Plan& fastest = choose_plan(plans, 0);
   const Plan& smallest = *smallest_within(plans, kNearlyFastest * ranked_seconds(fastest));
-  if (smallest.workspace_bytes > most) {
+  if (smallest.counted_bytes() > most) {
     const double seconds = kFastEnough * fastest.predicted_seconds;
     const char* choice =
         "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";

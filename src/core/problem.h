@@ -78,7 +78,7 @@ struct Problem {
 
   // Whether the run draws elements or uses drawn ones, which a plain forward pass does not.
   bool is_sparsified() const {
-    return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.draws);
+    return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.saved);
   }
   bool is_shard() const { return vocab != vocab_total; }
   bool in_group() const { return group_size > 0; }
@@ -86,6 +86,7 @@ struct Problem {
   bool is_unmerged_shard() const { return is_shard() && !in_group(); }
   // Number of targets that a row has, of either kind.
   int64_t target_count() const { return targets_per_row > 0 ? targets_per_row : 1; }
+  bool smooths() const { return label_smoothing > 0; }
   bool has_gradients() const { return has.d_hidden || has.d_weight || has.d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }

@@ -179,8 +179,6 @@ void check_options(const Problem& p) {
 
 void check_sparsification(const Problem& p) {
   const bool sparsified = p.gradient != GradientMethod::kExact;
-  require(!p.has.draws || (sparsified && p.pass != Pass::kForwardBackward), "draws",
-          "none in a plan unless the gradient is sparsified and the pass forward or backward", "one");
   if (!sparsified) return;
   require(
       !p.batch_invariant, "batch_invariant",
@@ -192,6 +190,10 @@ void check_sparsification(const Problem& p) {
 }
 
 void check_pass(const Problem& p) {
+  require(!p.has.saved || p.pass != Pass::kForwardBackward, "saved",
+          "none in a plan whose pass is forward_backward", "one");
+  require(p.has.saved || p.saved_bytes == 0, "saved_bytes", "0 in a plan without saved",
+          std::to_string(p.saved_bytes));
   if (p.pass == Pass::kForward) {
     require(!p.has_gradients(), "pass", "backward or forward_backward when gradients are wanted", "forward");
   } else {
@@ -219,7 +221,7 @@ void check_top_k(const Problem& p) {
           text(p.top_k));
   require(!p.is_unmerged_shard(), "top_k", "0 for a shard of the vocabulary without group_size",
           text(p.top_k));
-  require(!p.has.draws, "top_k", "0 in a forward pass that keeps draws", text(p.top_k));
+  require(!p.has.saved, "top_k", "0 in a forward pass with saved", text(p.top_k));
   require(!p.batch_invariant, "top_k", "0 with batch_invariant (whose passes all make the same sums)",
           text(p.top_k));
 }

@@ -11,8 +11,8 @@ import sys
 # Counts of files, without tests and pages, that name an option. Options whose names have other meanings are left out.
 OPTION_FILES = {
     "z_loss": 6,
-    "label_smoothing": 24,
-    "softcap": 52,
+    "label_smoothing": 23,
+    "softcap": 53,
     "bias_scale": 19,
     "temperature": 51,
     "token_weight": 23,
@@ -23,7 +23,7 @@ OPTION_FILES = {
     "top_k": 38,
     "batch_invariant": 22,
     "allow_tf32": 13,
-    "compute_dtype": 16,
+    "compute_dtype": 17,
     "max_workspace_bytes": 52,
 }
 # Measures of scripts/measure_structure; its option --places lists where they occur.

@@ -120,7 +120,7 @@ TEST_P(EdgeValues, CertainTargets) {
     c.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
     c.problem.threshold = 0x1p-8;
     cases.push_back(c);
-    c.problem.has.draws = 1;
+    c.problem.has.saved = 1;
     cases.push_back(c);
   }
   for (Case& each : cases) {

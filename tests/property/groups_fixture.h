@@ -50,7 +50,7 @@ class GroupTest : public EngineTest {
       const auto r = static_cast<size_t>(rank);
       Outputs mine;  // draws are each rank's own
       if (known != nullptr) mine = *known;
-      if (known != nullptr && whole.has.draws) mine.draws = draws_[r];
+      if (known != nullptr && whole.has.saved) mine.saved = draws_[r];
       outputs[r] =
           run_pass(context_, problems[r], c, known == nullptr ? nullptr : &mine, &communicator, only_losses);
     });
@@ -67,7 +67,7 @@ class GroupTest : public EngineTest {
     draws_.clear();
     const size_t own = out.d_hidden.size() / sizes.size();
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
-      draws_.push_back(outputs[rank].draws);
+      draws_.push_back(outputs[rank].saved);
       if (!scatters) continue;
       const auto first = static_cast<std::ptrdiff_t>(rank * own);
       std::copy_n(outputs[rank].d_hidden.begin() + first, own, out.d_hidden.begin() + first);

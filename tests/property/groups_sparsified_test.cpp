@@ -44,7 +44,7 @@ class AnySparsifiedGroups : public GroupTest {
         for (const Mode mode : {Mode::kForwardBackward, Mode::kForwardThenBackward}) {
           if (keeps && mode == Mode::kForwardBackward) continue;
           c.mode = mode;
-          c.problem.has.draws = keeps;
+          c.problem.has.saved = keeps;
           use(c, sizes);
         }
       }
@@ -395,7 +395,7 @@ TEST_P(SparsifiedDeviceGroups, TargetsThatCancel) {
 TEST_P(SparsifiedDeviceGroups, DrawsOfSmallerShards) {
   Case c = sparsified(plain(41, {40, 1536 + 1535, 8}), 1.0 / 1024);
   c.mode = Mode::kForwardThenBackward;
-  c.problem.has.draws = 1;
+  c.problem.has.saved = 1;
   const Sizes sizes{1536, 1535};
   const Expected expected(c);
   EXPECT_NEAR(solve_in_group(c, sizes).loss[0], expected.truth().loss[0], bounds_of(c, sizes).loss);
@@ -411,7 +411,7 @@ TEST_P(SparsifiedDeviceGroups, PlansOfAnyShard) {
     c.problem.has.d_weight = random.chance(0.5);
     const auto pass =
         random.pick({logitless::Pass::forward_backward, logitless::Pass::forward, logitless::Pass::backward});
-    c.problem.has.draws = pass != logitless::Pass::forward_backward;
+    c.problem.has.saved = pass != logitless::Pass::forward_backward;
     logitless::Problem p = pass_problem(c, pass);
     p.tokens = random.chance(0.5) ? random.integer(1, 400) : random.integer(900, 6000);
     p.hidden = random.chance(0.5) ? 8 * random.integer(1, 16) : random.integer(1, 600);
@@ -433,7 +433,7 @@ TEST_P(SparsifiedDeviceGroups, PlansOfAnyShard) {
       ASSERT_NO_THROW(plan = logitless::Plan(context_, p).info());
       EXPECT_EQ(plan.kind, of_largest.kind);
       EXPECT_EQ(plan.workspace_bytes, of_largest.workspace_bytes);
-      EXPECT_EQ(plan.draws_bytes, of_largest.draws_bytes);
+      EXPECT_EQ(plan.saved_bytes, of_largest.saved_bytes);
     }
   }
 }

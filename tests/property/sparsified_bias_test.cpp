@@ -144,7 +144,7 @@ TEST_P(SparsifiedBias, SoftcapAndKeptDraws) {
   Case c = base(33, 2);
   add_options(&c);
   c.problem.softcap = 3;
-  c.problem.has.draws = 1;
+  c.problem.has.saved = 1;
   check(c, whole(c));
 }
 
@@ -152,7 +152,7 @@ TEST_P(SparsifiedBias, SoftcapAndKeptDraws) {
 TEST_P(SparsifiedBias, ColumnsThatManyRowsKeep) {
   if (!is_device()) GTEST_SKIP() << "no column is special there";
   Case c = sparsified({64, 1400, 4}, 0x1p-6, 35);
-  c.problem.has.draws = 1;
+  c.problem.has.saved = 1;
   c.mode = Mode::kForwardThenBackward;
   for (size_t k = 0; k < 8; ++k) c.bias[100 + 50 * k] = k % 2 == 0 ? 5 : 3.3;
   for (int64_t& target : c.targets) target = 600 + target % 800;
@@ -165,9 +165,9 @@ TEST_P(SparsifiedBias, Shards) {
     Case c = base(34, 1);
     add_options(&c);
     c.problem.label_smoothing = 0.1;
-    c.problem.has.draws = keeps;
+    c.problem.has.saved = keeps;
     logitless::Problem forward = pass_problem(c, logitless::Pass::forward);
-    forward.has.draws = 0;
+    forward.has.saved = 0;
     const Outputs whole_vocabulary = run_pass(context_, forward, c);
     const int64_t half = c.problem.vocab / 3;
     check(c, [&](int64_t seed) {
@@ -182,7 +182,7 @@ TEST_P(SparsifiedBias, Shards) {
           return p;
         };
         Outputs known = whole_vocabulary;
-        if (keeps != 0) known.draws = run_pass(context_, cut(logitless::Pass::forward), c).draws;
+        if (keeps != 0) known.saved = run_pass(context_, cut(logitless::Pass::forward), c).saved;
         const Outputs one = run_pass(context_, cut(logitless::Pass::backward), c, &known);
         if (shard == 0) out.d_hidden.assign(one.d_hidden.size(), 0);
         for (size_t i = 0; i < one.d_hidden.size(); ++i) out.d_hidden[i] += one.d_hidden[i];

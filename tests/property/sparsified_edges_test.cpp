@@ -121,7 +121,7 @@ TEST_P(SparsifiedEdges, FullListsDoNotDependOnThreadsSlow) {
   for (double step : {0.0, 0.0005, 0.02}) {
     Case c = late_mass(sparsified(reduced({40, 60'000, 3}), engine().is_reference() ? 0x1p-5 : 0x1p-8), step);
     for (int32_t keeps : {0, 1}) {
-      c.problem.has.draws = keeps;
+      c.problem.has.saved = keeps;
       c.mode = keeps != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
       const Outputs expected = logitless_test::solve(one, c);
       for (int threads : {2, 5}) {
@@ -191,7 +191,7 @@ TEST_P(SparsifiedEdges, Refusals) {
   for (double threshold : {0.0, -0.5, 1.5, kNaN}) {
     expect(refused([&](auto& p) { p.threshold = threshold; }), {"threshold: expected ", ", got"});
   }
-  expect(refused([](auto& p) { p.has.draws = 1; }), {"draws: expected none in a plan", "got one"});
+  expect(refused([](auto& p) { p.has.saved = 1; }), {"draws: expected none in a plan", "got one"});
   expect(refused([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
   expect(refused([](auto& p) {
            p.label_smoothing = 0.25;
@@ -248,8 +248,8 @@ TEST_P(SparsifiedEdges, BadEstimatesOfMostRows) {
     SCOPED_TRACE(testing::Message() << "height " << height);
     Sums of_bias, of_hidden;
     for (c.problem.seed = 0; c.problem.seed < kSeeds; ++c.problem.seed) {
-      c.problem.has.draws = c.problem.seed % 2;
-      c.mode = c.problem.has.draws != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
+      c.problem.has.saved = c.problem.seed % 2;
+      c.mode = c.problem.has.saved != 0 ? Mode::kForwardThenBackward : Mode::kForwardBackward;
       const Outputs got = solve(c);
       for (size_t i = 0; i < got.lse.size(); ++i) {
         ASSERT_NEAR(got.lse[i], expected.truth().lse[i], bounds.lse);

@@ -68,7 +68,7 @@ class SparsifiedTest : public EngineTest {
     out.push_back(solve(c));
     c.mode = Mode::kForwardThenBackward;
     out.push_back(solve(c));
-    c.problem.has.draws = 1;
+    c.problem.has.saved = 1;
     out.push_back(solve(c));
     return out;
   }

@@ -37,7 +37,7 @@ TEST_P(Sparsified, IsExactWhereAllIsKept) {
     const Expected expected(c);
     for (int32_t keeps : {0, 1}) {
       Case t = as_sparsified(c, kKeepsAll, 5);
-      t.problem.has.draws = keeps;
+      t.problem.has.saved = keeps;
       SCOPED_TRACE(testing::Message() << "keeps draws " << keeps << ", " << describe(c));
       const Outputs got = solve(t);
       expected.check(got, expected.bounds_of(engine()));
@@ -84,7 +84,7 @@ TEST_P(Sparsified, IsExactWhereAllIsKeptOfSomeColumns) {
         if (keeps == 1 && mode == Mode::kForwardBackward) continue;
         Case t = as_sparsified(c, kKeepsAll, 5);
         t.mode = mode;
-        t.problem.has.draws = keeps;
+        t.problem.has.saved = keeps;
         SCOPED_TRACE(testing::Message() << "smoothing " << smoothing << ", keeps draws " << keeps);
         const Outputs got = solve(t);
         expected.check(got, expected.bounds_of(engine()));
@@ -141,7 +141,7 @@ TEST_P(Sparsified, KeptDrawsGiveTheSameBits) {
     t.mode = Mode::kForwardBackward;
     const Outputs at_once = solve(t);
     t.mode = Mode::kForwardThenBackward;
-    t.problem.has.draws = 1;
+    t.problem.has.saved = 1;
     EXPECT_STREQ(first_difference(solve(t), at_once), "") << describe(c);
   }
 }

@@ -243,7 +243,7 @@ def test_a_small_vocabulary_is_sparsified_on_demand_only(reduction, dtype):
 
 def test_plan():
     info = logitless.plan(256, 3000, 64, gradient="always-sparsified")
-    assert info.kind == "sparsified" and info.draws_bytes == 0
+    assert info.kind == "sparsified" and info.saved_bytes == 0
     assert {p.kind for p in logitless.plans(256, 3000, 64, gradient="always-sparsified")} == {"sparsified"}
 
 

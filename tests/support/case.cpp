@@ -159,6 +159,17 @@ void draw_values(Random& random, Case* c) {
   if (p.accumulate.d_bias) c->d_bias_start = normal_values(random, p.vocab, 1, stats);
 }
 
+}  // namespace
+
+Case saving(Case c) {
+  c.mode = Mode::kForwardThenBackward;
+  c.problem.has.saved = 1;
+  c.problem.saved_bytes = INT64_MAX;
+  return c;
+}
+
+namespace {
+
 Layout random_layout(Random& random) {
   return {random.pick<int64_t>({0, 0, 1, 5, 64}), random.pick<int64_t>({0, 0, 1, 3})};
 }

@@ -111,6 +111,10 @@ logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype);
 // The stats dtype of a problem: the dtype of its weights, upstream gradients, losses and row statistics.
 logitless_dtype stats_dtype(const logitless::Problem& problem);
 
+// Returns the case with exp logits that a forward pass saves for the backward pass, where an engine saves
+// any.
+Case saving(Case c);
+
 // `count` draws of deviation * N(0, 1), rounded to the dtype.
 std::vector<double> normal_values(Random& random, int64_t count, double deviation, logitless_dtype dtype);
 

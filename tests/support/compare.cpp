@@ -211,7 +211,8 @@ Bounds Expected::bounds_of(const Engine& engine) const {
   const Bounds out = bounds(naive_short_, arithmetic);
   const bool may_keep_exp_logits =
       engine.is_device() && product_dtype(c_.problem, c_.problem.dtype.hidden) == LOGITLESS_BF16;
-  if (!may_keep_exp_logits || c_.mode != Mode::kForwardBackward) return out;
+  const bool keeps = c_.mode == Mode::kForwardBackward || c_.problem.saved_bytes > 0;
+  if (!may_keep_exp_logits || !keeps) return out;
   Bounds kept = bounds(naive_exp_logits_, arithmetic);
   kept.d_weight += arithmetic.gradient * truth_.terms.d_weight.part;  // each of its terms is rounded twice
   return either(out, kept);

@@ -100,7 +100,8 @@ class EngineTest : public testing::TestWithParam<Engine> {
   }
 
   // The ways to one gradient: in one run and in two; of a mean and of every row's own loss times `upstream`;
-  // exact, and sparsified with every element kept, by each pass' own draws or by the forward pass'.
+  // exact, with exp logits saved or not, and sparsified with every element kept, by each pass' own draws or
+  // by the forward pass'.
   std::vector<Case> ways(const Case& c, double upstream) const {
     std::vector<Case> out;
     for (int32_t reduction : {LOGITLESS_REDUCTION_MEAN, LOGITLESS_REDUCTION_NONE}) {
@@ -112,12 +113,13 @@ class EngineTest : public testing::TestWithParam<Engine> {
           way.grad_loss.assign(static_cast<size_t>(c.problem.tokens), upstream);
         }
         out.push_back(way);
+        if (mode == Mode::kForwardThenBackward) out.push_back(saving(way));
         if (!why_not_sparsified(engine()).empty()) continue;
         way.problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
         way.problem.threshold = 1e-30;
         out.push_back(way);
         if (mode == Mode::kForwardBackward) continue;
-        way.problem.has.draws = 1;
+        way.problem.has.saved = 1;
         out.push_back(way);
       }
     }

@@ -98,14 +98,14 @@ void RunTensors::add_inputs() {
 #undef LOGITLESS_STATS_INPUT
 }
 
-void RunTensors::add_known(const Outputs& known, int64_t draws_bytes) {
+void RunTensors::add_known(const Outputs& known, int64_t saved_bytes) {
   b_.lse = vector_input("lse", stats_, known.lse);
   b_.lse_residual = vector_input("lse_residual", stats_, known.lse_residual);
   if (p_.has.grad_entropy) b_.entropy = vector_input("entropy", stats_, known.entropy);
-  if (draws_bytes == 0) return;
-  const auto words = static_cast<int64_t>(known.draws.size());
-  EXPECT_EQ(draws_bytes, words * 4);
-  b_.draws = const_cast<void*>(input("draws", LOGITLESS_I32, words, 1, known.draws, {}).data());
+  if (saved_bytes == 0) return;
+  const auto words = static_cast<int64_t>(known.saved.size());
+  EXPECT_EQ(saved_bytes, words * 4);
+  b_.saved = const_cast<void*>(input("saved", LOGITLESS_I32, words, 1, known.saved, {}).data());
 }
 
 int64_t RunTensors::elements(std::string_view shape) const {
@@ -132,19 +132,19 @@ void RunTensors::add_listed(const Wanted& is_wanted) {
 #include <logitless/tensors.def>
 }
 
-void RunTensors::add_outputs(int64_t draws_bytes, bool on_device, bool only_losses) {
+void RunTensors::add_outputs(int64_t saved_bytes, bool on_device, bool only_losses) {
   const bool is_backward = p_.pass == LOGITLESS_BACKWARD;
   const bool is_shard = p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0;
   add_listed([&](const ListedTensor& t) {
     const std::string_view name = t.name;
-    if (name == "draws") return false;
+    if (name == "saved") return false;
     if (name == "invalid_targets") return on_device;
     if (name == "kept_count" || name == "draw_variance") return true;
     if (only_losses && !is_backward) return name == "loss" || name == "lse" || name == "lse_residual";
     return !is_backward && (t.role == TensorRole::STATISTIC || (t.role == TensorRole::OUTPUT && !is_shard));
   });
-  if (draws_bytes > 0 && !is_backward) {
-    b_.draws = output("draws", LOGITLESS_I32, draws_bytes / 4, 1, &Outputs::draws, {}).data();
+  if (saved_bytes > 0 && !is_backward) {
+    b_.saved = output("saved", LOGITLESS_I32, saved_bytes / 4, 1, &Outputs::saved, {}).data();
   }
   if (p_.pass != LOGITLESS_FORWARD) add_gradients();
 }
@@ -210,8 +210,9 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
                      is_unaligned(p.dtype.weight, p.hidden, c.weight_layout) ||
                      (pass != logitless::Pass::forward && p.has.d_hidden != 0 &&
                       is_unaligned(p.dtype.d_hidden, p.hidden, c.d_hidden_layout));
-  if (pass == logitless::Pass::forward_backward) p.has.draws = 0;
-  if (pass != logitless::Pass::forward || p.has.draws) p.top_k = 0;
+  if (pass == logitless::Pass::forward_backward) p.has.saved = 0;
+  if (p.has.saved == 0) p.saved_bytes = 0;
+  if (pass != logitless::Pass::forward || p.has.saved) p.top_k = 0;
   if (pass != logitless::Pass::backward) {
     p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = p.has.grad_target_logit = 0;
   }
@@ -227,15 +228,15 @@ Outputs run_pass(const logitless::Context& context, const logitless::Problem& pr
   const logitless::Plan plan(context, problem);
   const logitless::PlanInfo info = plan.info();
   const bool on_device = std::string_view(info.backend) == "cuda";
-  const auto draws_bytes =
-      static_cast<int64_t>(problem.has.draws && problem.tokens > 0 ? info.draws_bytes : 0);
+  const auto saved_bytes =
+      static_cast<int64_t>(problem.has.saved && problem.tokens > 0 ? info.saved_bytes : 0);
   if (problem.max_workspace_bytes != 0) {
     EXPECT_LE(info.workspace_bytes, problem.max_workspace_bytes);
   }
   RunTensors tensors(problem, c);
   tensors.add_inputs();
-  if (problem.pass == LOGITLESS_BACKWARD) tensors.add_known(*known, draws_bytes);
-  tensors.add_outputs(draws_bytes, on_device, only_losses);
+  if (problem.pass == LOGITLESS_BACKWARD) tensors.add_known(*known, saved_bytes);
+  tensors.add_outputs(saved_bytes, on_device, only_losses);
   const auto run = [&](const logitless::Buffers& buffers, std::span<std::byte> workspace, void* stream) {
     if (group == nullptr) return plan.run(buffers, workspace, stream);
     logitless::run_group(plan, buffers, workspace, *group, stream);
@@ -272,9 +273,18 @@ Outputs solve_passes(const Case& c,
 }
 
 Outputs solve(const logitless::Context& context, const Case& c, size_t max_workspace_bytes) {
-  return solve_passes(c, [&](logitless::Pass pass, const Outputs* known) {
+  const auto problem_of = [&](logitless::Pass pass) {
     logitless::Problem problem = pass_problem(c, pass);
     problem.max_workspace_bytes = max_workspace_bytes;
+    return problem;
+  };
+  uint64_t saved_bytes = c.problem.saved_bytes;
+  if (saved_bytes == INT64_MAX && c.mode == Mode::kForwardThenBackward) {
+    saved_bytes = logitless::Plan(context, problem_of(logitless::Pass::backward)).info().saved_bytes;
+  }
+  return solve_passes(c, [&](logitless::Pass pass, const Outputs* known) {
+    logitless::Problem problem = problem_of(pass);
+    if (problem.has.saved != 0) problem.saved_bytes = saved_bytes;
     return run_pass(context, problem, c, known);
   });
 }
@@ -288,7 +298,7 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
   for (const ListedTensor& each : kTensors) {
     const std::string_view name = each.name;
     // These outputs exist in only one of the two ways to the results.
-    if (name == "lse_residual" || name == "draws" || name == "invalid_targets") continue;
+    if (name == "lse_residual" || name == "saved" || name == "invalid_targets") continue;
     if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";

@@ -46,9 +46,9 @@ class RunTensors {
 
   void add_inputs();
   // Adds the outputs of the problem's pass. Only a run on a device writes invalid_targets.
-  void add_outputs(int64_t draws_bytes, bool on_device, bool only_losses);
+  void add_outputs(int64_t saved_bytes, bool on_device, bool only_losses);
   // Adds inputs that a forward pass made.
-  void add_known(const Outputs& known, int64_t draws_bytes);
+  void add_known(const Outputs& known, int64_t saved_bytes);
   // Adds the tensors of functions on row statistics: the statistics of shards, which they read and write, and
   // all that follows from them.
   void add_statistics(const Outputs& from);

@@ -52,8 +52,8 @@ TEST(CudaFloat64Plans, TheArenaHasRoomForFloat64) {
     const std::vector<Plan> plans = make_plans(p, h200(), "", 0);
     const PlanDetail& d = detail_of(smallest(plans));
     std::vector<std::byte> memory(smallest(plans).workspace_bytes + kWorkspaceAlignment);
-    Workspace placed(memory.data());
-    const ArenaOf<double> a = lay_out_exact<double>(p, d, placed);
+    Workspace placed(memory.data()), saved;
+    const ArenaOf<double> a = lay_out_exact<double>(p, d, placed, saved);
     EXPECT_GE(a.lse_residual - a.lse, d.token_chunk);
     EXPECT_GE(static_cast<double*>(a.gemm) - a.logits, d.scratch_rows * d.scratch_columns);
   }

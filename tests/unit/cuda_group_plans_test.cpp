@@ -51,7 +51,7 @@ void expect_alike(Pass pass, DType dtype, int64_t hidden, const char* engine) {
         EXPECT_EQ(plans[i].gathers, largest[i].gathers);
         EXPECT_EQ(plans[i].gathered_bytes, largest[i].gathered_bytes);
         EXPECT_EQ(plans[i].workspace_bytes, largest[i].workspace_bytes);
-        EXPECT_LE(workspace_bytes(p, d), plans[i].workspace_bytes);
+        EXPECT_LE(bytes_of(p, d).workspace, plans[i].workspace_bytes);
         EXPECT_TRUE(d.cached_columns == 0 || d.cached_columns == shard.rows ||
                     d.cached_columns >= d.vocab_window);
         EXPECT_LE(d.cached_columns, shard.rows);

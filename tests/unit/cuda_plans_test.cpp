@@ -213,11 +213,11 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
         for (const size_t budget : {size_t{0}, 900 * kMiB}) {
           Problem p = head_problem({3000, vocab, hidden}, pass);
           p.gradient = GradientMethod::kSparsified;
-          p.has.draws = true;
+          p.has.saved = true;
           if (pass == Pass::kBackward) p.has.d_weight = budget == 0;
           for (const char* engine : {"", "portable"}) {
             const Plan plan = best(validated(p), budget, engine);
-            EXPECT_GE(plan.draws_bytes, 64U);
+            EXPECT_GE(plan.saved_bytes, 64U);
             kinds.insert(plan.kind == PlanKind::kSparsified);
           }
         }
@@ -235,18 +235,18 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgreeWhateverTf32Does) {
   for (const auto& [tokens, vocab, hidden, threshold] : {std::tuple{8192, 32768, 2048, 0x1p-10},
                                                          {32768, 32768, 1024, 0x1p-10},
                                                          {8192, 128256, 2048, 0x1p-12}}) {
-    std::set<size_t> draws_bytes;
+    std::set<size_t> saved_bytes;
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const bool allow : {false, true}) {
         Problem p = head_problem({tokens, vocab, hidden}, pass, DType::kF32);
         p.gradient = GradientMethod::kSparsified;
-        p.has.draws = true;
+        p.has.saved = true;
         p.threshold = threshold;
         p.allow_tf32 = allow;
-        draws_bytes.insert(best(validated(p), 0).draws_bytes);
+        saved_bytes.insert(best(validated(p), 0).saved_bytes);
       }
     }
-    EXPECT_EQ(draws_bytes.size(), 1U) << tokens << " x " << vocab << " x " << hidden;
+    EXPECT_EQ(saved_bytes.size(), 1U) << tokens << " x " << vocab << " x " << hidden;
   }
 }
 

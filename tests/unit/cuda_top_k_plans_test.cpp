@@ -40,7 +40,7 @@ TEST(CudaTopKPlans, KeepTheBudget) {
   for (const size_t budget : {most, most - 1, most / 2, most / 8, most / 16}) {
     const Plan plan = best(p, budget);
     EXPECT_LE(plan.workspace_bytes, budget);
-    EXPECT_EQ(plan.workspace_bytes, workspace_bytes(p, detail_of(plan)));
+    EXPECT_EQ(plan.workspace_bytes, bytes_of(p, detail_of(plan)).workspace);
     EXPECT_LE(plan.token_chunk, rows);
     rows = plan.token_chunk;
   }
@@ -93,7 +93,7 @@ TEST(CudaManyTargetsPlans, AreThoseOfOneTargetAndWhatTheTargetsTake) {
       const Plan many = best(p);
       EXPECT_EQ(many.config, one.config);
       EXPECT_EQ(many.engine, one.engine);
-      EXPECT_EQ(many.workspace_bytes, workspace_bytes(p, detail_of(many)));
+      EXPECT_EQ(many.workspace_bytes, bytes_of(p, detail_of(many)).workspace);
       const size_t rows = many.token_chunk > 0 ? static_cast<size_t>(many.token_chunk) : 8192;
       const size_t logits = rows * static_cast<size_t>(count) * sizeof(float);
       const size_t joined = 8192 * (sizeof(int64_t) + sizeof(double));

@@ -64,7 +64,7 @@ inline void expect_exact_bytes(const Problem& problem, const std::string& what) 
     const std::vector<Plan> plans = make_plans(problem, h200(), "", budget);
     size_t smallest = SIZE_MAX;
     for (const Plan& plan : plans) {
-      EXPECT_EQ(workspace_bytes(problem, detail_of(plan)), plan.workspace_bytes)
+      EXPECT_EQ(bytes_of(problem, detail_of(plan)).workspace, plan.workspace_bytes)
           << what << ", " << plan.config;
       smallest = std::min(smallest, plan.workspace_bytes);
     }

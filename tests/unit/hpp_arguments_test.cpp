@@ -106,7 +106,7 @@ std::vector<BadProblem> bad_problems() {
       {"top_k", [](P& p) { p.top_k = 6; }},  // of 5 columns
       {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
       {"top_k", [=](P& p) { forward(p), p.vocab_total = 6, p.top_k = 2; }},
-      {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_SPARSIFIED, p.has.draws = 1, p.top_k = 2; }},
+      {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_SPARSIFIED, p.has.saved = 1, p.top_k = 2; }},
       {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"targets_per_row", [=](P& p) { forward(p), p.vocab_total = 6, p.targets_per_row = 2; }},
       {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},

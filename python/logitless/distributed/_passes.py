@@ -178,7 +178,7 @@ def add_up(group: Group, ranks: int, outputs: Tensors, sequence_parallel: bool) 
 def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     """Returns passes.results() for the rows of all ranks' tokens.
 
-    d_hidden has the shape of this rank's hidden. A packed Shard, which the backward pass reads, replaces draws.
+    d_hidden has the shape of this rank's hidden. A packed Shard, which the backward pass reads, takes the place of saved.
     """
     hidden, ranks = given["hidden"], pass_key.ranks
     assert ranks is not None
@@ -187,7 +187,7 @@ def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, 
     if "d_hidden" in outputs:
         outputs["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
     if pass_key.kind == _options.FORWARD:
-        outputs["draws"] = Result((SHARD_SIZE,), "int64", "cpu")
+        outputs["saved"] = Result((SHARD_SIZE,), "int64", "cpu")
     return outputs
 
 
@@ -292,7 +292,7 @@ def _forward(
     outputs = run(local.tensors)
     add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
     if kind == _options.FORWARD:
-        outputs["draws"] = shard.packed(seed)
+        outputs["saved"] = shard.packed(seed)
     return outputs
 
 
@@ -333,8 +333,8 @@ def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, 
     if pass_key.kind != _options.BACKWARD:
         return _forward(pass_key, given, main_grad, options, ranks)
     # The forward pass saved the sums over the vocabulary, so this pass needs no agreement.
-    shard, seed = Shard.unpacked(given["draws"])
-    group, saved = group_of(ranks), {name: tensor for name, tensor in given.items() if name != "draws"}
+    shard, seed = Shard.unpacked(given["saved"])
+    group, saved = group_of(ranks), {name: tensor for name, tensor in given.items() if name != "saved"}
     local = _backward_pass(_with_seed(_all_tokens(saved, ranks, group), seed), main_grad, options, pass_key.flags)
     outputs = find(group, shard, local)(local.tensors)
     add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError
-from ..options import MethodOptions, accepts, check_names, checked_method, names_of
+from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
 from ._absent import without_logits
 from ._beside_trl import trl_has, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
@@ -68,14 +68,14 @@ class _Open:
     aside: bool = False
 
 
-@accepts(MethodOptions)
+@accepts(TrainingOptions)
 def patch(
     model: Model,
     *,
     check: bool = True,
     evaluate: bool = False,
     tp_mesh: Any = None,
-    **options: Unpack[MethodOptions],
+    **options: Unpack[TrainingOptions],
 ) -> Model:
     """Makes a transformers model compute its loss without the logits when it gets ``labels``.
 
@@ -103,6 +103,7 @@ def patch(
         gradient: As there.
         threshold: As there.
         batch_invariant: As there.
+        recompute_logits: As there.
 
     Returns:
         The same model. Patching again replaces the options.
@@ -112,8 +113,8 @@ def patch(
         UnsupportedError: The head is no plain linear layer; or in training, the model transforms the logits in an
             unknown way, or the self-check failed.
     """
-    check_names("patch", options, names_of(MethodOptions))
-    method = checked_method(options)
+    check_names("patch", options, names_of(TrainingOptions))
+    method = checked_training(options)
     target = _inner(model)
     owner = type(target).__name__
     if "labels" not in parameter_names(target.forward, target):

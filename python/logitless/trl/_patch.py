@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..options import MethodOptions, accepts, check_names, checked_method, names_of
+from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
 from ._divergence import Divergences
 from ._log_probs import OUTPUTS, LogProbs
 
@@ -52,8 +52,8 @@ _DIVERGENCE = _Replaced(
 _ALL = (_LOG_PROBS, _DIVERGENCE)
 
 
-@accepts(MethodOptions)
-def patch(**options: Unpack[MethodOptions]) -> None:
+@accepts(TrainingOptions)
+def patch(**options: Unpack[TrainingOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 
     SFT, DPO, KTO, GRPO and RLOO call one function for log-probabilities and entropies, Distillation another one for
@@ -65,13 +65,14 @@ def patch(**options: Unpack[MethodOptions]) -> None:
         gradient: As in :func:`logitless.linear_cross_entropy`. Divergences always have exact gradients.
         threshold: As in :func:`logitless.linear_cross_entropy`.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
+        recompute_logits: As in :func:`logitless.linear_cross_entropy`.
 
     Raises:
         ImportError: TRL is not installed.
         UnsupportedError: The functions of this version of TRL are not the known ones.
     """
-    check_names("patch", options, names_of(MethodOptions))
-    method = checked_method(options)
+    check_names("patch", options, names_of(TrainingOptions))
+    method = checked_training(options)
     known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
     for replaced, original in known:
         if original is not None:

@@ -110,10 +110,10 @@ class Planner {
     Plan plan;
     plan.kind = kind_of(schedule);
     plan.workspace_bytes = candidate.bytes;
-    if (problem_.is_sparsified() && problem_.has.draws) {
+    if (problem_.is_sparsified() && problem_.has.saved) {
       Workspace counter;
       lay_out_draws(problem_, shape_, counter);
-      plan.draws_bytes = counter.used();
+      plan.saved_bytes = counter.used();
     }
     plan.cost_matmuls = cost_of(schedule);
     plan.predicted_seconds = candidate.seconds;

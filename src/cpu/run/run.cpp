@@ -151,8 +151,8 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   const Problem& problem = problem_;
   Problem work = problem;
   Arena arena = lay_out(problem, kernels_, shape_, schedule_, workspace);
-  if (problem.is_sparsified() && problem.has.draws) {
-    Workspace draws(buffers.draws);
+  if (problem.is_sparsified() && problem.has.saved) {
+    Workspace draws(buffers.saved);
     arena.sparsified.draws = lay_out_draws(problem, shape_, draws);
   }
   // 1 / scale must be a float, for the bias' gradient.

@@ -35,13 +35,13 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const Shape& s, int64_t tok
   SparsifiedArena a;
   a.capacity = row_capacity(p, s);
   if (draws_elements(p)) a.row_draws = workspace.take<RowDraw>(token_chunk);
-  if (!p.has.draws) {
+  if (!p.has.saved) {
     a.draws = lay_out_draws(p, s, workspace);
     a.elements = a.draws.elements;
     a.count = a.draws.count;
   }
   if (!p.needs_backward()) return a;
-  if (p.has.draws) {
+  if (p.has.saved) {
     a.elements = workspace.take<SparseElement>(p.tokens * a.capacity);
     a.count = workspace.take<int32_t>(p.tokens);
   }

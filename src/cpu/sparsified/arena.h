@@ -37,7 +37,7 @@ inline int64_t draw_windows(int64_t blocks) {
 
 // Whether a sparsified run draws elements itself: every run but a backward pass with a forward pass' draws.
 inline bool draws_elements(const Problem& p) {
-  return p.is_sparsified() && !(p.has.draws && p.pass == Pass::kBackward);
+  return p.is_sparsified() && !(p.has.saved && p.pass == Pass::kBackward);
 }
 
 // The draws of a forward pass: Buffers::draws, or a part of the workspace. Rows are those that are not

@@ -193,7 +193,7 @@ void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];
     d.target_logit[static_cast<size_t>(chunk.first + i)] = static_cast<float>(stats.target_logit);
-    if (run.problem.has.draws) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
+    if (run.problem.has.saved) settle_list(run, chunk.first + i, log_sum_exp_parts(stats));
   }
 }
 

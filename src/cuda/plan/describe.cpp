@@ -10,7 +10,7 @@ namespace {
 // kept element are left out: they are bound by memory.
 double cost_of_sparsified(const Problem& p) {
   const SparsifiedSizes s = sparsified_sizes(p);
-  const double draw = p.pass == Pass::kBackward && p.has.draws ? 0 : 1;
+  const double draw = p.pass == Pass::kBackward && p.has.saved ? 0 : 1;
   return draw + static_cast<double>(3 * s.dense + 2 * s.frequent + s.sampled) / static_cast<double>(p.vocab);
 }
 
@@ -27,16 +27,18 @@ double cost_of(const Problem& p, const PlanDetail& d) {
 
 }  // namespace
 
-uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail) {
-  Workspace counter;
+PlanBytes bytes_of(const Problem& problem, const PlanDetail& detail) {
+  Workspace workspace, saved;
   if (detail.is_sparsified()) {
-    lay_out_sparsified(problem, detail, counter, nullptr);
-  } else if (problem.stats_dtype() == DType::kF64) {
-    lay_out_exact<double>(problem, detail, counter);
-  } else {
-    lay_out_exact<float>(problem, detail, counter);
+    lay_out_sparsified(problem, detail, workspace, nullptr);
+    return {workspace.used(), problem.has.saved ? draws_bytes(problem) : 0};
   }
-  return counter.used();
+  if (problem.stats_dtype() == DType::kF64) {
+    lay_out_exact<double>(problem, detail, workspace, saved);
+  } else {
+    lay_out_exact<float>(problem, detail, workspace, saved);
+  }
+  return {workspace.used(), saved.used()};
 }
 
 Plan plan_of(const Problem& problem, const PlanDetail& detail) {

@@ -9,7 +9,11 @@
 namespace logitless::cuda {
 
 // Returns the bytes of a run beyond inputs and outputs.
-uint64_t workspace_bytes(const Problem& problem, const PlanDetail& detail);
+struct PlanBytes {
+  uint64_t workspace = 0;
+  uint64_t saved = 0;  // of Buffers::saved
+};
+PlanBytes bytes_of(const Problem& problem, const PlanDetail& detail);
 // Returns a plan with its kind, its cuts and its work.
 Plan plan_of(const Problem& problem, const PlanDetail& detail);
 // Returns a plan's configuration as text for people, to follow the name of its main kernel.

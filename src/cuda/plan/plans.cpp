@@ -17,11 +17,9 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
                               uint64_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
-  exact.has.draws = false;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, requested), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, because sparsified gradients of a flat softmax of these sizes may take longer";
-    if (problem.has.draws) plan.draws_bytes = kWorkspaceAlignment;  // not 0, which would give a null pointer
   }
   return plans;
 }
@@ -39,7 +37,7 @@ bool sparsification_gains(const Problem& problem, const Device& device) {
   backward.compute_dtype = problem.compute_dtype;
   backward.has.d_hidden = backward.has.d_weight = true;
   backward.gradient = GradientMethod::kSparsified;
-  backward.has.draws = true;
+  backward.has.saved = true;
   backward.threshold = problem.threshold;
   const auto seconds = [](const std::vector<Plan>& plans) { return choose_plan(plans, 0).predicted_seconds; };
   return seconds(search_plans(backward, device, choose_engine(backward, device, ""), 0)) <
@@ -63,7 +61,7 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
   std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, requested), budget);
   if (!problem.is_sparsified() || problem.gradient == GradientMethod::kAlwaysSparsified) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, requested, budget);
-  if (problem.has.draws) return sparsification_gains(problem, device) ? plans : exact;
+  if (problem.has.saved) return sparsification_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());
   return plans;
 }
@@ -102,9 +100,8 @@ std::vector<Plan> group_plans(const Problem& problem, const Device& device, cons
     shard.vocab = problem.vocab;
     shard.vocab_start = problem.vocab_start;
     const PlanDetail detail = of_shard(shard, largest, planned.detail());
-    const bool keeps_draws = detail.is_sparsified() && shard.has.draws;
-    if (workspace_bytes(shard, detail) > plan.workspace_bytes ||
-        (keeps_draws && draws_bytes(shard) > plan.draws_bytes)) {
+    const PlanBytes bytes = bytes_of(shard, detail);
+    if (bytes.workspace > plan.workspace_bytes || bytes.saved > plan.saved_bytes) {
       throw Error(Status::kInternal, "a shard needs more memory than the group's largest");
     }
     count_gathers(shard, DType::kF32, std::max<int64_t>(detail.token_chunk, 1), &plan);

@@ -87,6 +87,12 @@ class Prediction {
   // Time of gradients from kept exp logits. Windows are those of d_hidden and of a staged d_weight.
   double gradients_of_exp_logits(int64_t rows, int64_t columns) const {
     if (columns == 0) return 0;
+    const auto size = static_cast<double>(size_of(operand_dtype(p_)));
+    if (exp_logits_become_dz(p_) && saves_exp_logits(p_, d_)) {
+      return KernelTimes::in_parts(columns, d_.vocab_window, [&](int64_t width) {
+        return moved(rows, width, 2 * size) + kLaunchSeconds + gradients(rows, width, true);
+      });
+    }
     const int64_t window = kept_window(p_, d_);
     double seconds = 2 * kLaunchSeconds;
     if (p_.has.d_hidden) {
@@ -101,9 +107,8 @@ class Prediction {
                                        [&](int64_t m) { return times_.product(m, p_.hidden, rows); });
     }
     if (p_.has.d_bias) seconds += moved(rows, columns, 2);
-    if (exp_logits_become_dz(p_)) {  // and weighted logits are dot products with a sum of the weight
-      const auto size = static_cast<double>(size_of(operand_dtype(p_)));
-      seconds += moved(rows, columns, 2 * size) + moved(p_.vocab, p_.hidden, size) + 4 * kLaunchSeconds;
+    if (p_.smooths()) {  // sums of the weight and of hidden
+      seconds += moved(p_.vocab, p_.hidden, size) + moved(rows, p_.hidden, size) + 6 * kLaunchSeconds;
     }
     return seconds;
   }
@@ -133,7 +138,7 @@ class Prediction {
   double sparsified(int64_t rows, const SparsifiedSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kSparsifiedLaunches * kLaunchSeconds;
-    if (p_.needs_forward() || !p_.has.draws) {
+    if (p_.needs_forward() || !p_.has.saved) {
       seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
       if (d_.vocab_window < p_.vocab) seconds += copied_weight(p_.vocab);
     }

@@ -26,6 +26,7 @@ constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied weight or a st
 // budgets so small that the others would have windows narrower than kNarrowWindow, which are slow.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
+constexpr int64_t kSavedWindow = 1024;  // narrowest of the windows beside saved exp logits
 
 // Returns candidates for the number of rows that are worked on at once, the largest first. All but that are
 // those of the largest number of tokens of the class.
@@ -93,7 +94,10 @@ class Search {
         choice_(choice),
         traits_(choice.engine->traits()),
         window_step_(problem.batch_invariant ? traits_.partial_columns : kWindowStep),
-        smallest_window_(problem.batch_invariant ? traits_.partial_columns : kSmallestWindow) {}
+        smallest_window_(problem.batch_invariant ? traits_.partial_columns : kSmallestWindow),
+        saves_(can_save_exp_logits()),
+        chooses_saved_(saves_ && p_.saved_bytes >= kFastest && p_.pass == Pass::kBackward),
+        saved_columns_(saves_ && !chooses_saved_ ? columns_of(p_.saved_bytes) : 0) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -108,7 +112,7 @@ class Search {
       if (candidate.bytes != best.bytes) out.push_back(described(candidate));
     });
     if (std::none_of(out.begin(), out.end(),
-                     [&](const Plan& plan) { return plan.workspace_bytes == smallest_.bytes; })) {
+                     [&](const Plan& plan) { return plan.counted_bytes() == smallest_.bytes; })) {
       out.push_back(described(smallest_));
     }
     return out;
@@ -118,7 +122,7 @@ class Search {
   // A plan as far as choosing one needs it: thousands may be compared for one problem.
   struct Candidate {
     PlanDetail detail;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;  // that a budget limits
     double seconds = 0;
   };
 
@@ -141,7 +145,7 @@ class Search {
     for (const int64_t chunk : token_chunks(p_.tokens)) {
       if (chunks_of(chunk) > kMostRoundings) break;
       d.rounds_between_chunks = may_round(chunks_of(chunk));
-      const uint64_t bytes = bytes_of(window_kind(), chunk, d);
+      const uint64_t bytes = counted_bytes(window_kind(), chunk, d);
       if (least == 0 || bytes < least) least = bytes;
     }
     return least;
@@ -162,8 +166,9 @@ class Search {
         } else if (p_.pass == Pass::kForward) {
           forward_plans();
         } else {
+          if (saves_ && fewest_chunks_ == 1) saved_plans();
           if (can_keep_exp_logits() && fewest_chunks_ == 1) kept_plans();
-          window_plans();
+          if (saved_columns_ == 0) window_plans();
         }
       }
     }
@@ -187,9 +192,48 @@ class Search {
     const DType dtype = operand_dtype(p_);
     if (dtype == DType::kF16 || dtype == DType::kF64) return false;
     // Sums of weighted logits would have other bits than those of passes that keep none.
-    return p_.label_smoothing == 0 || (is_linear(p_) && !p_.batch_invariant);
+    return !p_.smooths() || (is_linear(p_) && !p_.batch_invariant);
   }
   bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
+
+  // A row factor must make gradients of them, or make_dz(), which needs linear logits.
+  bool can_save_exp_logits() const {
+    return p_.has.saved && p_.saved_bytes > 0 && !p_.is_sparsified() && has_exp_logits() && p_.tokens > 0 &&
+           !p_.is_unmerged_shard() && (is_linear(p_) || !exp_logits_become_dz(p_));
+  }
+
+  // Returns the columns whose exp logits take these bytes, or fewer.
+  int64_t columns_of(uint64_t saved_bytes) const {
+    return most_columns([&](int64_t columns) {
+      PlanDetail d;
+      d.token_chunk = std::max<int64_t>(p_.tokens, 1);
+      d.cached_columns = columns;
+      return bytes_of(p_, d).saved <= saved_bytes;
+    });
+  }
+
+  // Returns the largest number of columns that fit: all, or whole steps; 0 if not even one does.
+  template <class Fits>
+  int64_t most_columns(const Fits& fits) const {
+    if (fits(p_.vocab)) return p_.vocab;
+    int64_t fitting = 0, too_many = ceil_div(p_.vocab, window_step_);
+    while (too_many - fitting > 1) {
+      const int64_t steps = fitting + (too_many - fitting) / 2;
+      (fits(steps * window_step_) ? fitting : too_many) = steps;
+    }
+    return fitting * window_step_;
+  }
+
+  // Returns the most columns that a budget allows to save, with the windows of d, for the largest number of
+  // tokens of the class.
+  int64_t most_saved(PlanKind kind, PlanDetail d) const {
+    Problem largest = p_;
+    largest.tokens = largest_of_class(p_.tokens);
+    return most_columns([&](int64_t columns) {
+      d.cached_columns = columns;
+      return counted(bytes_of(largest, completed(kind, largest.tokens, d))) <= budget_;
+    });
+  }
 
   // Returns whether sums are made beside exp logits, relative to logit offsets. With batch_invariant this
   // must not depend on the pass: it holds in all passes, or in none if offsets are chosen later.
@@ -205,6 +249,8 @@ class Search {
   int64_t chunks_of(int64_t chunk) const { return ceil_div(std::max<int64_t>(p_.tokens, 1), chunk); }
 
   void forward_plans() {
+    base_.cached_columns = saved_columns_;
+    if (saved_columns_ > 0) return forward_plans_of(HiddenSource::kWorkspace, {p_.tokens});
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
@@ -320,6 +366,36 @@ class Search {
     }
   }
 
+  // Considers backward plans that begin with saved exp logits: of all columns or, in a budget, of as many as
+  // some widths of windows leave room for.
+  void saved_plans() {
+    PlanDetail d = base_;
+    d.source = backward_source();
+    if (chooses_saved_ && budget_ != 0) {
+      for (int64_t window = kSavedWindow; window < p_.vocab; window *= 2) {
+        d.vocab_window = window / window_step_ * window_step_;
+        d.cached_columns = most_saved(PlanKind::kBackward, d);
+        if (d.cached_columns > 0) consider(PlanKind::kBackward, p_.tokens, d);
+      }
+    }
+    d.cached_columns = chooses_saved_ ? p_.vocab : saved_columns_;
+    if (d.cached_columns == 0) return;
+    const bool by_factor = d.cached_columns == p_.vocab && !exp_logits_become_dz(p_);
+    if (by_factor && !base_.copies_weight) {
+      d.vocab_window = stages_apart(p_) ? std::min(p_.vocab, kCopiedWindow) : p_.vocab;
+      return consider(PlanKind::kBackward, p_.tokens, d);
+    }
+    const int64_t cut = exp_logits_become_dz(p_) || by_factor ? p_.vocab : p_.vocab - d.cached_columns;
+    for (const int64_t windows : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+      d.vocab_window = std::min(p_.vocab, ceil_div(ceil_div(cut, windows), window_step_) * window_step_);
+      if (by_factor && windows == 1) d.vocab_window = std::min(p_.vocab, kCopiedWindow);
+      consider(PlanKind::kBackward, p_.tokens, d);
+      if (d.vocab_window <= window_step_) break;
+    }
+    d.vocab_window = std::min(smallest_window_, p_.vocab);
+    consider(PlanKind::kBackward, p_.tokens, d);
+  }
+
   void consider_kept(int64_t chunk, PlanDetail d) {
     const PlanKind kind = chunk >= p_.tokens ? PlanKind::kWhole : PlanKind::kTokenChunks;
     consider(kind, chunk, d);
@@ -413,7 +489,7 @@ class Search {
       const int64_t steps = fits + (too_many - fits) / 2;
       d.vocab_window = steps * window_step_;
       if (keeps) d.cached_columns = d.vocab_window;
-      (workspace_bytes(largest, completed(kind, chunk, d)) <= budget_ ? fits : too_many) = steps;
+      (counted(bytes_of(largest, completed(kind, chunk, d))) <= budget_ ? fits : too_many) = steps;
     }
     return fits * window_step_;
   }
@@ -424,15 +500,20 @@ class Search {
     d.scratch_rows = std::min(d.scratch_rows, chunk);
     d.partials = partials_of(chunk);
     d.relative_to_offset = is_relative_to_offset(d);
+    // Label smoothing has further rows of hidden behind the copies.
+    const bool more_rows = d.cached_columns > 0 && p_.has.d_weight && smooths_apart(p_);
+    if (d.source == HiddenSource::kOutput && more_rows) d.source = HiddenSource::kWorkspace;
     return d;
   }
 
-  uint64_t bytes_of(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
-    return workspace_bytes(p_, completed(kind, chunk, d));
+  // Returns what a budget limits.
+  uint64_t counted(const PlanBytes& bytes) const { return bytes.workspace + (saves_ ? bytes.saved : 0); }
+  uint64_t counted_bytes(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
+    return counted(bytes_of(p_, completed(kind, chunk, d)));
   }
 
   void consider(PlanKind kind, int64_t chunk, const PlanDetail& d) {
-    Candidate made{completed(kind, chunk, d), bytes_of(kind, chunk, d), 0};
+    Candidate made{completed(kind, chunk, d), counted_bytes(kind, chunk, d), 0};
     const bool smaller = smallest_.bytes == 0 || made.bytes < smallest_.bytes;
     const bool fits = budget_ == 0 || made.bytes <= budget_;
     if (!smaller && !fits) return;
@@ -459,11 +540,13 @@ class Search {
   Plan described(const Candidate& candidate) const {
     const PlanDetail& d = candidate.detail;
     Plan plan = plan_of(p_, d);
-    plan.workspace_bytes = candidate.bytes;
+    const PlanBytes bytes = bytes_of(p_, d);
+    plan.workspace_bytes = bytes.workspace;
+    plan.saved_bytes = bytes.saved;
+    plan.saves_exp_logits = saves_;
     plan.rounding_penalty = rounding_penalty(p_, d.token_chunk, d);
     plan.default_penalty = scratch_penalty(d);
     plan.predicted_seconds = candidate.seconds / plan.rounding_penalty;
-    if (p_.is_sparsified() && p_.has.draws) plan.draws_bytes = draws_bytes(p_);
     plan.engine = choice_.engine->name();
     plan.reason = choice_.reason;
     plan.config = config_of(d.token_chunk) + description_of(p_, d);
@@ -477,6 +560,9 @@ class Search {
   const Choice& choice_;
   const EngineTraits traits_;
   const int64_t window_step_, smallest_window_;
+  const bool saves_,
+      chooses_saved_;            // whether exp logits are saved, and the plan chooses of how many columns
+  const int64_t saved_columns_;  // the first ones, whose exp logits are saved if it does not
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
   std::map<PlanKind, Candidate> best_;

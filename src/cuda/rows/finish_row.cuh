@@ -98,6 +98,14 @@ __device__ inline float sum_of_kept(const FinishRows& f, const RowStats<double>&
   return static_cast<float>(sum > 0x1p100 ? 0x1p100 : sum < 0x1p-120 ? 0x1p-120 : sum);
 }
 
+// A logit's exp in the units of the kept ones. Computed as in the kernel: if there is no other column, it
+// equals the sum to the last bit.
+__device__ inline float kept_exp(const FinishRows& f, float z, float logit_offset) {
+  if (!f.base_2) return z == logit_offset ? 1.0f : exp_from(z, logit_offset);
+  const SplitOffset split = split_offset(logit_offset);
+  return f.sum_unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
+}
+
 // sum_k q_k z_k over the row's targets in this shard, if it has several. Targets of weight 0 are left out.
 // Called by a warp.
 template <class Real>
@@ -170,7 +178,12 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
   RowLoss<double> loss = row_loss(params, weights_of(in, row, target),
                                   with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = outputs.max;
-  if (f.writes_sum) arena.row_factor[r] = sum_of_kept(f, stats, arena.logit_offset[r]);
+  if constexpr (std::is_same_v<Real, float>) {
+    if (f.writes_kept) {
+      arena.kept_sum[r] = sum_of_kept(f, stats, arena.logit_offset[r]);
+      if (local >= 0) arena.target_exp[r] = kept_exp(f, arena.target_logit[r], arena.logit_offset[r]);
+    }
+  }
   arena.row_loss[computed] = static_cast<Real>(loss.loss);
 #define LOGITLESS_STORE(name, ...) store_if<Real>(out.name, row, loss.name);
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
@@ -232,30 +245,23 @@ __device__ float correct_target(const RowInputs& in, const Arena& arena, const C
   const int32_t column = arena.target[computed];
   float a = arena.a[r];
   const float g = arena.g[r];
-  const float sum = arena.row_factor[r];
-  // If a is 0, only targets have a gradient, and their entries are made large instead. With several targets,
-  // these are relative to the sum of exp logits, and must not exceed the largest operand. In a group the sum
-  // covers all ranks: if it exceeds any sum of these columns, a is raised in proportion.
-  if (has_several) {
+  const float sum = arena.kept_sum[r];
+  const bool writes = column >= 0 && column < k.columns && !has_several;
+  // If only targets have a gradient, or nearly so, their entries are made large instead. They are relative to
+  // the sum of exp logits, and must not exceed the largest operand. In a group the sum covers all ranks: if
+  // it exceeds any sum of these columns, a is raised in proportion.
+  if (has_several || writes) {
     const float least = fmaxf(0x1p-30f, 0x1p-97f * sum) * g;
     if (fabsf(a) < fabsf(least)) a = least;
-  } else if (a == 0 && column >= 0 && column < k.columns) {
-    a = 1e-20f * g;
   }
-  const float unit = k.base_2 ? ldexpf(1, kKeptExponent) : 1.0f;
   float factor = a / sum;
-  if (column >= 0 && column < k.columns && !has_several) {
-    const float z = arena.target_logit[r], logit_offset = arena.logit_offset[r];
-    // Computed as in the kernel: if there is no other column, it equals the sum to the last bit.
-    float exp_z = z == logit_offset ? 1.0f : exp_from(z, logit_offset);
-    if (k.base_2) {
-      const SplitOffset split = split_offset(logit_offset);
-      exp_z = unit * exp2_approx(fmaf(z - split.far, kLog2E, split.shift));
-    }
-    double entry = a == 0 ? 0 : double{exp_z} - double{g} / double{a} * double{sum};
-    entry *= k.transform.slope(double{z}, k.transform.inverse_temperature_of(computed));
+  if (writes) {
+    double entry = a == 0 ? 0 : double{arena.target_exp[r]} - double{g} / double{a} * double{sum};
+    entry *= k.transform.slope(double{arena.target_logit[r]}, k.transform.inverse_temperature_of(computed));
     const T stored = from_float<T>(static_cast<float>(entry));
-    k.exp_logits.row<T>(r)[column] = stored;
+    T& kept = k.exp_logits.row<T>(r)[column];
+    if (arena.replaced != nullptr) static_cast<T*>(arena.replaced)[r] = kept;
+    kept = stored;
     if constexpr (!std::is_same_v<T, float>) {
       // The target's entry makes up most of many rows' gradients. The row's factor is corrected for its
       // rounding. This changes the other entries by no more than their own rounding.

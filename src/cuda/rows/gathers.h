@@ -3,7 +3,7 @@
 // lists of rows or of columns, and a sum has a fixed order. Every launcher only queues.
 #include <cstdint>
 
-#include "cuda/runtime/matrix.h"
+#include "cuda/rows/rows.h"
 
 namespace logitless::cuda {
 
@@ -43,12 +43,6 @@ struct ColumnListsOf {
   const int32_t* heavy;  // the number of columns with more than kHeavyColumn elements, and these columns
   const int32_t* role;   // [columns] only those below 0 are gathered; null: all
   int64_t columns;
-};
-
-// A product of two vectors to add: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
-struct Smoothing {
-  const float* row_factor = nullptr;  // null: 1
-  const float* sum = nullptr;
 };
 
 // ---- gather_hidden.cu: d_hidden_i = base_i + sum of value * weight row

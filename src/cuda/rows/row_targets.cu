@@ -84,21 +84,49 @@ __global__ void __launch_bounds__(kThreads)
   }
   RowCoefficients<double> c{arena.a[r], 0, 0, arena.g[r]};
   if (arena.b != nullptr) c.b = arena.b[r];
-  if (arena.c != nullptr) c.c = arena.c[r];
+  if (arena.c != nullptr && !e.are_exp_logits) c.c = arena.c[r];  // else it stays apart
   const double z = arena.target_logits[item];
   const LogSumExp<double> lse{arena.lse[r], arena.lse_residual[r]};
   double d = dz_element<double>(c, lse.log_p(z), 1.0, q) *
              e.transform.slope(z, e.transform.inverse_temperature_of(computed));
+  T& element = e.dz.template row<T>(r)[column];
   if (e.are_exp_logits) {
     const double factor = arena.row_factor[r];
     d = factor == 0 ? 0 : d / factor;
+    if (arena.replaced != nullptr) static_cast<T*>(arena.replaced)[item] = element;
   } else if (e.scale != nullptr) {
     d *= double{*e.scale};
   }
-  e.dz.template row<T>(r)[column] = from_real<T>(static_cast<Real>(d));
+  element = from_real<T>(static_cast<Real>(d));
+}
+
+// One thread for each target.
+template <class T>
+__global__ void __launch_bounds__(kThreads) restore_kernel(RowInputs in, Arena arena, RestoreExpLogits e) {
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t of_row = in.targets_per_row > 0 ? in.targets_per_row : 1, r = item / of_row;
+  if (r >= existing(e.row_count, e.rows) || arena.target[r] == kIgnoredRow) return;
+  int64_t column = arena.target[r];
+  if (in.targets_per_row > 0) {
+    const int64_t row = arena.row_map[r], k = item % of_row, target = target_of(in, row, k);
+    for (int64_t other = 0; other < k; ++other) {
+      if (target_of(in, row, other) == target) return;  // it was saved by the first one
+    }
+    column = target == in.ignore_index ? -1 : target - in.vocab_start;
+  }
+  if (column < 0 || column >= e.columns) return;
+  e.exp_logits.row<T>(r)[column] = static_cast<const T*>(arena.replaced)[item];
 }
 
 }  // namespace
+
+void launch_restore_exp_logits(const RowInputs& in, const Arena& arena, const RestoreExpLogits& e,
+                               const Queue& queue) {
+  for_dtype(e.exp_logits.dtype, [&](auto type) {
+    queue.launch("restore", restore_kernel<decltype(type)>, blocks_for(e.rows * in.target_count(), kThreads),
+                 kThreads, 0, in, arena, e);
+  });
+}
 
 template <class Real>
 void launch_join_targets(const RowInputsOf<Real>& in, const JoinedTargets& to, const Queue& queue) {

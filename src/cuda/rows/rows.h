@@ -83,6 +83,15 @@ template <class Real>
 void launch_target_entries(const RowInputsOf<Real>& in, const ArenaOf<Real>& arena,
                            const TargetEntries<Real>& e, const Queue& queue);
 
+// Puts arena.replaced back into saved exp logits, of which all rows are one chunk.
+struct RestoreExpLogits {
+  Matrix exp_logits;
+  int64_t rows, columns;
+  const int32_t* row_count;
+};
+void launch_restore_exp_logits(const RowInputs& in, const Arena& arena, const RestoreExpLogits& e,
+                               const Queue& queue);
+
 // Writes Buffers::kept_count and draw_variance for a sparsified problem with an exact plan.
 void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue);
 
@@ -147,8 +156,8 @@ struct FinishRows {
   bool wanted;
   bool relative_to_offset, has_max;  // to arena.logit_offset; whether the partials also hold maxima
   bool base_2;                       // exp logits are powers of 2, relative to rounded_offset()
-  bool writes_sum;                   // of exp logits to arena.row_factor, because they are kept
-  float sum_unit;                    // factor of this sum, as kept exp logits are stored
+  bool writes_kept;                  // kept_sum and target_exp, because exp logits are kept
+  float sum_unit;                    // factor of the kept exp logits
   bool is_shard;                     // a shard without a group: no losses
   GroupStats group;                  // statistics of all ranks, instead of the partials
   bool writes_loss;                  // the last chunk: loss (reduced) and correct_count from row_loss of all
@@ -166,12 +175,11 @@ struct Coefficients {
 #undef LOGITLESS_MEMBER
   bool scale_dz;  // dz will have 16 bits: find the factor that makes the largest coefficient 1
 };
-// Kept exp logits. row_factor, which held the sum, becomes a / sum (all in the units of the stored values).
-// The target's entry becomes exp - g / row_factor. So exp logits times row_factor are dz.
+// Kept exp logits. row_factor becomes a / kept_sum (all in the units of the stored values). The target's
+// entry becomes exp - g / row_factor. So exp logits times row_factor are dz.
 struct CachedExpLogits {
   Matrix exp_logits;                // null: none are kept
   int64_t columns;                  // the first ones, whose exp logits are kept
-  bool base_2;                      // as in FinishRows; exp logits are then stored times 2^kKeptExponent
   LogitTransform<float> transform;  // of the computed rows
   // Rows of the operands, which are multiplied by their row_factor; or null.
   Matrix hidden;  // [rows, depth]
@@ -244,10 +252,16 @@ struct Terms {
   int64_t count = 0;
   ConstMatrix dz, matrix;
 };
+// A product of two vectors to add: element (row, d) is row_factor[row] * sum[d]; sum null: nothing.
+struct Smoothing {
+  const float* row_factor = nullptr;  // null: 1
+  const float* sum = nullptr;
+};
 // Stores d_hidden of the caller's rows from sums of computed rows, in fp32 or for float64 in float64, times
-// factor[row] (null: 1) and dz_unscale.
+// factor[row] (null: 1) and dz_unscale, plus smoothing.
 struct StoreHidden {
   Terms terms;
+  Smoothing smoothing;  // not with float64
   ConstMatrix from;
   const int32_t* row_map;
   const int32_t* row_count;
@@ -287,6 +301,8 @@ struct WeightedRows {
   ConstMatrix data;
   DType operand_dtype;
   int64_t rows, columns;
+  // The row of data for each row, and how many exist; null: in order, all.
+  const int32_t *row_map = nullptr, *row_count = nullptr;
   const float* weight;  // [rows] or null
   float* parts;
   float* sum;  // [columns]
@@ -308,21 +324,42 @@ struct WeightedLogits {
 };
 void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
 // d_bias[j] += w_j * sum_i c_i
-void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
-                        const Queue& queue);
+struct SmoothBias {
+  const float* c;  // [rows]
+  int64_t rows;
+  const int32_t* row_count = nullptr;  // null: all exist
+  const float* column_weight;           // [columns] or null: ones
+  int64_t columns;
+  float* d_bias;  // [columns]
+};
+void launch_smooth_bias(const SmoothBias& s, const Queue& queue);
+// Writes further rows of both operands of a product exp_logits^T hidden, which add w_j * hidden_sum[d] to it.
+// Each vector is the sum of two of their dtype.
+struct SmoothingRows {
+  Matrix exp_logits, hidden;  // of one dtype; null: its rows stay
+  int64_t row;                // the first one
+  int64_t columns;            // of exp_logits
+  int64_t width, depth;       // of hidden; zeros behind width
+  const float* column_weight;  // [columns] or null: ones
+  const float* hidden_sum;    // [width]
+};
+void launch_smoothing_rows(const SmoothingRows& s, const Queue& queue);
 
-// Turns kept exp logits into dz where a factor for each row is not enough. Logits are linear. The sums
-// of exp logits are in arena.row_factor. Entries of several targets come later.
+// ---- make_dz.cu
+//
+// Turns kept exp logits into dz where a factor for each row is not enough. Logits are linear. The sums of exp
+// logits are in arena.kept_sum. Entries of several targets come later.
 struct MakeDz {
-  Matrix exp_logits;  // rows are pieces of 16 bytes
-  int64_t first, rows, columns;
+  ConstMatrix exp_logits;         // [rows, columns], rows are pieces of 16 bytes
+  Matrix dz;                      // as exp_logits; may be these
+  int64_t first, rows;            // of the chunk
+  int64_t first_column, columns;  // of the window, in the shard
   const int32_t* row_count;
   bool has_one_target;        // a row
-  const float* class_weight;  // [columns] or null: ones
+  const float* column_weight;  // [columns] or null: ones
   const float* scale;         // scalar; null: 1
 };
 void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue);
-
 // ---- dot_products.cu
 //
 // Rows of a product that exist, as the device knows them. The others stay as they are.

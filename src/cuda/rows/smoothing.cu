@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/rows/vector8.cuh"
 
 namespace logitless::cuda {
 namespace {
@@ -14,11 +12,12 @@ template <class T>
 __global__ void sum_part_kernel(WeightedRows w) {
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= w.columns) return;
-  const int64_t end = (blockIdx.y + 1) * w.rows / kSumParts;
+  const int64_t rows = existing(w.row_count, w.rows), end = (blockIdx.y + 1) * rows / kSumParts;
   float sum = 0;
-  for (int64_t row = blockIdx.y * w.rows / kSumParts; row < end; ++row) {
+  for (int64_t row = blockIdx.y * rows / kSumParts; row < end; ++row) {
     const float weight = w.weight != nullptr ? w.weight[row] : 1.0f;
-    if (weight != 0) sum = fmaf(weight, to_operand(w.data.row<T>(row)[column], w.operand_dtype), sum);
+    const T* data = w.data.row<T>(w.row_map != nullptr ? w.row_map[row] : row);
+    if (weight != 0) sum = fmaf(weight, to_operand(data[column], w.operand_dtype), sum);
   }
   w.parts[blockIdx.y * w.columns + column] = sum;
 }
@@ -58,57 +57,35 @@ __global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogit
   if (threadIdx.x == 0) w.sums[row] = static_cast<float>(sum);
 }
 
-__global__ void __launch_bounds__(1024)
-    smooth_bias_kernel(const float* c, int64_t rows, const float* class_weight, int64_t vocab,
-                       float* d_bias) {
+__global__ void __launch_bounds__(1024) smooth_bias_kernel(SmoothBias s) {
+  const int64_t rows = existing(s.row_count, s.rows);
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < rows; i += 1024) sum += c[i];
+  for (int64_t i = threadIdx.x; i < rows; i += 1024) sum += s.c[i];
   __shared__ double all;
   sum = block_sum<1024>(sum);
   if (threadIdx.x == 0) all = sum;
   __syncthreads();
-  for (int64_t j = threadIdx.x; j < vocab; j += 1024) {
-    d_bias[j] += static_cast<float>(class_weight != nullptr ? all * class_weight[j] : all);
+  for (int64_t j = threadIdx.x; j < s.columns; j += 1024) {
+    s.d_bias[j] += static_cast<float>(s.column_weight != nullptr ? all * s.column_weight[j] : all);
   }
 }
 
-constexpr int64_t kStep = int64_t{8} * kThreads;  // elements of a row that a block changes at once
-
-// Each row of the matrix has a row of blocks. The target's element is made from its logit, which keeps the
-// digits of p - 1.
+// Row k of `to` gets the first part of each number, rounded to T, or what is left of it.
 template <class T>
-__global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m) {
-  const int64_t r = blockIdx.x;
-  if (r >= existing(m.row_count, m.rows)) return;
-  const int32_t target = arena.target[m.first + r];
-  const bool is_ignored = target == kIgnoredRow;
-  const float a = arena.a[r], c = arena.c[r], scale = m.scale != nullptr ? *m.scale : 1.0f;
-  const float inverse_sum = 1 / arena.row_factor[r];
-  T* row = m.exp_logits.row<T>(r);
-  const auto dz_of = [&](const T& exp_logit, int64_t j) {
-    const float p = to_float(exp_logit) * inverse_sum;
-    float dz = p == 0 ? 0.0f : p * a;
-    if (c != 0) dz += m.class_weight != nullptr ? c * m.class_weight[j] : c;
-    return from_float<T>(is_ignored ? 0.0f : dz * scale);
-  };
-  const int64_t step = gridDim.y * kStep;
-  for (int64_t j = 8 * (int64_t{blockIdx.y} * kThreads + threadIdx.x); j < m.columns; j += step) {
-    if (j + 8 <= m.columns) {
-      auto& piece = *reinterpret_cast<Vector8<T>*>(row + j);
-      Vector8<T> elements = piece;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) elements.x[k] = dz_of(elements.x[k], j + k);
-      piece = elements;
-    } else {
-      for (int64_t k = j; k < m.columns; ++k) row[k] = dz_of(row[k], k);
-    }
-    if (m.has_one_target && target >= j && target < min(j + 8, m.columns)) {
-      const float w = m.class_weight != nullptr ? m.class_weight[target] : 1.0f;
-      const RowCoefficients<float> of_row = {a, 0, c, arena.g[r]};
-      const float log_p = (arena.target_logit[r] - arena.lse[r]) - arena.lse_residual[r];
-      row[target] = from_float<T>(dz_element(of_row, log_p, w, 1.0f) * scale);
-    }
-  }
+__device__ void store_part(const Matrix& to, int64_t row, int64_t column, float number, bool is_rest) {
+  const T first = from_float<T>(number);
+  to.row<T>(row)[column] = is_rest ? from_float<T>(number - to_float(first)) : first;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) smoothing_rows_kernel(SmoothingRows s) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int k = static_cast<int>(blockIdx.y);
+  if (s.exp_logits.data != nullptr && i < s.columns)
+    store_part<T>(s.exp_logits, s.row + k, i, s.column_weight != nullptr ? s.column_weight[i] : 1.0f,
+                  k / 2 != 0);
+  if (s.hidden.data != nullptr && i < s.depth)
+    store_part<T>(s.hidden, s.row + k, i, i < s.width ? s.hidden_sum[i] : 0.0f, k % 2 != 0);
 }
 
 }  // namespace
@@ -132,18 +109,14 @@ void launch_weighted_logits(const WeightedLogits& w, const Queue& queue) {
   });
 }
 
-void launch_smooth_bias(const float* c, int64_t rows, const float* class_weight, int64_t vocab, float* d_bias,
-                        const Queue& queue) {
-  queue.launch("smooth_bias", smooth_bias_kernel, 1, 1024, 0, c, rows, class_weight, vocab, d_bias);
+void launch_smooth_bias(const SmoothBias& s, const Queue& queue) {
+  queue.launch("smooth_bias", smooth_bias_kernel, 1, 1024, 0, s);
 }
 
-void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue) {
-  constexpr int64_t kFewBlocks = 2048;
-  const auto parts = static_cast<unsigned>(std::clamp<int64_t>(
-      kFewBlocks / std::max<int64_t>(m.rows, 1), 1, std::max<int64_t>(ceil_div(m.columns, kStep), 1)));
-  for_dtype(m.exp_logits.dtype, [&](auto type) {
-    queue.launch("make_dz", make_dz_kernel<decltype(type)>, dim3(static_cast<unsigned>(m.rows), parts),
-                 kThreads, 0, arena, m);
+void launch_smoothing_rows(const SmoothingRows& s, const Queue& queue) {
+  for_dtype(s.exp_logits.dtype, [&](auto type) {
+    queue.launch("smoothing_rows", smoothing_rows_kernel<decltype(type)>,
+                 dim3(blocks_for(std::max(s.columns, s.depth), kThreads), kSmoothingRows), kThreads, 0, s);
   });
 }
 

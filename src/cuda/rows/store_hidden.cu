@@ -61,6 +61,8 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalar
   using Real = RealOf<T>;
   const float factor = scalars->dz_unscale * (s.factor != nullptr ? s.factor[r] : 1.0f);
   const Real* from = s.from.row<Real>(r);
+  const bool smooths = s.smoothing.sum != nullptr;
+  const float smoothing = smooths ? s.smoothing.row_factor[r] : 0.0f;
   T* to = s.to.row<T>(s.row_map[r]);
   if constexpr (kAligned) {
     const RowTerms<Operand> terms(s.terms, r);
@@ -70,11 +72,17 @@ __global__ void store_d_hidden_kernel(StoreHidden s, RowTargets in, const Scalar
       auto& piece = *reinterpret_cast<Vector8<T>*>(to + i);
       Vector8<T> stored = s.accumulate ? piece : Vector8<T>{};
 #pragma unroll
-      for (int k = 0; k < 8; ++k) store(&stored.x[k], sums.x[k] * factor, s.accumulate);
+      for (int k = 0; k < 8; ++k) {
+        const Real smooth = smooths ? smoothing * s.smoothing.sum[i + k] : 0.0f;
+        store(&stored.x[k], sums.x[k] * factor + smooth, s.accumulate);
+      }
       piece = stored;
     }
   } else {
-    for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) store(to + i, from[i] * factor, s.accumulate);
+    for (int64_t i = threadIdx.x; i < s.columns; i += kThreads) {
+      const Real smooth = smooths ? smoothing * s.smoothing.sum[i] : 0.0f;
+      store(to + i, from[i] * factor + smooth, s.accumulate);
+    }
   }
 }
 
@@ -84,25 +92,40 @@ __global__ void zero_rows_kernel(Matrix matrix, int64_t columns) {
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) row[i] = from_real<T>(0);
 }
 
-// A block sums 32 columns over all rows, 32 rows at a time, always in the same order.
+constexpr int kEach = 4;  // columns of a thread, whose rows begin at multiples of as many elements
+
+// A block sums 32 kEach columns over all rows, 32 rows at a time, always in the same order.
 template <class T>
 __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   using Real = RealOf<T>;
-  __shared__ Real parts[32][33];
+  struct alignas(kEach * sizeof(T)) Piece {
+    T x[kEach];
+  };
+  __shared__ Real parts[32][32 * kEach + 1];
   const int lane = threadIdx.x % 32, step = threadIdx.x / 32;
-  const int64_t j = int64_t{blockIdx.x} * 32 + lane;
+  const int64_t first = int64_t{blockIdx.x} * 32 * kEach, mine = first + kEach * lane;
   const int64_t end = existing(c.row_count, c.rows);
-  Real sum = 0;
-  if (j < c.columns) {
+  Real sums_of[kEach] = {};
+  const auto factor_of = [&](int64_t r) { return c.row_factor != nullptr ? c.row_factor[r] : 1.0f; };
+  if (mine + kEach <= c.columns) {
+#pragma unroll 4
     for (int64_t r = step; r < end; r += 32) {
-      const Real dz = to_real(c.dz.row<T>(r)[j]);
-      sum += dz * (c.row_factor != nullptr ? c.row_factor[r] : 1.0f);
+      const Piece piece = *reinterpret_cast<const Piece*>(c.dz.row<T>(r) + mine);
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) sums_of[k] += to_real(piece.x[k]) * factor_of(r);
+    }
+  } else {
+    for (int k = 0; mine + k < c.columns; ++k) {
+      for (int64_t r = step; r < end; r += 32) sums_of[k] += to_real(c.dz.row<T>(r)[mine + k]) * factor_of(r);
     }
   }
-  parts[step][lane] = sum;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) parts[step][kEach * lane + k] = sums_of[k];
   __syncthreads();
-  if (step != 0 || j >= c.columns) return;
-  for (int i = 1; i < 32; ++i) sum += parts[i][lane];
+  const int64_t j = first + threadIdx.x;
+  if (threadIdx.x >= 32 * kEach || j >= c.columns) return;
+  Real sum = 0;
+  for (int i = 0; i < 32; ++i) sum += parts[i][threadIdx.x];
   if (c.factor != nullptr) sum *= *c.factor;
   Real* sums = static_cast<Real*>(c.sums) + j;
   if (c.adds) sum += *sums;
@@ -158,7 +181,8 @@ void launch_zero_rows(const Matrix& matrix, int64_t rows, int64_t columns, const
 
 void launch_column_sums(const ColumnSums& c, const Queue& queue) {
   for_any_dtype(c.dz.dtype, [&](auto type) {
-    queue.launch("column_sums", column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32), 1024, 0, c);
+    queue.launch("column_sums", column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32 * kEach), 1024,
+                 0, c);
   });
 }
 

@@ -24,6 +24,12 @@ int64_t rounded_up(int64_t elements, int64_t bytes, DType dtype) {
   return (elements + lanes - 1) / lanes * lanes;
 }
 
+// Returns the columns of a window of dz, if gradients come from windows.
+int64_t dz_columns(const Problem& p, const PlanDetail& d) {
+  const bool windows = d.cached_columns < p.vocab || (saves_exp_logits(p, d) && exp_logits_become_dz(p));
+  return p.needs_backward() && windows ? d.vocab_window : 0;
+}
+
 }  // namespace
 
 int64_t padded_hidden(const Problem& p) {
@@ -59,9 +65,19 @@ int64_t operand_stride_in_d_hidden(const Problem& p, const Buffers& b) {
   return b.d_hidden_stride * static_cast<int64_t>(size_of(p.dtype.d_hidden) / size_of(operand_dtype(p)));
 }
 
+bool saves_exp_logits(const Problem& p, const PlanDetail& d) {
+  return p.has.saved && d.cached_columns > 0;
+}
+
 int64_t exp_logits_stride(const Problem& p, const PlanDetail& d) {
-  const int64_t columns = std::max(d.cached_columns, d.cached_columns < p.vocab ? d.vocab_window : 0);
+  const int64_t columns =
+      saves_exp_logits(p, d) ? d.cached_columns : std::max(d.cached_columns, dz_columns(p, d));
   return rounded_up(columns, kLineBytes, operand_dtype(p));
+}
+
+int64_t dz_stride(const Problem& p, const PlanDetail& d) {
+  return saves_exp_logits(p, d) ? rounded_up(dz_columns(p, d), kLineBytes, operand_dtype(p))
+                                : exp_logits_stride(p, d);
 }
 
 int64_t kept_window(const Problem& p, const PlanDetail& d) {
@@ -115,7 +131,7 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
   a.lse_residual = take<Real>(w, rows);
   if (p.needs_forward()) {
     a.row_loss = take<Real>(w, p.tokens);
-    if (!d.is_sparsified()) a.target_logit = take<Real>(w, rows);
+    if (!d.is_sparsified() && !saves_exp_logits(p, d)) a.target_logit = take<Real>(w, rows);
     a.partials.partials = d.partials;
     a.partials.stride = rows;
     a.partials.max = take<Real>(w, d.partials * rows);
@@ -134,9 +150,9 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
 template Arena lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 template ArenaOf<double> lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 
-void take_weight_sums(const Problem& p, Arena& a, Workspace& w) {
+void take_weight_sums(const Problem& p, Arena& a, Workspace& w, Workspace& of_sum) {
   a.sum_parts = take<float>(w, kSumParts * p.hidden);
-  a.weight_sum = take<float>(w, p.hidden);
+  a.weight_sum = take<float>(of_sum, p.hidden);
 }
 
 }  // namespace logitless::cuda

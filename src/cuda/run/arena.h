@@ -55,9 +55,12 @@ bool writes_d_weight(const Problem& problem);
 DType staging_dtype(const Problem& problem);
 bool stages_apart(const Problem& problem);
 
-// Returns the length of a row of the kept exp logits, and of the dz that takes their place. There is one
-// length, so that rows which do not exist stay 0.
+// Returns whether exp logits pass from a forward run to backward runs, in Buffers::saved.
+bool saves_exp_logits(const Problem& problem, const PlanDetail& detail);
+// Returns the length of a row of the kept exp logits, and of a window's dz; 0: there is none. It is one
+// length where dz takes the place of exp logits, so that rows which do not exist stay 0.
 int64_t exp_logits_stride(const Problem& problem, const PlanDetail& detail);
+int64_t dz_stride(const Problem& problem, const PlanDetail& detail);
 // Returns how many columns of kept exp logits products take at once: all, if the products can use weight and
 // d_weight in place.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
@@ -98,16 +101,24 @@ struct ArenaOf {
   uint8_t* active = nullptr;                                    // one flag for 128 of the R rows
   Real *lse = nullptr, *lse_residual = nullptr;                 // [R] their sum is lse
   Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [R]
-  float* row_factor = nullptr;  // [R] factors that make kept exp logits gradients
-  void* hidden = nullptr;       // [R, padded]
+  float* kept_sum = nullptr;    // [R] sum of a row's exp logits, in the units of the kept ones
+  float* target_exp = nullptr;  // [R] unrounded exp logit of the row's target, in these units
+  float* row_factor = nullptr;  // [R] factors that make kept exp logits gradients; may be kept_sum
+  void* hidden = nullptr;       // [R, padded]; with further rows, like the next
   void* window = nullptr;       // [W, padded] of the weight
-  void* exp_logits = nullptr;   // [R, padded] kept exp logits, then dz of a window
+  void* exp_logits = nullptr;   // [R, padded] kept exp logits
+  void* replaced = nullptr;     // [R, targets] their elements at the targets; null: nobody reads these again
+  void* dz = nullptr;           // [R, padded] of a window; may be exp_logits
   Real* d_hidden = nullptr;     // [R, padded]
   Real* d_weight = nullptr;     // [V, padded] the sum over chunks
   void* staging = nullptr;      // [W, padded] of d_weight, if no product writes its rows
   Real* d_bias = nullptr;       // [V]
-  float* sum_parts = nullptr;   // [kSumParts, D] with label smoothing, as the next, unless logits are summed
-  float* weight_sum = nullptr;  // [D]
+  // With label smoothing, unless logits are summed.
+  float* sum_parts = nullptr;   // [kSumParts, D]
+  float* weight_sum = nullptr;  // [D] sum_j w_j C_j
+  float* kept_sum_of_weight =
+      nullptr;                  // [D] that of the columns whose exp logits are kept; may be weight_sum
+  float* hidden_sum = nullptr;  // [D] sum_i c_i E_i
   TopArenaOf<Real> top;
   Real* logits = nullptr;  // LogitsScratch
   void* gemm = nullptr;
@@ -118,11 +129,19 @@ using Arena = ArenaOf<float>;
 template <class Real>
 ArenaOf<Real> lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
-// Whether kept exp logits become dz in place, because a factor for each row does not make gradients of them.
-// Then sum_weighted_logits() follows a pass that keeps them.
-bool exp_logits_become_dz(const Problem& problem);
-// Takes what sum_weighted_logits() needs.
-void take_weight_sums(const Problem& problem, Arena& arena, Workspace& workspace);
+// Whether a factor for each row does not make gradients of saved exp logits. They then become dz, window by
+// window.
+inline bool exp_logits_become_dz(const Problem& problem) {
+  return problem.has.grad_entropy;
+}
+// Whether label smoothing's part of dz, c_i w_j, stays apart from exp logits: d_hidden gets a product of two
+// vectors, and both operands of d_weight get kSmoothingRows further rows.
+inline bool smooths_apart(const Problem& problem) {
+  return problem.smooths() && !exp_logits_become_dz(problem);
+}
+inline constexpr int64_t kSmoothingRows = 4;
+// Takes what sum_weighted_logits() needs, and the sum that it leaves from the last one.
+void take_weight_sums(const Problem& problem, Arena& arena, Workspace& workspace, Workspace& of_sum);
 
 // Takes a piece of a workspace.
 template <class T>

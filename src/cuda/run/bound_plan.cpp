@@ -118,12 +118,15 @@ void CudaPlan::enqueue(const Buffers& buffers, Workspace workspace, const Queue&
     return runner_of(problem_, buffers, detail_, arena, queue, group);
   };
   if (detail_.is_sparsified()) {
-    const SparsifiedArena arena = lay_out_sparsified(problem_, detail_, workspace, buffers.draws);
+    const SparsifiedArena arena = lay_out_sparsified(problem_, detail_, workspace, buffers.saved);
     run_around(runner(arena.base), [&](const Runner& run) { run_sparsified(run, arena); });
-  } else if (problem_.stats_dtype() == DType::kF64) {
-    run_around(runner(lay_out_exact<double>(problem_, detail_, workspace)), run_exact<double>);
+    return;
+  }
+  Workspace saved(buffers.saved);
+  if (problem_.stats_dtype() == DType::kF64) {
+    run_around(runner(lay_out_exact<double>(problem_, detail_, workspace, saved)), run_exact<double>);
   } else {
-    run_around(runner(lay_out_exact<float>(problem_, detail_, workspace)), run_exact<float>);
+    run_around(runner(lay_out_exact<float>(problem_, detail_, workspace, saved)), run_exact<float>);
   }
 }
 

@@ -63,9 +63,10 @@ ConstMatrix load_rows(const RunnerOf<Real>& run, const Chunk& chunk, bool wants_
   l.vocab = p.vocab;
   if (chunk.is_first) l.bias_copy = a.bias;
   l.partials = a.partials;
-  if (p.needs_backward() && !run.detail.is_sparsified()) {
-    l.tail = a.exp_logits;
-    l.tail_pieces = exp_logits_stride(p, run.detail) * static_cast<int64_t>(size_of(run.dtype())) / 16;
+  if (!run.detail.is_sparsified()) {  // a backward run from saved exp logits finds their tail cleared
+    const Matrix written = p.needs_forward() && run.detail.cached_columns > 0 ? run.exp_logits() : run.dz();
+    l.tail = written.data;
+    l.tail_pieces = written.stride * static_cast<int64_t>(size_of(run.dtype())) / 16;
   }
   const bool any =
       l.from.data != nullptr || l.bias_copy != nullptr || l.partials.sum != nullptr || l.tail != nullptr;

@@ -61,13 +61,13 @@ Coefficients<Real> coefficients_of(const RunnerOf<Real>& run) {
 
 CachedExpLogits kept_exp_logits_of(const Runner& run, const ConstMatrix& hidden) {
   CachedExpLogits k{};
-  if (run.detail.cached_columns == 0 || exp_logits_become_dz(run.problem)) return k;
+  const Problem& p = run.problem;
+  if (run.detail.cached_columns == 0 || !p.needs_backward() || exp_logits_become_dz(p)) return k;
   k.exp_logits = run.exp_logits();
   k.columns = run.detail.cached_columns;
-  k.base_2 = run.traits().base_2;
   k.transform = run.transform;
   // From here on, the copied hidden rows are those of the gradient: dC = exp_logits^T (row_factor E).
-  if (run.problem.has.d_weight) {
+  if (p.has.d_weight) {
     k.hidden = {const_cast<void*>(hidden.data), hidden.dtype, hidden.stride};
   }
   k.depth = run.depth();
@@ -92,20 +92,20 @@ GroupStats exchange_stats(const Runner& run, const Chunk& chunk, const FinishChu
 
 }  // namespace
 
-void sum_weight(const Runner& run) {
+void sum_weight(const Runner& run, int64_t columns, float* sum) {
   launch_weighted_rows({.data = run.weight(),
                         .operand_dtype = run.dtype(),
-                        .rows = run.problem.vocab,
+                        .rows = columns,
                         .columns = run.problem.hidden,
                         .weight = class_weight_of(run, {}),
                         .parts = run.arena.sum_parts,
-                        .sum = run.arena.weight_sum},
+                        .sum = sum},
                        run.queue);
 }
 
 void sum_weighted_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
-  if (chunk.is_first) sum_weight(run);
   const Arena& a = run.arena;
+  if (chunk.is_first) sum_weight(run, run.problem.vocab, a.weight_sum);
   run.queue.clear(a.partials.weighted,
                   static_cast<size_t>(a.partials.partials * a.partials.stride) * sizeof(float));
   launch_weighted_logits({.hidden = hidden,
@@ -134,7 +134,7 @@ void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
   f.stats.relative_to_offset = relative_to_offset;
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
-  f.stats.writes_sum = run.detail.cached_columns > 0 || (run.detail.is_sparsified() && relative_to_offset);
+  f.stats.writes_kept = run.detail.cached_columns > 0;
   f.stats.sum_unit = run.detail.cached_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
   f.stats.is_shard = p.is_unmerged_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_unmerged_shard() && chunk.is_last;

@@ -49,6 +49,7 @@ struct RunnerOf {
   // A matrix of the run's own, with rows as long as the operands'.
   Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
   Matrix exp_logits() const { return {arena.exp_logits, dtype(), exp_logits_stride(problem, detail)}; }
+  Matrix dz() const { return {arena.dz, dtype(), dz_stride(problem, detail)}; }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
@@ -121,8 +122,8 @@ void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& 
 // Returns whether sums relative to a logit offset come with maxima, which only their outputs need.
 template <class Real>
 bool tracks_max(const RunnerOf<Real>& run);
-// Makes sum_j w_j C_j, for label smoothing.
-void sum_weight(const Runner& run);
+// Makes sum_j w_j C_j of the first columns, for label smoothing.
+void sum_weight(const Runner& run, int64_t columns, float* sum);
 // Makes a chunk's sums of weighted logits from it, where logits are not summed one by one. Must follow the
 // last change of the partials.
 void sum_weighted_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);

@@ -12,6 +12,20 @@ void product(const RunnerOf<Real>& run, Gemm g) {
   gemm(g, run.arena.gemm, static_cast<size_t>(run.detail.gemm_bytes), run.queue);
 }
 
+// Returns whether the gradients of the last columns are made from windows of dz. If not, they are made from
+// all exp logits.
+template <class Real>
+bool makes_dz_last(const RunnerOf<Real>& run) {
+  return run.detail.cached_columns < run.problem.vocab || makes_dz_of_saved(run);
+}
+
+// Returns the first of the columns that the last windows cut.
+template <class Real>
+int64_t first_of_last(const RunnerOf<Real>& run) {
+  const int64_t kept = run.detail.cached_columns;
+  return kept < run.problem.vocab ? kept : 0;
+}
+
 // Returns the last columns of the vocabulary that do not fill 16 bytes of a row of dz. Their products would
 // be separate launches (gemm.cpp) over all of d_hidden, so the kernel that stores d_hidden adds them. This
 // works only if it can read the caller's rows.
@@ -20,9 +34,8 @@ Window tail_of_vocabulary(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
   const PlanDetail& d = run.detail;
   if (size_of(run.dtype()) != 2 || d.copies_weight) return {p.vocab, 0};
-  const bool all_kept = d.cached_columns == p.vocab;
-  const int64_t first = all_kept ? 0 : d.cached_columns;  // of the windows that the tail ends
-  const int64_t last = (p.vocab - first - 1) % (all_kept ? kept_window(p, d) : d.vocab_window) + 1;
+  const int64_t window = makes_dz_last(run) ? d.vocab_window : kept_window(p, d);
+  const int64_t last = (p.vocab - first_of_last(run) - 1) % window + 1;
   const int64_t rest = p.vocab % 8 < last ? p.vocab % 8 : 0;
   return {p.vocab - rest, rest};
 }
@@ -31,14 +44,13 @@ Window tail_of_vocabulary(const RunnerOf<Real>& run) {
 template <class Real>
 Terms tail_terms(const RunnerOf<Real>& run) {
   const Window rest = tail_of_vocabulary(run);
-  const PlanDetail& d = run.detail;
   if (rest.columns == 0) return {};
-  const int64_t kept = d.cached_columns;
-  const int64_t window =
-      kept == run.problem.vocab ? 0 : kept + (run.problem.vocab - kept - 1) / d.vocab_window * d.vocab_window;
-  return {.count = rest.columns,
-          .dz = run.exp_logits().from(0, rest.first - window),
-          .matrix = run.weight().from(rest.first)};
+  const int64_t first = first_of_last(run), width = run.detail.vocab_window;
+  const int64_t window = first + (run.problem.vocab - first - 1) / width * width;
+  return {
+      .count = rest.columns,
+      .dz = makes_dz_last(run) ? run.dz().from(0, rest.first - window) : run.exp_logits().from(0, rest.first),
+      .matrix = run.weight().from(rest.first)};
 }
 
 // d_hidden += dz [rows, columns] weight [columns, D]
@@ -59,13 +71,13 @@ void add_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const Window& w
 // d_weight [columns, D] += factor dz^T hidden [rows, D]
 template <class Real>
 void add_d_weight(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
-                  const ConstMatrix& hidden, const float* factor) {
+                  const ConstMatrix& hidden, int64_t rows, const float* factor) {
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   Gemm g;
   g.m = window.columns;
   g.n = run.depth();
-  g.k = chunk.rows;
+  g.k = rows;
   g.a = dz;
   g.transpose_a = true;
   g.b = hidden;
@@ -91,7 +103,7 @@ void add_d_weight(const RunnerOf<Real>& run, const Chunk& chunk, const Window& w
 // d_bias [columns] += sums over rows of row_factor dz, times factor
 template <class Real>
 void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
-                const float* row_factor, const float* factor) {
+                const float* row_factor, const float* factor, bool stores = true) {
   const Problem& p = run.problem;
   ColumnSums c{};
   c.dz = dz;
@@ -102,12 +114,24 @@ void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& win
   c.factor = factor;
   c.sums = run.arena.d_bias + window.first;
   c.adds = !chunk.is_first;
-  if (chunk.is_last) {
+  if (chunk.is_last && stores) {
     c.to = Matrix{run.buffers.d_bias, p.dtype.d_bias}.from(0, window.first);
     c.to_factor = run.bias_gradient_scale();
     c.accumulate = p.accumulate.d_bias;
   }
   launch_column_sums(c, run.queue);
+}
+
+// Returns the further rows of exp logits, without those of hidden.
+SmoothingRows smoothing_rows_of(const Runner& run, const Chunk& chunk) {
+  return {.exp_logits = run.exp_logits(),
+          .hidden = {nullptr, run.dtype(), 0},
+          .row = chunk.rows,
+          .columns = run.detail.cached_columns,
+          .width = run.problem.hidden,
+          .depth = run.depth(),
+          .column_weight = class_weight_of(run, {}),
+          .hidden_sum = run.arena.hidden_sum};
 }
 
 }  // namespace
@@ -121,49 +145,110 @@ void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const W
   e.row_count = chunk.row_count;
   e.first_column = window.first;
   e.columns = window.columns;
-  e.dz = run.exp_logits();
+  e.dz = are_exp_logits ? run.exp_logits() : run.dz();
   e.are_exp_logits = are_exp_logits;
   if (size_of(run.dtype()) == 2) e.scale = &run.arena.scalars->dz_scale;
   e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 
-void make_dz(const Runner& run, const Chunk& chunk) {
+void make_dz(const Runner& run, const Chunk& chunk, const Window& window) {
   launch_make_dz(run.arena,
-                 {.exp_logits = run.exp_logits(),
+                 {.exp_logits = run.exp_logits().from(0, window.first),
+                  .dz = run.dz(),
                   .first = chunk.first,
                   .rows = chunk.rows,
-                  .columns = run.detail.cached_columns,
+                  .first_column = window.first,
+                  .columns = window.columns,
                   .row_count = chunk.row_count,
                   .has_one_target = run.problem.targets_per_row == 0,
-                  .class_weight = class_weight_of(run, {}),
+                  .column_weight = class_weight_of(run, window),
                   .scale = size_of(run.dtype()) == 2 ? &run.arena.scalars->dz_scale : nullptr},
                  run.queue);
 }
 
+void save_smoothing_rows(const Runner& run, const Chunk& chunk) {
+  launch_smoothing_rows(smoothing_rows_of(run, chunk), run.queue);
+}
+
+void restore_exp_logits(const Runner& run, const Chunk& chunk) {
+  launch_restore_exp_logits(run.rows, run.arena,
+                            {.exp_logits = run.exp_logits(),
+                             .rows = chunk.rows,
+                             .columns = run.detail.cached_columns,
+                             .row_count = chunk.row_count},
+                            run.queue);
+}
+
+namespace {
+
+// Makes label smoothing's sums, and the further rows of both operands of d_weight.
+void smooth_apart(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
+  const Problem& p = run.problem;
+  const Arena& a = run.arena;
+  const int64_t columns = run.detail.cached_columns;
+  if (p.has.d_hidden && chunk.is_first && columns < p.vocab) sum_weight(run, columns, a.kept_sum_of_weight);
+  if (!p.has.d_weight) return;
+  launch_weighted_rows({.data = run.hidden(),
+                        .operand_dtype = run.dtype(),
+                        .rows = chunk.rows,
+                        .columns = p.hidden,
+                        .row_map = a.row_map + chunk.first,
+                        .row_count = chunk.row_count,
+                        .weight = a.c,
+                        .parts = a.sum_parts,
+                        .sum = a.hidden_sum},
+                       run.queue);
+  SmoothingRows rows = smoothing_rows_of(run, chunk);
+  rows.hidden.data = const_cast<void*>(hidden.data);
+  rows.hidden.stride = hidden.stride;
+  if (saves_exp_logits(p, run.detail)) rows.exp_logits.data = nullptr;  // it has them
+  launch_smoothing_rows(rows, run.queue);
+}
+
+// Adds label smoothing's part of d_bias of the columns whose exp logits are kept.
+void smooth_bias_apart(const Runner& run, const Chunk& chunk) {
+  const Problem& p = run.problem;
+  const int64_t columns = run.detail.cached_columns;
+  launch_smooth_bias({.c = run.arena.c,
+                      .rows = chunk.rows,
+                      .row_count = chunk.row_count,
+                      .column_weight = class_weight_of(run, {}),
+                      .columns = columns,
+                      .d_bias = run.arena.d_bias},
+                     run.queue);
+  if (!chunk.is_last) return;
+  launch_store_vector(run.arena.d_bias, columns, run.bias_gradient_scale(), run.buffers.d_bias,
+                      p.dtype.d_bias, p.accumulate.d_bias, run.queue);
+}
+
+}  // namespace
+
 void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   const Arena& a = run.arena;
-  const bool are_dz = exp_logits_become_dz(p);
-  const float* factor = are_dz ? &a.scalars->dz_unscale : nullptr;
-  const int64_t columns = run.detail.cached_columns;
+  const bool smooths = p.smooths();
+  const int64_t columns = run.detail.cached_columns, rows = chunk.rows + (smooths ? kSmoothingRows : 0);
   const Window all{0, columns};
-  const Matrix dz = run.exp_logits();
-  if (p.has.d_bias) add_d_bias(run, chunk, all, dz, are_dz ? nullptr : a.row_factor, factor);
+  const Matrix exp_logits = run.exp_logits();
+  if (smooths && run.products) smooth_apart(run, chunk, hidden);
+  if (p.has.d_bias) add_d_bias(run, chunk, all, exp_logits, a.row_factor, nullptr, /*stores=*/!smooths);
+  if (p.has.d_bias && smooths) smooth_bias_apart(run, chunk);
   // Windows are those of the staging or of a copied weight. Only d_hidden reads the weight: after a pass over
   // the whole vocabulary, the last window is still there. The staging may share the memory of the weight's
   // window, which is no longer needed when its gradient comes.
   const bool staged = p.has.d_weight && a.staging != nullptr;
-  if (p.has.d_weight && !staged && run.products) add_d_weight(run, chunk, all, dz, hidden, factor);
+  if (p.has.d_weight && !staged && run.products)
+    add_d_weight(run, chunk, all, exp_logits, hidden, rows, nullptr);
   if (!run.products || (!p.has.d_hidden && !staged)) return;
   for_windows_backwards(columns, kept_window(p, run.detail), [&](const Window& window) {
-    const ConstMatrix part = dz.from(0, window.first);
+    const ConstMatrix part = exp_logits.from(0, window.first);
     if (p.has.d_hidden) {
-      const bool is_loaded = window.first + window.columns == p.vocab;
+      const bool is_loaded = p.needs_forward() && window.first + window.columns == p.vocab;
       add_d_hidden(run, chunk, window, part,
                    is_loaded ? loaded_weight(run, window) : load_weight(run, window));
     }
-    if (staged) add_d_weight(run, chunk, window, part, hidden, factor);
+    if (staged) add_d_weight(run, chunk, window, part, hidden, rows, nullptr);
   });
 }
 
@@ -185,9 +270,23 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   const int64_t kept = run.detail.cached_columns;
-  const Matrix dz = run.exp_logits();
+  const Matrix dz = run.dz();
   // dz of 16 bits is stored times dz_scale, which is 1 for other dtypes.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
+  const auto gradients = [&](const Window& window, const ConstMatrix& weight) {
+    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exp_logits=*/false);
+    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, weight);
+    if (p.has.d_weight && run.products) add_d_weight(run, chunk, window, dz, hidden, chunk.rows, factor);
+    if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
+  };
+  if constexpr (std::is_same_v<Real, float>) {
+    if (makes_dz_of_saved(run)) {
+      for_windows(0, kept, run.detail.vocab_window, [&](const Window& window) {
+        make_dz(run, chunk, window);
+        gradients(window, load_weight(run, window));
+      });
+    }
+  }
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window);
     const GradientArgsOf<Real> args{.lse = a.lse,
@@ -200,10 +299,7 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
                                     .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
                                     .dz = {dz.data, window.columns, dz.stride}};
     launch_logits(run, {logits_product(run, chunk, hidden, window, weight), args});
-    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exp_logits=*/false);
-    if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, weight);
-    if (p.has.d_weight && run.products) add_d_weight(run, chunk, window, dz, hidden, factor);
-    if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
+    gradients(window, weight);
   });
 }
 
@@ -221,6 +317,10 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
   s.columns = p.hidden;
   s.to = run.d_hidden();
   s.accumulate = p.accumulate.d_hidden;
+  if constexpr (std::is_same_v<Real, float>) {
+    if (run.detail.cached_columns > 0 && p.smooths() && smooths_apart(p))
+      s.smoothing = {.row_factor = run.arena.c, .sum = run.arena.kept_sum_of_weight};
+  }
   // Only with the last chunk: before it, the rows may hold copies of hidden rows.
   s.zeroes_ignored = chunk.is_last && !p.accumulate.d_hidden;
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);

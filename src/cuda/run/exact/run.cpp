@@ -15,7 +15,8 @@ template <class Real>
 bool begins_with_target_logits(const RunnerOf<Real>& run) {
   const PlanDetail& d = run.detail;
   if (run.traits().offsets_first) return d.relative_to_offset;
-  return d.cached_columns > 0 && std::min(d.scratch_columns, widest_window(run)) < run.problem.vocab;
+  return run.problem.needs_forward() && d.cached_columns > 0 &&
+         std::min(d.scratch_columns, widest_window(run)) < run.problem.vocab;
 }
 
 void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
@@ -67,14 +68,17 @@ template <class Real>
 void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   constexpr bool kMayKeep = std::is_same_v<Real, float>;
   const bool kept = run.detail.cached_columns > 0, all_kept = run.detail.cached_columns == run.problem.vocab;
-  const bool relative_to_offset = run.detail.relative_to_offset, makes_dz = exp_logits_become_dz(run.problem);
+  const bool relative_to_offset = run.detail.relative_to_offset;
   const ConstMatrix hidden = load_rows(run, chunk, begins_with_target_logits(run));
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
     if (kept || relative_to_offset) {
       if constexpr (kMayKeep) {
         keep_exp_logits(run, chunk, hidden, active);
-        if (makes_dz) sum_weighted_logits(run, chunk, hidden);
+        if (run.problem.smooths()) {
+          sum_weighted_logits(run, chunk, hidden);
+          if (saves_exp_logits(run.problem, run.detail)) save_smoothing_rows(run, chunk);
+        }
       } else {
         throw Error(Status::kInternal, "exp logits of float64 are kept");
       }
@@ -88,16 +92,20 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   finish_chunk(run, chunk, hidden, relative_to_offset);
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
+  const bool by_factor = kept && !makes_dz_of_saved(run);
   if constexpr (kMayKeep) {
-    if (kept && makes_dz) make_dz(run, chunk);
-    if (kept && run.problem.targets_per_row > 0) {
-      write_target_entries(run, chunk, {0, run.detail.cached_columns}, /*are_exp_logits=*/!makes_dz);
+    if (by_factor) {
+      if (run.problem.targets_per_row > 0)
+        write_target_entries(run, chunk, {0, run.detail.cached_columns}, true);
+      gradients_of_exp_logits(run, chunk, hidden);
+      if (!all_kept) rescale_for_lse(run, chunk);
     }
-    if (kept) gradients_of_exp_logits(run, chunk, hidden);
-    if (kept && !all_kept && !makes_dz) rescale_for_lse(run, chunk);
   }
-  if (!all_kept) gradients_of_lse(run, chunk, hidden);
-  store_d_hidden(run, chunk, all_kept && !makes_dz ? run.arena.row_factor : nullptr);
+  if (!all_kept || !by_factor) gradients_of_lse(run, chunk, hidden);
+  store_d_hidden(run, chunk, all_kept && by_factor ? run.arena.row_factor : nullptr);
+  if constexpr (kMayKeep) {
+    if (run.arena.replaced != nullptr) restore_exp_logits(run, chunk);
+  }
 }
 
 }  // namespace

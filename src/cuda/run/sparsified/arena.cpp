@@ -92,11 +92,10 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   t.base = lay_out_rows<float>(p, d, w);
   Arena& a = t.base;
   t.lists_columns = p.needs_backward() && (p.has.d_weight || p.has.d_bias);
-  t.lists = p.has.draws ? draw_lists(p, draws) : lay_out_lists(p, w);
+  t.lists = p.has.saved ? draw_lists(p, draws) : lay_out_lists(p, w);
   a.target_logit = t.lists.target_logit;
   a.active = take<uint8_t>(w, row_blocks(rows));
   a.logit_offset = take<float>(w, rows);
-  a.row_factor = take<float>(w, rows);
   if (p.needs_backward()) {
     for (float** vector : {&a.a, &a.g}) *vector = take<float>(w, rows);
     if (p.has.grad_entropy) a.b = take<float>(w, rows);
@@ -107,7 +106,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     if (t.lists_columns) t.heavy = take<int32_t>(w, s.kept / kHeavyColumn + 2);
   }
   if (p.label_smoothing > 0) {
-    take_weight_sums(p, a, w);
+    take_weight_sums(p, a, w, w);
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
@@ -141,7 +140,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   const int64_t bytes = scan_bytes(p.vocab + 1);
   t.scan_bytes = static_cast<size_t>(bytes);
   t.scan = take<std::byte>(w, bytes);
-  const bool lists = p.needs_backward() || !p.has.draws;  // in the workspace
+  const bool lists = p.needs_backward() || !p.has.saved;  // in the workspace
   share(
       w,
       [&](Workspace& v) {
@@ -150,7 +149,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
       [&](Workspace& v) {
         if (!lists) return;
         Draw* elements = take_draws(p, v);
-        if (!p.has.draws) t.lists.elements = elements;
+        if (!p.has.saved) t.lists.elements = elements;
         t.kept = reinterpret_cast<Kept*>(elements);
       },
       [&](Workspace& v) {

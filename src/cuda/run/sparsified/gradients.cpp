@@ -61,7 +61,7 @@ ConstMatrix make_dz(const Runner& run, const SparsifiedArena& t, const Chunk& ch
                           .factor = scale,
                           .dz = {dz.data, dense, dz.stride}};
   launch_logits(run, {product, args});
-  const bool may_sum_again = run.problem.needs_forward() || run.problem.has.draws;
+  const bool may_sum_again = run.problem.needs_forward() || run.problem.has.saved;
   if (may_sum_again && run.traits().seldom_differs) {  // with logits as those behind the rows' lse
     product.row_block_active = t.lists.summed_again;
     product.seldom = true;
@@ -205,8 +205,12 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
     launch_order_lists(t, p.has.d_bias ? run.arena.d_bias : nullptr, run.queue);
   }
   if (p.has.d_bias && p.label_smoothing > 0) {
-    launch_smooth_bias(run.arena.c, p.tokens, smoothing_of_columns(run, t).row_factor, p.vocab,
-                       run.arena.d_bias, run.queue);
+    launch_smooth_bias({.c = run.arena.c,
+                        .rows = p.tokens,
+                        .column_weight = smoothing_of_columns(run, t).row_factor,
+                        .columns = p.vocab,
+                        .d_bias = run.arena.d_bias},
+                       run.queue);
   }
   if (p.has.d_weight && run.products) gather_weight(run, t, hidden);
 }

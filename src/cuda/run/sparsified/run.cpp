@@ -212,8 +212,8 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   if (p.needs_forward()) {
     draw_again(run, t, hidden);
   } else {
-    if (p.label_smoothing > 0) sum_weight(run);
-    if (!p.has.draws) {
+    if (p.label_smoothing > 0) sum_weight(run, p.vocab, run.arena.weight_sum);
+    if (!p.has.saved) {
       choose_columns(run, t);
       draw_with_lse(run, t, chunk, hidden);
     }

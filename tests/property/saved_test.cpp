@@ -1,0 +1,122 @@
+// Exp logits that a forward pass saves give the gradients that come later, within any budget.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "engine_test.h"
+#include "formats.h"
+
+namespace logitless_test {
+namespace {
+
+class Saved : public EngineTest {
+ protected:
+  logitless::PlanInfo backward(const Case& c, size_t budget = LOGITLESS_FASTEST) const {
+    logitless::Problem p = pass_problem(c, logitless::Pass::backward);
+    p.max_workspace_bytes = budget;
+    return logitless::Plan(context_, p).info();
+  }
+
+  // Cases with upstream gradients that a row factor does not serve, and others.
+  std::vector<Case> cases(PlainSize size) const {
+    std::vector<Case> out;
+    Random random(11);
+    Case c = plain(1, size);
+    c.problem.reduction = LOGITLESS_REDUCTION_NONE;
+    c.grad_loss = uniform_values(random, size.tokens, -1, 2, stats_dtype(c.problem));
+    out.push_back(c);
+    c.problem.has.entropy = c.problem.has.grad_entropy = 1;
+    c.grad_entropy = uniform_values(random, size.tokens, -1, 1, stats_dtype(c.problem));
+    out.push_back(c);
+    c.problem.label_smoothing = 0.1;
+    out.push_back(c);
+    give_targets(random, &c, 5, -0.5, 1);
+    out.push_back(c);
+    for (Case& each : out) each = saving(each);
+    return out;
+  }
+};
+
+// The logits are computed once. The reference and processors save nothing.
+TEST_P(Saved, TheBackwardPassHasTwoMatmuls) {
+  for (const Case& c : cases({70, 903, 24})) {
+    SCOPED_TRACE(describe(c));
+    const logitless::PlanInfo plan = backward(c);
+    const auto size = static_cast<int64_t>(size_of(as_dtype(c.problem.dtype.hidden)));
+    const bool saves = is_device() && c.problem.dtype.hidden != LOGITLESS_F16;
+    EXPECT_EQ(plan.cached_columns, saves ? 903 : 0);
+    if (saves) {
+      EXPECT_EQ(plan.cost_matmuls, 2);
+      EXPECT_GE(static_cast<int64_t>(plan.saved_bytes), 70 * 903 * size);
+    } else {
+      EXPECT_EQ(plan.saved_bytes, 64U);
+    }
+    expect_truth(c);
+  }
+}
+
+// Logits of the other columns are computed again. Saved bytes count in the budget.
+TEST_P(Saved, PartOfTheColumns) {
+  if (!is_device()) GTEST_SKIP() << "saves nothing";
+  for (Case c : cases({is_slowed_down() ? 30 : 300, 2500, 16})) {
+    SCOPED_TRACE(describe(c));
+    const Expected expected(c);
+    const uint64_t most = backward(c).saved_bytes;
+    for (const uint64_t quarters : {1, 2, 3}) {
+      c.problem.saved_bytes = most * quarters / 4;
+      const logitless::PlanInfo plan = backward(c);
+      EXPECT_LE(plan.saved_bytes, c.problem.saved_bytes);
+      EXPECT_GT(plan.cached_columns, 0);
+      EXPECT_LT(plan.cached_columns, c.problem.vocab);
+      expected.check(engine(), solve(c, LOGITLESS_FASTEST));
+      const size_t least = refusal([&] { backward(c, 1); }).required_bytes;
+      const logitless::PlanInfo smallest = backward(c, least);
+      EXPECT_EQ(smallest.workspace_bytes + smallest.saved_bytes, least);
+      expected.check(engine(), solve(c, 2 * least));
+    }
+  }
+}
+
+// Where upstream gradients cancel, only the target has a gradient, up to 2^-30 of it. Rows without any have
+// none.
+TEST_P(Saved, UpstreamGradientsThatCancel) {
+  Case c = saving(plain(5, {40, 903, 16}));
+  c.problem.reduction = LOGITLESS_REDUCTION_NONE;
+  c.problem.has.grad_lse = 1;
+  for (int64_t row = 0; row < 40; ++row) {
+    const double loss = row % 4 == 0 ? 0 : 1;
+    c.grad_loss.push_back(loss);
+    c.grad_lse.push_back(row % 4 == 1 ? -1 : row % 4 == 2 ? -1 + 0x1p-23 : 0);
+  }
+  expect_truth(c);
+}
+
+// With a softcap the gradient of the entropy needs logits, which saved exp logits do not give.
+TEST_P(Saved, NothingForTheEntropyOfCappedLogits) {
+  Case c = cases({40, 300, 16})[1];
+  c.problem.softcap = 20;
+  EXPECT_EQ(backward(c).saved_bytes, 64U);
+  expect_truth(c);
+  c.problem.has.grad_entropy = 0;
+  c.grad_entropy.clear();
+  expect_truth(c);
+}
+
+TEST_P(Saved, SizesThatDoNotFitAreRefused) {
+  Case c = saving(plain(5, {40, 300, 16}));
+  logitless::Problem p = pass_problem(c, logitless::Pass::backward);
+  p.has.saved = 0;
+  const logitless::Error without = refusal([&] { logitless::Plan(context_, p); });
+  EXPECT_EQ(without.argument, "saved_bytes");
+  p = pass_problem(c, logitless::Pass::forward_backward);
+  p.has.saved = 1;
+  const logitless::Error at_once = refusal([&] { logitless::Plan(context_, p); });
+  EXPECT_EQ(at_once.argument, "saved");
+}
+
+LOGITLESS_TEST_ON(Saved, engines());
+
+}  // namespace
+}  // namespace logitless_test
