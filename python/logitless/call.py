@@ -595,10 +595,9 @@ class PreparedCall:
         saves_exp_logits = (
             a.hidden.is_cuda
             and torch.cuda.is_available()  # fake tensors may be on a device that is not there
-            and of.ranks is None
             and a.gradient == "exact"
             and not a.recompute_logits
-            and (not torch.compiler.is_compiling() or all([_is_static(size) for size in sizes]))
+            and (not torch.compiler.is_compiling() or (of.ranks is None and all([_is_static(size) for size in sizes])))
         )
         if of.function != "linear_cross_entropy":
             flags = Flags(stats=("lse",) if of.function == "linear_log_probs" else ()).with_gradients(trained)

@@ -330,7 +330,7 @@ class Flags(NamedTuple):
 # ---- tensors that a forward pass saves for its backward pass
 
 LSE = ("lse", "lse_residual")  # a forward pass writes both or none
-SAVED = (*LSE, "entropy", "saved")
+SAVED = (*LSE, "entropy", "saved", "shard")  # a rank's shard, packed
 SIZE_SAVED = ("threshold", "label_smoothing", "softcap")  # numbers on which the size of the tensor saved depends
 
 # ---- checks

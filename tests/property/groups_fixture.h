@@ -33,6 +33,13 @@ class GroupTest : public EngineTest {
     return ranks;
   }
 
+  // Returns the size of saved that the plan of a rank's backward pass chooses.
+  uint64_t saved_bytes_of(const Case& c, const Sizes& sizes, size_t budget) const {
+    logitless::Problem later = pass_problem(c, logitless::Pass::backward);
+    later.max_workspace_bytes = budget;
+    return logitless::Plan(context_, cut(later, sizes)[0]).info().saved_bytes;
+  }
+
   // Returns the outputs of one pass, which every rank runs at the same time. Outputs for rows have the same
   // bits on all ranks; gradients are put together.
   Outputs run_ranks(const Case& c, logitless::Pass pass, const Sizes& sizes, size_t budget = 0,
@@ -42,15 +49,16 @@ class GroupTest : public EngineTest {
     const auto ranks = static_cast<int64_t>(sizes.size());
     const bool is_exact = whole.gradient == LOGITLESS_EXACT;
     const bool scatters = is_exact && whole.has.d_hidden != 0 && whole.tokens % ranks == 0 && c.seed % 2 == 0;
+    if (whole.saved_bytes == INT64_MAX) whole.saved_bytes = saved_bytes_of(c, sizes, budget);
     const auto problems =
         cut(whole, sizes, scatters ? logitless::GroupDHidden::sum_of_own : logitless::GroupDHidden::sum);
     std::vector<Outputs> outputs(sizes.size());
     RankGroup group(static_cast<int>(ranks), is_device());
     group.run([&](int rank, const logitless::Communicator& communicator) {
       const auto r = static_cast<size_t>(rank);
-      Outputs mine;  // draws are each rank's own
+      Outputs mine;  // saved bytes are each rank's own
       if (known != nullptr) mine = *known;
-      if (known != nullptr && whole.has.saved) mine.saved = draws_[r];
+      if (known != nullptr && whole.has.saved) mine.saved = saved_[r];
       outputs[r] =
           run_pass(context_, problems[r], c, known == nullptr ? nullptr : &mine, &communicator, only_losses);
     });
@@ -64,10 +72,10 @@ class GroupTest : public EngineTest {
     };
     join(&Outputs::d_weight);
     join(&Outputs::d_bias);
-    draws_.clear();
+    saved_.clear();
     const size_t own = out.d_hidden.size() / sizes.size();
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
-      draws_.push_back(outputs[rank].saved);
+      saved_.push_back(outputs[rank].saved);
       if (!scatters) continue;
       const auto first = static_cast<std::ptrdiff_t>(rank * own);
       std::copy_n(outputs[rank].d_hidden.begin() + first, own, out.d_hidden.begin() + first);
@@ -89,7 +97,7 @@ class GroupTest : public EngineTest {
     });
   }
 
-  mutable std::vector<std::vector<double>> draws_;  // draws of the last forward pass, one for each rank
+  mutable std::vector<std::vector<double>> saved_;  // of the last forward pass, by rank
   mutable int64_t calls_ = 0;                       // number of collectives in the last pass
 };
 

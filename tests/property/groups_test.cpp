@@ -31,6 +31,7 @@ class Groups : public GroupTest {
   Case grouped(uint64_t seed, const CaseLimits& limits) const {
     Case c = random_case(seed, limits);
     while (!engine().can_run(c.problem)) c = random_case(seed += 10'000, limits);
+    if (c.mode == Mode::kForwardThenBackward && seed % 2 == 0) c = saving(c);
     if (seed % 3 == 1) {
       Random random(seed);
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);

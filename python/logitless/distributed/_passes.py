@@ -16,7 +16,7 @@ from .. import native
 from .. import options as _options
 from ..autograd import GROUP, OtherPasses, other_passes
 from ..call import Ranks
-from ..errors import CommunicationError, InvalidArgumentError
+from ..errors import BudgetTooSmallError, CommunicationError, InvalidArgumentError
 from ..native import Cache
 from ..options import LSE, Flags, Wants, name_of
 from ..passes import PassKey, Result, results
@@ -85,6 +85,7 @@ class Local(NamedTuple):
     pass_key: PassKey
     tensors: Tensors
     options: dict[str, Any]
+    saved_bytes: int = 0
 
 
 class GroupRun(Run):
@@ -122,9 +123,9 @@ _runs: Cache[Any, GroupRun] = Cache(256)
 
 
 def find(group: Group, shard: Shard, local: Local) -> GroupRun:
-    pass_key, tensors, options = local
+    pass_key, tensors, options, saved_bytes = local
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (group.group_name, id(group), shard, pass_key, hidden.device, device_key(hidden, weight))
+    key = (group.group_name, id(group), shard, pass_key, saved_bytes, hidden.device, device_key(hidden, weight))
     key = (*key, *options.values(), *tensors, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None or run.group() is not group:  # a new group may have the id of a destroyed one
@@ -178,7 +179,7 @@ def add_up(group: Group, ranks: int, outputs: Tensors, sequence_parallel: bool) 
 def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     """Returns passes.results() for the rows of all ranks' tokens.
 
-    d_hidden has the shape of this rank's hidden. A packed Shard, which the backward pass reads, takes the place of saved.
+    d_hidden has the shape of this rank's hidden. The backward pass reads a packed Shard.
     """
     hidden, ranks = given["hidden"], pass_key.ranks
     assert ranks is not None
@@ -187,7 +188,7 @@ def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, 
     if "d_hidden" in outputs:
         outputs["d_hidden"] = Result(tuple(hidden.shape), name_of(hidden.dtype))
     if pass_key.kind == _options.FORWARD:
-        outputs["saved"] = Result((SHARD_SIZE,), "int64", "cpu")
+        outputs["shard"] = Result((SHARD_SIZE,), "int64", "cpu")
     return outputs
 
 
@@ -219,6 +220,7 @@ def _fields(
         "main_grad": None if main_grad is None else "given",
         "gradients together with the loss": pass_key.kind != _options.FORWARD,
         "return_stats": flags.stats + (("counts",) if flags.want_counts else ()),
+        "saved exp logits": flags.saves,
         "vocab_start given": ranks.vocab_start >= 0,
         "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
         "alignment": device == "cpu" or rows_are_aligned(hidden),
@@ -283,8 +285,11 @@ def _forward(
     # Only gradients are drawn, so a forward pass does not read the seed.
     read = {name: value for name, value in given.items() if name != "seed" or kind != _options.FORWARD}
     local = Local(now, readable(read, options["num_items"]), options)
+    plans_later = kind == _options.FORWARD and (flags.saves or agreed.new is not None)
+    later = _to_come(given, main_grad, options, flags) if plans_later else []
+    if later and flags.saves:
+        local, later = _saving(group, shard, local, later)
     if agreed.new is not None:
-        later = _to_come(given, main_grad, options, flags) if kind == _options.FORWARD else []
         run = find_on_all(group, shard, local, later)
         _agreement.keep(group, agreed)
     else:
@@ -292,7 +297,7 @@ def _forward(
     outputs = run(local.tensors)
     add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
     if kind == _options.FORWARD:
-        outputs["saved"] = shard.packed(seed)
+        outputs["shard"] = shard.packed(seed)
     return outputs
 
 
@@ -323,8 +328,21 @@ def _to_come(given: dict[str, Tensor], main_grad: Tensor | None, options: dict[s
     loss = row if options["reduction"] == "none" else row.new_empty(())
     saved = {**given, **dict.fromkeys(LSE, row), "entropy": row, "grad_loss": loss}
     stats = {f"grad_{name}": row for name in _options.DIFFERENTIABLE if name in flags.stats}
-    wanted = Flags().with_gradients(flags.wants())
+    wanted = Flags(saves=flags.saves).with_gradients(flags.wants())
     return [_backward_pass(saved | more, main_grad, options, wanted) for more in ({}, stats)]
+
+
+def _saving(group: Group, shard: Shard, now: Local, later: Sequence[Local]) -> tuple[Local, list[Local]]:
+    """Returns the passes with exp logits saved between them, if both then fit the budget. All ranks decide alike."""
+    *_, most = later  # with all upstream gradients
+    try:
+        size = find(group, shard, most._replace(saved_bytes=_options.FASTEST)).plan.info.saved_bytes
+        saving = now._replace(saved_bytes=size), [one._replace(saved_bytes=size) for one in later]
+        for one in (saving[0], *saving[1]):
+            find(group, shard, one)
+        return saving
+    except BudgetTooSmallError:  # find_on_all() reports it where it is not for the saved bytes
+        return now, list(later)
 
 
 def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]) -> Tensors:
@@ -333,9 +351,11 @@ def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, 
     if pass_key.kind != _options.BACKWARD:
         return _forward(pass_key, given, main_grad, options, ranks)
     # The forward pass saved the sums over the vocabulary, so this pass needs no agreement.
-    shard, seed = Shard.unpacked(given["saved"])
-    group, saved = group_of(ranks), {name: tensor for name, tensor in given.items() if name != "saved"}
-    local = _backward_pass(_with_seed(_all_tokens(saved, ranks, group), seed), main_grad, options, pass_key.flags)
+    shard, seed = Shard.unpacked(given["shard"])
+    group, read = group_of(ranks), {name: tensor for name, tensor in given.items() if name != "shard"}
+    local = _backward_pass(_with_seed(_all_tokens(read, ranks, group), seed), main_grad, options, pass_key.flags)
+    if "saved" in given:
+        local = local._replace(saved_bytes=given["saved"].numel())
     outputs = find(group, shard, local)(local.tensors)
     add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
     return outputs
