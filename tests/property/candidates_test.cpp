@@ -155,7 +155,7 @@ TEST_P(Candidates, LargePartsOfTheVocabulary) {
 
 // So many columns that a device takes more than one window of them.
 TEST_P(Candidates, SeveralWindowsOfColumns) {
-  CandidateCase c = even_lists(29, 130, 170, 16500, 8, LOGITLESS_BF16);
+  CandidateCase c = even_lists(29, 130, 300, 33000, 8, LOGITLESS_BF16);
   expect_near_truth(c, run(c), GetParam().is_device());
 }
 

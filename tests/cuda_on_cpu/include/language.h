@@ -121,6 +121,15 @@ inline int __all_sync(unsigned mask, int value) {
   return __ballot_sync(mask, value) == mask;
 }
 template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  const cuda_on_cpu::Lanes& lanes = cuda_on_cpu::exchange(mask, cuda_on_cpu::bits_of(value));
+  unsigned equal = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && lanes.value[lane] == cuda_on_cpu::bits_of(value)) equal |= 1u << lane;
+  }
+  return equal;
+}
+template <class T>
 T __reduce_add_sync(unsigned mask, T value) {
   return cuda_on_cpu::joined(mask, value, [](T a, T b) { return a + b; });
 }

@@ -30,15 +30,23 @@ struct ProductSlices {
   int64_t at_once = 0;  // slices of a launch
 };
 
-// Columns of dz that are multiplied at once, at most.
-inline constexpr int64_t kMostWindow = 16384;
+// A warp adds up a row of a tile, some columns of dz, in shared memory.
+inline constexpr int64_t kTileBytes = 8192;
+inline constexpr int64_t kTileUnit = 16;     // a tile is a multiple of so many columns
+inline constexpr int64_t kMostTiles = 1024;  // of all columns
+// Groups of rows whose shares of d_bias are summed one by one.
+inline constexpr int64_t kBiasGroups = 64;
 
 // Products with the whole weight instead of gathers, where lists are a large part of it.
 struct WholeProducts {
   bool used = false;
-  int64_t rows = 0;     // of hidden states, whose products with all columns exist at one time
-  int64_t stride = 0;   // of these products
-  int64_t columns = 0;  // of dz that exist at one time
+  int64_t rows = 0;          // of hidden states, whose products with all columns exist at one time
+  int64_t stride = 0;        // of these products
+  int64_t tile = 0;          // columns of a tile
+  int64_t tiles = 0;         // of all columns
+  int64_t window_tiles = 0;  // of dz that exist at one time
+
+  int64_t window() const { return window_tiles * tile; }
 };
 
 template <class Real>
@@ -46,7 +54,7 @@ struct CandidatesArenaOf {
   WrongLists* wrong = nullptr;
   WholeProducts whole;
   void* gemm = nullptr;      // scratch of products
-  void* products = nullptr;  // [whole.rows, V] of Real, or [N, whole.columns] dz of the operands' dtype
+  void* products = nullptr;  // [whole.rows, V] of Real, or [N, whole.window()] dz of the operands' dtype
   Real* d_hidden = nullptr;  // [N, D] sum of the windows, if d_hidden is no such matrix itself
   // The first stage.
   ProductSlices slices;
@@ -54,8 +62,10 @@ struct CandidatesArenaOf {
   int32_t* unit_row = nullptr;  // [E / kUnit, rounded up] the row of a unit's first element
   Real* partial = nullptr;      // [slices.at_once, E]
   // The second stage.
-  KeptOf<Real>* kept = nullptr;           // [E]
+  KeptOf<Real>* kept = nullptr;           // [E] with s u, or with u in order of tiles
   int32_t* kept_count = nullptr;          // [N]
+  int32_t* tile_start = nullptr;          // [N, whole.tiles + 1] where tiles begin in a row's list
+  Real* bias_sums = nullptr;              // [kBiasGroups, V]
   KeptRowOf<Real>* by_element = nullptr;  // [E] with u
   int32_t* key = nullptr;                 // [2, E] the column, V for none; as they are and sorted
   int32_t* order = nullptr;               // [2, E] elements, as they are and sorted
@@ -78,6 +88,10 @@ void launch_columns(const CandidateLists& lists, int32_t* column, int32_t* unit_
 // Makes the list of each row: its columns with s u, without elements of u = 0.
 template <class Real>
 void launch_row_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
+// Makes the list of each row tile after tile: its columns with u, without elements of u = 0. Elements of a
+// tile keep their order.
+template <class Real>
+void launch_tile_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
 // Makes the list of each column, in the order of elements, without those of u = 0; and d_bias if it is
 // wanted.
 template <class Real>
@@ -98,9 +112,12 @@ void launch_candidate_logits(const Candidates& c, const CandidatesArenaOf<Real>&
 template <class Real>
 void launch_pick_products(const CandidateLists& lists, const int32_t* column, int64_t first_row, int64_t rows,
                           const ConstMatrix& products, Real* picked, const Queue& queue);
-// Makes a window of dz, [N, columns], from the lists of rows.
+// Makes `tiles` tiles of dz = s u, [N, tiles * whole.tile], from the lists of tiles. Columns past V are 0.
 template <class Real>
-void launch_spread(const CandidateLists& lists, const CandidatesArenaOf<Real>& arena, int64_t first_column,
-                   int64_t columns, const Matrix& dz, const Queue& queue);
+void launch_spread(const Candidates& c, const CandidatesArenaOf<Real>& arena, int64_t first_tile,
+                   int64_t tiles, const Matrix& dz, const Queue& queue);
+// Makes d_bias from the lists of tiles.
+template <class Real>
+void launch_whole_bias(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue);
 
 }  // namespace logitless::cuda

@@ -75,6 +75,55 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) arena.kept_count[row] = count;
 }
 
+// One warp for each row. It counts the elements of each tile, and then puts them in their places.
+template <class Real>
+__global__ void __launch_bounds__(kThreads)
+    tile_lists_kernel(const __grid_constant__ Candidates c, CandidatesArenaOf<Real> arena) {
+  __shared__ int32_t next_of_warps[kWarps][kMostTiles];
+  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (row >= c.lists.rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile = static_cast<int>(arena.whole.tile), tiles = static_cast<int>(arena.whole.tiles);
+  const int64_t begin = c.lists.begin(row);
+  const int64_t end = arena.wrong->offsets != 0 ? begin : c.lists.begin(row + 1);
+  int32_t* next = next_of_warps[threadIdx.x / 32];
+  for (int t = lane; t < tiles; t += 32) next[t] = 0;
+  __syncwarp();
+#pragma unroll 4
+  for (int64_t e = begin + lane; e < end; e += 32) {
+    const Element<Real> element = element_of<Real>(c, row, e);
+    if (element.u != 0) atomicAdd(next + element.column / tile, 1);
+  }
+  __syncwarp();
+  int32_t* start = arena.tile_start + row * (tiles + 1);
+  int32_t before = 0;
+  for (int first = 0; first < tiles; first += 32) {
+    const int32_t count = first + lane < tiles ? next[first + lane] : 0;
+    int32_t sum = count;  // up to this lane
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (first + lane < tiles) start[first + lane] = next[first + lane] = before + sum - count;
+    before += __shfl_sync(~0u, sum, 31);
+  }
+  if (lane == 0) start[tiles] = before;
+  __syncwarp();
+  for (int64_t first = begin; first < end; first += 32) {
+    const int64_t e = first + lane;
+    const Element<Real> element = e < end ? element_of<Real>(c, row, e) : Element<Real>{0, 0};
+    const int to = element.u != 0 ? element.column / tile : tiles;
+    const unsigned equal = __match_any_sync(~0u, to);
+    const int32_t place = to < tiles ? next[to] + __popc(equal & ((1u << lane) - 1)) : 0;
+    __syncwarp();
+    if (to < tiles) {
+      arena.kept[begin + place] = {element.column, element.u};
+      if ((equal >> lane) == 1) next[to] = place + 1;
+    }
+    __syncwarp();
+  }
+}
+
 template <class Real>
 __global__ void __launch_bounds__(kThreads)
     keys_kernel(const __grid_constant__ Candidates c, CandidatesArenaOf<Real> arena) {
@@ -164,6 +213,12 @@ void launch_row_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena,
 }
 
 template <class Real>
+void launch_tile_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
+  queue.launch("tile_lists", tile_lists_kernel<Real>, blocks_for(c.lists.rows, kWarps), kThreads, 0, c,
+               arena);
+}
+
+template <class Real>
 void launch_column_lists(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
   const int64_t elements = c.lists.elements, vocab = c.lists.vocab;
   queue.clear(arena.heavy, sizeof(int32_t));
@@ -188,8 +243,9 @@ void launch_column_lists(const Candidates& c, const CandidatesArenaOf<Real>& are
   });
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                                \
-  template void launch_row_lists(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&); \
+#define LOGITLESS_INSTANTIATE(Real)                                                                 \
+  template void launch_row_lists(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&);  \
+  template void launch_tile_lists(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&); \
   template void launch_column_lists(const Candidates&, const CandidatesArenaOf<Real>&, const Queue&);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)

@@ -21,12 +21,15 @@ constexpr int64_t kReadsOfSlices = 2;
 // Sums of slices that one launch makes. More launches would wait for their last blocks more often.
 constexpr int64_t kPartialBytes = int64_t{16} << 20;
 
-// Gathers are bound by reading rows from L2, products by arithmetic. The ratio of their times, for an element
-// and for a column, is that of an H100's rates: tensor cores have a higher one than those of float32 and
-// float64.
-constexpr int64_t kColumnsOfElement = 100, kColumnsOfWideElement = 16;
+// Gathers are bound by reading rows from L2, products by arithmetic. The ratios of their times, for an
+// element and for a column, are those of an H100's rates: tensor cores have a higher one than those of
+// float32 and float64.
+constexpr int64_t kColumnsOfLogit = 160, kColumnsOfGradient = 115, kColumnsOfWideElement = 16;
 constexpr int64_t kLeastRows = 128;  // of products
 constexpr int64_t kWholeBytes = int64_t{512} << 20;
+// Each window of dz reads and writes fp32 sums of d_hidden. With fewer columns that takes more than a
+// fortieth of the products' time, and more columns save little.
+constexpr int64_t kLeastWindow = 16384, kMostWindow = 32768;
 
 bool is_aligned(const void* data, DType dtype, int64_t stride, int64_t columns) {
   const uint64_t bytes = static_cast<uint64_t>(stride) * size_of(dtype);
@@ -36,7 +39,8 @@ bool is_aligned(const void* data, DType dtype, int64_t stride, int64_t columns) 
 // float16 is left out: its dz would need a scale.
 bool multiplies_whole(const Candidates& c) {
   const bool is_short = c.weight_dtype == DType::kBF16;
-  const int64_t columns = is_short ? kColumnsOfElement : kColumnsOfWideElement;
+  const bool is_logit = c.stage == CandidatesStage::kLogits;
+  const int64_t columns = !is_short ? kColumnsOfWideElement : is_logit ? kColumnsOfLogit : kColumnsOfGradient;
   if (c.hidden_dtype != c.weight_dtype || c.weight_dtype == DType::kF16 || c.rounds(c.weight_dtype))
     return false;
   if (c.lists.rows < kLeastRows || c.lists.elements < c.lists.vocab || !c.has_products()) return false;
@@ -54,17 +58,25 @@ bool multiplies_whole(const Candidates& c) {
 int64_t rounded_down(int64_t count, int64_t unit) {
   return std::max(count / unit * unit, unit);
 }
+int64_t parts(int64_t count, int64_t part) {
+  return (count + part - 1) / part;
+}
 
+// Windows have equal columns, and so have their tiles.
 WholeProducts whole_products(const Candidates& c) {
   WholeProducts w;
-  w.used = multiplies_whole(c);
-  if (!w.used) return w;
-  w.stride = (c.lists.vocab + 7) / 8 * 8;
+  if (!multiplies_whole(c)) return w;
+  const int64_t vocab = c.lists.vocab;
+  w.stride = parts(vocab, 8) * 8;
   const auto size = static_cast<int64_t>(size_of(c.stats_dtype()));
   w.rows = std::min(c.lists.rows, rounded_down(kWholeBytes / (size * w.stride), kLeastRows));
   const auto element = static_cast<int64_t>(size_of(c.weight_dtype));
-  const int64_t columns = rounded_down(kWholeBytes / (element * c.lists.rows), 64);
-  w.columns = std::min({w.stride, columns, kMostWindow});
+  const int64_t most = std::clamp(kWholeBytes / (element * c.lists.rows), kLeastWindow, kMostWindow);
+  const int64_t columns = parts(vocab, parts(vocab, most));
+  w.window_tiles = parts(columns, kTileBytes / size);
+  w.tile = parts(parts(columns, w.window_tiles), kTileUnit) * kTileUnit;
+  w.tiles = parts(vocab, w.tile);
+  w.used = w.tiles <= kMostTiles;
   return w;
 }
 
@@ -92,30 +104,35 @@ CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* works
   };
   take(a.wrong, 1);
   a.whole = whole_products(c);
-  const bool windows = c.d_hidden != nullptr || c.d_weight != nullptr;
-  if (a.whole.used && (c.stage == CandidatesStage::kLogits || windows)) {
+  const auto take_products = [&](int64_t count, DType dtype) {
     a.gemm = workspace->take<std::byte>(static_cast<int64_t>(kGemmScratchBytes)).data();
-    const int64_t bytes =
-        c.stage == CandidatesStage::kLogits
-            ? a.whole.rows * a.whole.stride * static_cast<int64_t>(sizeof(Real))
-            : c.lists.rows * a.whole.columns * static_cast<int64_t>(size_of(c.weight_dtype));
-    a.products = workspace->take<std::byte>(bytes).data();
-    if (c.d_hidden != nullptr && c.d_hidden_dtype != c.stats_dtype()) {
-      take(a.d_hidden, c.lists.rows * c.hidden_size);
-    }
-  }
+    a.products = workspace->take<std::byte>(count * static_cast<int64_t>(size_of(dtype))).data();
+  };
   if (c.stage == CandidatesStage::kLogits) {
+    if (a.whole.used) take_products(a.whole.rows * a.whole.stride, c.stats_dtype());
     a.slices = a.whole.used ? ProductSlices{.at_once = 1} : product_slices(c);
     take(a.column, elements);
     take(a.unit_row, (elements + kUnit - 1) / kUnit);
     take(a.partial, a.slices.at_once * elements);
     return a;
   }
-  if ((c.d_hidden != nullptr || (a.whole.used && windows)) && c.has_products()) {
+  if (a.whole.used) {
+    take(a.kept, elements);
+    take(a.tile_start, c.lists.rows * (a.whole.tiles + 1));
+    if (c.d_bias != nullptr) take(a.bias_sums, kBiasGroups * c.lists.vocab);
+    if (c.d_hidden == nullptr && c.d_weight == nullptr) return a;
+    take_products(c.lists.rows * a.whole.window(), c.weight_dtype);
+    const bool one_window = a.whole.tiles <= a.whole.window_tiles;
+    if (c.d_hidden != nullptr && c.d_hidden_dtype != c.stats_dtype() && !one_window) {
+      take(a.d_hidden, c.lists.rows * c.hidden_size);
+    }
+    return a;
+  }
+  if (c.d_hidden != nullptr && c.has_products()) {
     take(a.kept, elements);
     take(a.kept_count, c.lists.rows);
   }
-  if (!(a.whole.used ? c.d_bias != nullptr : c.needs_columns())) return a;
+  if (!c.needs_columns()) return a;
   take(a.by_element, elements);
   take(a.key, 2 * elements);
   take(a.order, 2 * elements);
@@ -151,18 +168,22 @@ void multiply_rows(const Candidates& c, const CandidatesArenaOf<Real>& arena, co
   }
 }
 
-// Gradients of hidden states and weight by products of dz, a window of its columns at a time.
+// All gradients by products of dz, a window of its columns at a time.
 template <class Real>
 void multiply_windows(const Candidates& c, const CandidatesArenaOf<Real>& arena, const Queue& queue) {
-  launch_row_lists(c, arena, queue);
+  launch_tile_lists(c, arena, queue);
+  if (c.d_bias != nullptr) launch_whole_bias(c, arena, queue);
+  if (c.d_hidden == nullptr && c.d_weight == nullptr) return;
   const ConstMatrix hidden{c.hidden, c.hidden_dtype, c.hidden_stride};
   const ConstMatrix weight{c.weight, c.weight_dtype, c.weight_stride};
-  const Matrix dz{arena.products, c.weight_dtype, arena.whole.columns};
+  const WholeProducts& whole = arena.whole;
+  const Matrix dz{arena.products, c.weight_dtype, whole.window()};
   const Matrix to{c.d_hidden, c.d_hidden_dtype, c.d_hidden_stride};
   const Matrix sums = arena.d_hidden == nullptr ? to : Matrix{arena.d_hidden, c.stats_dtype(), c.hidden_size};
-  for (int64_t column = 0; column < c.lists.vocab; column += arena.whole.columns) {
-    const int64_t columns = std::min(arena.whole.columns, c.lists.vocab - column);
-    launch_spread(c.lists, arena, column, columns, dz, queue);
+  for (int64_t tile = 0; tile < whole.tiles; tile += whole.window_tiles) {
+    const int64_t tiles = std::min(whole.window_tiles, whole.tiles - tile), column = tile * whole.tile;
+    const int64_t columns = std::min(tiles * whole.tile, c.lists.vocab - column);
+    launch_spread(c, arena, tile, tiles, dz, queue);
     if (c.d_hidden != nullptr) {
       gemm({.m = c.lists.rows,
             .n = c.hidden_size,
@@ -237,11 +258,7 @@ void make_gradients(const Candidates& c, Workspace workspace, const Queue& queue
   const auto arena = lay_out_candidates<Real>(c, &workspace);
   queue.clear(arena.wrong, sizeof(WrongLists));
   if (c.lists.elements > 0) launch_check_offsets(c.lists, arena.wrong, queue);
-  if (arena.whole.used) {
-    if (c.d_hidden != nullptr || c.d_weight != nullptr) multiply_windows(c, arena, queue);
-    if (c.d_bias != nullptr) launch_column_lists(c, arena, queue);
-    return;
-  }
+  if (arena.whole.used) return multiply_windows(c, arena, queue);
   if (c.d_hidden != nullptr && c.lists.rows > 0) make_d_hidden(c, arena, queue);
   if (c.needs_columns()) launch_column_lists(c, arena, queue);
   if (c.d_weight != nullptr) make_d_weight(c, arena, queue);
