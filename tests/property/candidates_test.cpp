@@ -153,6 +153,22 @@ TEST_P(Candidates, LargePartsOfTheVocabulary) {
   }
 }
 
+// Many equal ids in each list, beside each other and apart, with empty lists and ignored elements.
+TEST_P(Candidates, EqualIdsInLargePartsOfTheVocabulary) {
+  for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
+    CandidateCase c = uneven_lists(30, 140, 160, 70, 24, dtype);
+    for (size_t e = 0; e < c.ids.size(); ++e) {
+      if (e % 5 < 3) c.ids[e] = e % 2 == 0 ? 3 : 69;
+      if (e % 11 == 0) c.ids[e] = -1;
+    }
+    expect_near_truth(c, run(c), GetParam().is_device() && dtype == LOGITLESS_BF16);
+    c.ids.assign(c.ids.size(), 69);
+    const CandidateOutputs first = run(c);
+    expect_near_truth(c, first, GetParam().is_device() && dtype == LOGITLESS_BF16);
+    EXPECT_EQ(difference(run(c), first), "");
+  }
+}
+
 // So many columns that a device takes more than one window of them.
 TEST_P(Candidates, SeveralWindowsOfColumns) {
   CandidateCase c = even_lists(29, 130, 300, 33000, 8, LOGITLESS_BF16);

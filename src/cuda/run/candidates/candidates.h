@@ -33,6 +33,7 @@ struct ProductSlices {
 // A warp adds up a row of a tile, some columns of dz, in shared memory.
 inline constexpr int64_t kTileBytes = 8192;
 inline constexpr int64_t kTileUnit = 16;     // a tile is a multiple of so many columns
+inline constexpr int kTileWarps = 4;         // of a block; a window is a multiple of so many tiles
 inline constexpr int64_t kMostTiles = 1024;  // of all columns
 // Groups of rows whose shares of d_bias are summed one by one.
 inline constexpr int64_t kBiasGroups = 64;

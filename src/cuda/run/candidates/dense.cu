@@ -5,17 +5,29 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTileWarps = 4, kTileThreads = 32 * kTileWarps;
+constexpr int kTileThreads = 32 * kTileWarps;
 
-// One block for each row.
+// One block for each row. A thread waits for several products at once.
 template <class Real>
 __global__ void __launch_bounds__(kThreads)
     pick_products_kernel(CandidateLists lists, const int32_t* column, int64_t first_row, ConstMatrix products,
                          Real* picked) {
+  constexpr int kAtOnce = 8;
   const int64_t row = first_row + blockIdx.x, end = lists.begin(row + 1);
   const Real* from = products.row<Real>(blockIdx.x);
-  for (int64_t e = lists.begin(row) + threadIdx.x; e < end; e += kThreads) {
-    if (column[e] >= 0) picked[e] = from[column[e]];
+  for (int64_t e = lists.begin(row) + threadIdx.x; e < end; e += kAtOnce * kThreads) {
+    int32_t columns[kAtOnce];
+    Real found[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      columns[k] = e + k * kThreads < end ? column[e + k * kThreads] : kNoElement;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) found[k] = columns[k] >= 0 ? from[columns[k]] : Real(0);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (columns[k] >= 0) picked[e + k * kThreads] = found[k];
+    }
   }
 }
 

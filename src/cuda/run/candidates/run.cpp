@@ -24,7 +24,7 @@ constexpr int64_t kPartialBytes = int64_t{16} << 20;
 // Gathers are bound by reading rows from L2, products by arithmetic. The ratios of their times, for an
 // element and for a column, are those of an H100's rates: tensor cores have a higher one than those of
 // float32 and float64.
-constexpr int64_t kColumnsOfLogit = 160, kColumnsOfGradient = 115, kColumnsOfWideElement = 16;
+constexpr int64_t kColumnsOfLogit = 160, kColumnsOfGradient = 120, kColumnsOfWideElement = 16;
 constexpr int64_t kLeastRows = 128;  // of products
 constexpr int64_t kWholeBytes = int64_t{512} << 20;
 // Each window of dz reads and writes fp32 sums of d_hidden. With fewer columns that takes more than a
@@ -62,7 +62,7 @@ int64_t parts(int64_t count, int64_t part) {
   return (count + part - 1) / part;
 }
 
-// Windows have equal columns, and so have their tiles.
+// Windows have equal columns, and so have their tiles. Rows of dz begin at multiples of 128 bytes.
 WholeProducts whole_products(const Candidates& c) {
   WholeProducts w;
   if (!multiplies_whole(c)) return w;
@@ -73,7 +73,7 @@ WholeProducts whole_products(const Candidates& c) {
   const auto element = static_cast<int64_t>(size_of(c.weight_dtype));
   const int64_t most = std::clamp(kWholeBytes / (element * c.lists.rows), kLeastWindow, kMostWindow);
   const int64_t columns = parts(vocab, parts(vocab, most));
-  w.window_tiles = parts(columns, kTileBytes / size);
+  w.window_tiles = parts(columns, kTileWarps * kTileBytes / size) * kTileWarps;
   w.tile = parts(parts(columns, w.window_tiles), kTileUnit) * kTileUnit;
   w.tiles = parts(vocab, w.tile);
   w.used = w.tiles <= kMostTiles;
