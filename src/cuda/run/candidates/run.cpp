@@ -27,9 +27,9 @@ constexpr int64_t kPartialBytes = int64_t{16} << 20;
 constexpr int64_t kColumnsOfLogit = 160, kColumnsOfGradient = 120, kColumnsOfWideElement = 16;
 constexpr int64_t kLeastRows = 128;  // of products
 constexpr int64_t kWholeBytes = int64_t{512} << 20;
-// Each window of dz reads and writes fp32 sums of d_hidden. With fewer columns that takes more than a
-// fortieth of the products' time, and more columns save little.
-constexpr int64_t kLeastWindow = 16384, kMostWindow = 32768;
+// Each window of dz reads and writes fp32 sums of d_hidden. In bf16 that takes up to a fortieth of the
+// products' time with so many bytes of a row. More columns save little.
+constexpr int64_t kLeastWindowBytes = 32 << 10, kMostWindow = 32768;
 
 bool is_aligned(const void* data, DType dtype, int64_t stride, int64_t columns) {
   const uint64_t bytes = static_cast<uint64_t>(stride) * size_of(dtype);
@@ -71,7 +71,8 @@ WholeProducts whole_products(const Candidates& c) {
   const auto size = static_cast<int64_t>(size_of(c.stats_dtype()));
   w.rows = std::min(c.lists.rows, rounded_down(kWholeBytes / (size * w.stride), kLeastRows));
   const auto element = static_cast<int64_t>(size_of(c.weight_dtype));
-  const int64_t most = std::clamp(kWholeBytes / (element * c.lists.rows), kLeastWindow, kMostWindow);
+  const int64_t row_bytes = std::max(kWholeBytes / c.lists.rows, kLeastWindowBytes);
+  const int64_t most = std::min(row_bytes / element, kMostWindow);
   const int64_t columns = parts(vocab, parts(vocab, most));
   w.window_tiles = parts(columns, kTileWarps * kTileBytes / size) * kTileWarps;
   w.tile = parts(parts(columns, w.window_tiles), kTileUnit) * kTileUnit;
