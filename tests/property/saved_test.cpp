@@ -116,6 +116,27 @@ TEST_P(Saved, SizesThatDoNotFitAreRefused) {
   EXPECT_EQ(at_once.argument, "saved");
 }
 
+// A step of windows may be wider than the narrowest one beside saved exp logits. Losses have the bits of
+// passes that save nothing.
+TEST_P(Saved, BatchInvariantWithinABudget) {
+  if (!is_device()) GTEST_SKIP() << "saves nothing";
+  Case c = cases({12, 2500, 8})[0];
+  c.problem.batch_invariant = 1;
+  const size_t least = refusal([&] { backward(c, 1); }).required_bytes;
+  const size_t most = least + backward(c).saved_bytes;
+  for (size_t budget = least; budget <= most; budget += (most - least) / 8) {
+    const logitless::PlanInfo plan = backward(c, budget);
+    EXPECT_TRUE(plan.vocab_window > 0 || plan.cached_columns == 2500) << budget;
+  }
+  Case alone = c;
+  alone.problem.has.saved = 0;
+  alone.problem.saved_bytes = 0;
+  c.problem.saved_bytes = backward(c).saved_bytes * 3 / 4;
+  const Outputs got = solve(c);
+  EXPECT_TRUE(same_bits(got.lse, solve(alone).lse));
+  Expected(c).check(engine(), got);
+}
+
 LOGITLESS_TEST_ON(Saved, engines());
 
 }  // namespace

@@ -373,7 +373,7 @@ class Search {
     d.source = backward_source();
     if (chooses_saved_ && budget_ != 0) {
       for (int64_t window = kSavedWindow; window < p_.vocab; window *= 2) {
-        d.vocab_window = window / window_step_ * window_step_;
+        d.vocab_window = std::max(window / window_step_ * window_step_, smallest_window_);
         d.cached_columns = most_saved(PlanKind::kBackward, d);
         if (d.cached_columns > 0) consider(PlanKind::kBackward, p_.tokens, d);
       }
