@@ -1,6 +1,7 @@
 // Exp logits that a forward pass saves give the gradients that come later, within any budget.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -135,6 +136,22 @@ TEST_P(Saved, BatchInvariantWithinABudget) {
   const Outputs got = solve(c);
   EXPECT_TRUE(same_bits(got.lse, solve(alone).lse));
   Expected(c).check(engine(), got);
+}
+
+// Narrow windows of a copied weight begin where exp logits can be stored.
+TEST_P(Saved, CopiedWindowsOfAForwardPass) {
+  if (!is_device()) GTEST_SKIP() << "saves nothing";
+  Case c = cases({40, 268, 7})[0];
+  c.problem.saved_bytes = backward(c).saved_bytes * 3 / 4;
+  logitless::Problem forward = pass_problem(c, logitless::Pass::forward);
+  forward.max_workspace_bytes = 1;
+  const size_t least = refusal([&] { logitless::Plan(context_, forward); }).required_bytes;
+  for (const size_t budget : {least, least + 1024, least + 2048, least + 4096}) {
+    forward.max_workspace_bytes = budget;
+    const logitless::PlanInfo plan = logitless::Plan(context_, forward).info();
+    EXPECT_TRUE(plan.vocab_window % 8 == 0 || plan.vocab_window == 268) << plan.vocab_window;
+  }
+  expect_truth(c, std::max<size_t>(least, refusal([&] { backward(c, 1); }).required_bytes));
 }
 
 LOGITLESS_TEST_ON(Saved, engines());

@@ -270,11 +270,13 @@ class Search {
   }
 
   // Returns the numbers of columns whose weight rows are copied at once; all, if the weight is not copied.
+  // The saved exp logits of a window must begin at a multiple of 16 bytes.
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
+    const int64_t least = p_.batch_invariant || saved_columns_ > 0 ? smallest_window_ : 1;
     for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
-         most = std::max(ceil_div(most, 4), p_.batch_invariant ? smallest_window_ : 1)) {
+         most = ceil_div(ceil_div(most, 4), least) * least) {
       windows.push_back(in_whole_waves(most, chunk));
       if (most <= smallest_window_) return windows;
     }
@@ -500,8 +502,9 @@ class Search {
     d.scratch_rows = std::min(d.scratch_rows, chunk);
     d.partials = partials_of(chunk);
     d.relative_to_offset = is_relative_to_offset(d);
-    // Label smoothing has further rows of hidden behind the copies.
-    const bool more_rows = d.cached_columns > 0 && p_.has.d_weight && smooths_apart(p_);
+    // Label smoothing has further rows of hidden behind the copies. Upstream gradients do not decide about
+    // them: with fewer of these, saved exp logits must not need more memory.
+    const bool more_rows = d.cached_columns > 0 && p_.has.d_weight && p_.smooths();
     if (d.source == HiddenSource::kOutput && more_rows) d.source = HiddenSource::kWorkspace;
     return d;
   }
