@@ -154,6 +154,25 @@ TEST_P(Saved, CopiedWindowsOfAForwardPass) {
   expect_truth(c, std::max<size_t>(least, refusal([&] { backward(c, 1); }).required_bytes));
 }
 
+// A call plans for all upstream gradients that it may get.
+TEST_P(Saved, FewerUpstreamGradientsNeedNoMoreMemory) {
+  if (!is_device()) GTEST_SKIP() << "saves nothing";
+  for (const Case& all : cases({2, 3000, 256})) {
+    if (all.problem.has.grad_entropy == 0) continue;
+    const size_t saved_bytes = backward(all).saved_bytes;
+    const size_t least = refusal([&] { backward(all, 1); }).required_bytes;
+    for (size_t more = 0; more < 200'000; more += 2048) {
+      const size_t budget = std::max(least, saved_bytes + more);
+      const logitless::PlanInfo plan = backward(all, budget);
+      if (plan.cached_columns == 0) continue;
+      Case fewer = all;
+      fewer.problem.has.grad_entropy = 0;
+      fewer.problem.saved_bytes = plan.saved_bytes;
+      EXPECT_EQ(backward(fewer, budget).saved_bytes, plan.saved_bytes) << budget;
+    }
+  }
+}
+
 LOGITLESS_TEST_ON(Saved, engines());
 
 }  // namespace

@@ -30,7 +30,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w,
         a.exp_logits = take_elements(saved, dtype, (rows + smoothing_rows) * exp_logits_stride(p, d));
       }
       if (p.needs_backward()) a.row_factor = saves ? take<float>(w, rows) : a.kept_sum;
-      if (p.needs_backward() && smooths_apart(p)) {
+      if (p.needs_backward() && p.smooths()) {  // also where they are not apart: see Search::completed()
         a.kept_sum_of_weight = d.cached_columns == p.vocab ? a.weight_sum : take<float>(w, p.hidden);
         a.hidden_sum = take<float>(w, p.hidden);
       }
