@@ -154,6 +154,19 @@ TEST_P(Saved, CopiedWindowsOfAForwardPass) {
   expect_truth(c, std::max<size_t>(least, refusal([&] { backward(c, 1); }).required_bytes));
 }
 
+// Sums of the operands, which label smoothing needs, round these as products do.
+TEST_P(Saved, LabelSmoothingOfOperandsInAnotherFormat) {
+  Case c = saving(plain_case(3, {40, 64, 24}, LOGITLESS_F16));
+  c.problem.compute_dtype = LOGITLESS_BF16;
+  if (!is_device() || !engine().can_run(c.problem)) GTEST_SKIP() << "saves nothing";
+  c.problem.saved_bytes = 1 << 20;  // of all columns, however long it takes
+  c.problem.label_smoothing = 0.5;
+  c.weight.assign(c.weight.size(), 1 + 0x3p-10);  // all are rounded down
+  c.hidden.assign(c.hidden.size(), 0.5 + 0x3p-11);
+  EXPECT_EQ(backward(c).cached_columns, 64);
+  expect_truth(c);
+}
+
 // A call plans for all upstream gradients that it may get.
 TEST_P(Saved, FewerUpstreamGradientsNeedNoMoreMemory) {
   if (!is_device()) GTEST_SKIP() << "saves nothing";

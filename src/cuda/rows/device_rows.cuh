@@ -55,15 +55,15 @@ __device__ inline T from_real(RealOf<T> x) {
   }
 }
 
-// An operand's element as products see it: fp32 is rounded to their dtype.
+// An operand's element as products see it: rounded to their dtype, which may be another one of 16 bits.
 template <class T>
 __device__ inline RealOf<T> to_operand(T x, DType dtype) {
-  if constexpr (std::is_same_v<T, double>) return x;
-  if constexpr (std::is_same_v<T, float>) {
-    if (dtype == DType::kBF16) return __bfloat162float(__float2bfloat16_rn(x));
-    if (dtype == DType::kF16) return __half2float(__float2half_rn(x));
+  const RealOf<T> number = to_real(x);
+  if constexpr (!std::is_same_v<T, double>) {
+    if (dtype == DType::kBF16) return to_float(from_float<__nv_bfloat16>(number));
+    if (dtype == DType::kF16) return to_float(from_float<__half>(number));
   }
-  return to_real(x);
+  return number;
 }
 
 // Calls f(T{}) for the element type of a dtype, which is float64 if and only if Real is double.
