@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/number_text.h"
+#include "core/plan.h"
 #include "core/status.h"
 #include "core/top_k.h"
 
@@ -194,6 +195,9 @@ void check_pass(const Problem& p) {
           "none in a plan whose pass is forward_backward", "one");
   require(p.has.saved || p.saved_bytes == 0, "saved_bytes", "0 in a plan without saved",
           std::to_string(p.saved_bytes));
+  // A backward pass may choose fewer columns than all, and would read others than were written.
+  require(p.pass != Pass::kForward || p.saved_bytes < kFastest, "saved_bytes",
+          "the size that the plan of the backward pass says, in a forward pass", "INT64_MAX");
   if (p.pass == Pass::kForward) {
     require(!p.has_gradients(), "pass", "backward or forward_backward when gradients are wanted", "forward");
   } else {

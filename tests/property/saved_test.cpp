@@ -115,6 +115,9 @@ TEST_P(Saved, SizesThatDoNotFitAreRefused) {
   p.has.saved = 1;
   const logitless::Error at_once = refusal([&] { logitless::Plan(context_, p); });
   EXPECT_EQ(at_once.argument, "saved");
+  p = pass_problem(c, logitless::Pass::forward);
+  const logitless::Error unknown = refusal([&] { logitless::Plan(context_, p); });
+  EXPECT_EQ(unknown.argument, "saved_bytes");
 }
 
 // A step of windows may be wider than the narrowest one beside saved exp logits. Losses have the bits of
