@@ -59,8 +59,10 @@ __device__ inline T from_real(RealOf<T> x) {
 template <class T>
 __device__ inline RealOf<T> to_operand(T x, DType dtype) {
   const RealOf<T> number = to_real(x);
-  if constexpr (!std::is_same_v<T, double>) {
+  if constexpr (!std::is_same_v<T, double> && !std::is_same_v<T, __nv_bfloat16>) {
     if (dtype == DType::kBF16) return to_float(from_float<__nv_bfloat16>(number));
+  }
+  if constexpr (!std::is_same_v<T, double> && !std::is_same_v<T, __half>) {
     if (dtype == DType::kF16) return to_float(from_float<__half>(number));
   }
   return number;
