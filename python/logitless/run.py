@@ -403,13 +403,16 @@ def _saved_bytes(
 ) -> int:
     """Returns the size of saved exp logits with which both passes fit the budget, as large as is of use.
 
-    traced: for an operator, whose fake tensors have no addresses. It counts on copies of rows that are not aligned.
+    traced: for an operator, whose fake tensors have no addresses, and which may not know all numbers. It counts on
+    copies of rows that are not aligned, and of a bias that a temperature scales.
     """
     device, budget = tensors["hidden"].device, options["max_workspace_bytes"]
     # A plan for "sparsified" may be exact. An operator then saves nothing, as it does not know all numbers before.
     if not pass_key.flags.saves or options["gradient"] not in ("exact", *([] if traced else ["sparsified"])):
         return 0
     alignment = {"unaligned_rows": traced or are_unaligned(tensors["hidden"], tensors["weight"])}
+    if traced and "temperature" not in tensors:  # compiled code may not know it: any but 1 needs a copy of the bias
+        options = options | {"temperature": 2.0}
     for_later = budget
     for _ in range(_ATTEMPTS):
         with_budget = options | {"max_workspace_bytes": for_later}

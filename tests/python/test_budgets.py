@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from logitless import native
+from logitless import call, native, passes, run
 from logitless import options as _options
 from support import python
 
@@ -78,6 +78,20 @@ def test_the_default_takes_less_than_the_fastest():
     assert default.predicted_seconds <= 1.06 * fastest.predicted_seconds
     assert "a quarter of the float32 logits" in default.choice and fastest.choice == "the fastest"
     assert all(plan.choice == "" for plan in logitless.plans(8192, 256_000, 2304, **head))
+
+
+def test_the_saved_size_does_not_depend_on_numbers_that_compiled_code_may_not_know(monkeypatch):
+    monkeypatch.setattr(run, "plan_on", lambda spec, device: native.plan_of(spec, 1, "cuda", "h100"))
+    flags = _options.Flags(want_d_hidden=True, want_d_weight=True, want_d_bias=True, saves=True)
+    later = passes.PassKey(_options.FORWARD, flags)
+    with torch.device("meta"):
+        bias, targets = torch.empty(128256), torch.empty(4096, dtype=torch.int64)
+        hidden, weight = (torch.empty(n, 2048, dtype=torch.bfloat16) for n in (4096, 128256))
+    tensors = {"hidden": hidden, "weight": weight, "bias": bias, "targets": targets}
+    for budget in (315_201_945, 402_758_041):
+        options = call.UNUSED | {"max_workspace_bytes": budget}
+        sizes = {run.saved_size(later, tensors, None, options | {"temperature": t, "scale": t}) for t in (1.0, 0.7)}
+        assert len(sizes) == 1
 
 
 # ---- what a refusal names
