@@ -42,7 +42,7 @@ def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
     _options.check_names(type(module).__name__, given, LOSS_OPTIONS)
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
-    _options.checked_method(options)
+    _options.checked_training(options)
     if not 0 <= options["label_smoothing"] <= 1:
         raise ValueError(f"label_smoothing: expected a number in [0, 1], got {options['label_smoothing']}")
     for name, value in options.items():

@@ -127,6 +127,8 @@ def test_arguments_that_would_have_no_effect_are_refused():
         head(hidden, return_stats=True)
     with pytest.raises(ValueError, match="transformed: expected False with labels"):
         head(hidden, labels, transformed=True)
+    with pytest.raises(TypeError, match="recompute_logits: expected a bool, got int"):
+        logitless.nn.FusedHead(8, 5, recompute_logits=1)
     with pytest.raises(ValueError, match="batch_invariant: expected False unless"):
         FusedHead(5, 11, gradient="sparsified", batch_invariant=True)
 
