@@ -101,8 +101,7 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     if _options.flag("later", o["later"]):
         if not gradients:
             raise ValueError("later: expected False without gradients, got True")
-        saves = method["gradient"] == "exact"
-        passes = {"pass_": _options.BACKWARD, "saved_bytes": _options.FASTEST if saves else 0}
+        passes = {"pass_": _options.BACKWARD, "saved_bytes": _options.FASTEST}
         made["saved"] = 0
     spec = native.spec(
         (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
