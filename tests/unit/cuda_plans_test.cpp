@@ -217,7 +217,7 @@ TEST(CudaPlans, BothPassesOfKeptDrawsAgree) {
           if (pass == Pass::kBackward) p.has.d_weight = budget == 0;
           for (const char* engine : {"", "portable"}) {
             const Plan plan = best(validated(p), budget, engine);
-            EXPECT_GE(plan.saved_bytes, 64U);
+            EXPECT_EQ(plan.saved_bytes > 0, plan.kind == PlanKind::kSparsified);
             kinds.insert(plan.kind == PlanKind::kSparsified);
           }
         }
