@@ -17,7 +17,7 @@ __global__ void sum_part_kernel(WeightedRows w) {
   for (int64_t row = blockIdx.y * rows / kSumParts; row < end; ++row) {
     const float weight = w.weight != nullptr ? w.weight[row] : 1.0f;
     const T* data = w.data.row<T>(w.row_map != nullptr ? w.row_map[row] : row);
-    if (weight != 0) sum = fmaf(weight, to_operand(data[column], w.operand_dtype), sum);
+    if (weight != 0) sum = fmaf(weight, as_operand(data[column], w.operand_dtype), sum);
   }
   w.parts[blockIdx.y * w.columns + column] = sum;
 }

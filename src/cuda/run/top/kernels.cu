@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) choose_listed_kernel(TopArena top, i
 // The element as an operand of a dtype.
 __device__ float element(const ConstMatrix& m, int64_t row, int64_t column, DType operand) {
   const float x = load_as<float>(m.data, m.dtype, row * m.stride + column);
-  return m.dtype == operand ? x : to_operand(x, operand);
+  return m.dtype == operand ? x : as_operand(x, operand);
 }
 
 // Called by a warp; lane 0 gets the result.
