@@ -234,9 +234,9 @@ def later(bench: Bench) -> Iterator[Case]:
 
     def with_grads(name: str, call: Callable[[], None]) -> Case:
         def fresh() -> None:
+            call()
             for leaf in (hidden, weight, bias, *half[:2]):
                 leaf.grad = None
-            call()
 
         return Case(name, fresh, ("three matmuls",), _bytes(*leaves[:2]))
 

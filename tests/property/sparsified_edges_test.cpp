@@ -191,7 +191,8 @@ TEST_P(SparsifiedEdges, Refusals) {
   for (double threshold : {0.0, -0.5, 1.5, kNaN}) {
     expect(refused([&](auto& p) { p.threshold = threshold; }), {"threshold: expected ", ", got"});
   }
-  expect(refused([](auto& p) { p.has.saved = 1; }), {"saved: expected none in a plan whose pass is forward_backward", "got one"});
+  expect(refused([](auto& p) { p.has.saved = 1; }),
+         {"saved: expected none in a plan whose pass is forward_backward", "got one"});
   expect(refused([](auto& p) { p.gradient = 3; }), {"gradient: expected", "got 3"});
   expect(refused([](auto& p) {
            p.label_smoothing = 0.25;

@@ -2,8 +2,6 @@
 
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/rows/exp2.cuh"
-#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/vector8.cuh"
 
 namespace logitless::cuda {
@@ -11,14 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kStep = int64_t{8} * kThreads;  // elements of a row that a block changes at once
-
-constexpr float kLeastP = 0x1p-126f;  // smaller ones have no normal logarithm; p log p is 0 then
-
-// log p; for elements of 16 bits with an error that is far below theirs.
-template <class T>
-__device__ float log_of(float p) {
-  return std::is_same_v<T, float> ? logf(p) : log2_approx(p) * (1 / kLog2E);
-}
 
 // Each row of the matrix has a row of blocks. The target's element is made from its logit, which keeps the
 // digits of p - 1.
@@ -32,14 +22,13 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
   const RowCoefficients<float> of_row = {arena.a[r], arena.b != nullptr ? arena.b[r] : 0.0f,
                                          arena.c != nullptr ? arena.c[r] : 0.0f, arena.g[r]};
   const float inverse_sum = 1 / arena.kept_sum[r];
-  const float a = of_row.a * scale, b = of_row.b * scale, c = of_row.c * scale;
   const T* from = m.exp_logits.row<T>(r);
   T* to = m.dz.row<T>(r);
   const auto dz_of = [&](const T& exp_logit, int64_t j) {
     const float p = to_float(exp_logit) * inverse_sum;
-    float dz = p < kLeastP ? 0.0f : p * fmaf(b, log_of<T>(p), a);
-    if (c != 0) dz = m.column_weight != nullptr ? fmaf(c, m.column_weight[j], dz) : dz + c;
-    return from_float<T>(is_ignored ? 0.0f : dz);
+    float dz = p == 0 ? 0.0f : p * (of_row.b != 0 ? fmaf(of_row.b, logf(p), of_row.a) : of_row.a);
+    if (of_row.c != 0) dz += m.column_weight != nullptr ? of_row.c * m.column_weight[j] : of_row.c;
+    return from_float<T>(is_ignored ? 0.0f : dz * scale);
   };
   const int64_t own_target = int64_t{target} - m.first_column;
   const int64_t step = gridDim.y * kStep;

@@ -328,7 +328,7 @@ struct SmoothBias {
   const float* c;  // [rows]
   int64_t rows;
   const int32_t* row_count = nullptr;  // null: all exist
-  const float* column_weight;           // [columns] or null: ones
+  const float* column_weight;          // [columns] or null: ones
   int64_t columns;
   float* d_bias;  // [columns]
 };
@@ -336,12 +336,12 @@ void launch_smooth_bias(const SmoothBias& s, const Queue& queue);
 // Writes further rows of both operands of a product exp_logits^T hidden, which add w_j * hidden_sum[d] to it.
 // Each vector is the sum of two of their dtype.
 struct SmoothingRows {
-  Matrix exp_logits, hidden;  // of one dtype; null: its rows stay
-  int64_t row;                // the first one
-  int64_t columns;            // of exp_logits
-  int64_t width, depth;       // of hidden; zeros behind width
+  Matrix exp_logits, hidden;   // of one dtype; null: its rows stay
+  int64_t row;                 // the first one
+  int64_t columns;             // of exp_logits
+  int64_t width, depth;        // of hidden; zeros behind width
   const float* column_weight;  // [columns] or null: ones
-  const float* hidden_sum;    // [width]
+  const float* hidden_sum;     // [width]
 };
 void launch_smoothing_rows(const SmoothingRows& s, const Queue& queue);
 
@@ -355,9 +355,9 @@ struct MakeDz {
   int64_t first, rows;            // of the chunk
   int64_t first_column, columns;  // of the window, in the shard
   const int32_t* row_count;
-  bool has_one_target;        // a row
+  bool has_one_target;         // a row
   const float* column_weight;  // [columns] or null: ones
-  const float* scale;         // scalar; null: 1
+  const float* scale;          // scalar; null: 1
 };
 void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue);
 // ---- dot_products.cu

@@ -8,16 +8,18 @@ namespace {
 constexpr int kThreads = 256;
 
 // A block sums a stretch of rows for kThreads columns.
-template <class T>
+template <class T, bool kRounds>
 __global__ void sum_part_kernel(WeightedRows w) {
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= w.columns) return;
   const int64_t rows = existing(w.row_count, w.rows), end = (blockIdx.y + 1) * rows / kSumParts;
   float sum = 0;
+#pragma unroll 4
   for (int64_t row = blockIdx.y * rows / kSumParts; row < end; ++row) {
     const float weight = w.weight != nullptr ? w.weight[row] : 1.0f;
     const T* data = w.data.row<T>(w.row_map != nullptr ? w.row_map[row] : row);
-    if (weight != 0) sum = fmaf(weight, as_operand(data[column], w.operand_dtype), sum);
+    const float x = kRounds ? as_operand(data[column], w.operand_dtype) : to_float(data[column]);
+    if (weight != 0) sum = fmaf(weight, x, sum);
   }
   w.parts[blockIdx.y * w.columns + column] = sum;
 }
@@ -93,7 +95,10 @@ __global__ void __launch_bounds__(kThreads) smoothing_rows_kernel(SmoothingRows 
 void launch_weighted_rows(const WeightedRows& w, const Queue& queue) {
   const dim3 grid(blocks_for(w.columns, kThreads), static_cast<unsigned>(kSumParts));
   for_dtype(w.data.dtype, [&](auto type) {
-    queue.launch("weighted_rows", sum_part_kernel<decltype(type)>, grid, kThreads, 0, w);
+    using T = decltype(type);
+    const auto kernel =
+        w.data.dtype != w.operand_dtype ? sum_part_kernel<T, true> : sum_part_kernel<T, false>;
+    queue.launch("weighted_rows", kernel, grid, kThreads, 0, w);
   });
   queue.launch("weighted_rows", join_parts_kernel, blocks_for(w.columns, kThreads), kThreads, 0, w);
 }
