@@ -10,13 +10,13 @@ import sys
 
 # Counts of files, without tests and pages, that name an option. Options whose names have other meanings are left out.
 OPTION_FILES = {
-    "z_loss": 6,
-    "label_smoothing": 23,
-    "softcap": 53,
+    "z_loss": 7,
+    "label_smoothing": 24,
+    "softcap": 54,
     "bias_scale": 19,
     "temperature": 51,
     "token_weight": 23,
-    "class_weight": 45,
+    "class_weight": 46,
     "num_items": 24,
     "ignore_index": 38,
     "targets_per_row": 29,
