@@ -8,7 +8,7 @@
 
 namespace logitless::cuda {
 
-// Returns the bytes of a run beyond inputs and outputs.
+// The bytes of a run beyond inputs and outputs.
 struct PlanBytes {
   uint64_t workspace = 0;
   uint64_t saved = 0;  // of Buffers::saved

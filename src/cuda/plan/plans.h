@@ -19,7 +19,7 @@ std::vector<Plan> search_plans(const Problem& problem, const Device& device, con
 // ---- plans.cpp
 //
 // Implements Backend::plans. A pure function, without calls of the driver. A sparsified problem (not
-// kAlwaysSparsified) also gets exact plans, because sparsification may be slower. With saves it gets
+// kAlwaysSparsified) also gets exact plans, because sparsification may be slower. With has.saved it gets
 // either exact or sparsified plans, and both passes get the same.
 std::vector<Plan> make_plans(const Problem& problem, const Device& device, const std::string& requested,
                              uint64_t max_workspace_bytes);
