@@ -50,10 +50,11 @@ typedef struct logitless_candidates {
   int64_t vocab;         /* V, at least 1 */
   int64_t elements;      /* E; without offsets a multiple of N, and each row has E / N */
   double scale;
-  double softcap;     /* 0: none */
-  double temperature; /* T > 0 */
-  int64_t ignore_id;  /* an element with this id is none: z = -inf, and no gradient */
-  const void* hidden; /* [N, D] */
+  double softcap;               /* 0: none */
+  double temperature;           /* T > 0 */
+  int64_t ignore_id;            /* an element with this id is none: z = -inf, and no gradient */
+  uint64_t max_workspace_bytes; /* the most bytes of a stage's workspace; 0: as many as are useful */
+  const void* hidden;           /* [N, D] */
   int64_t hidden_stride;
   const void* weight; /* [V, D]; the second stage reads it for d_hidden only */
   int64_t weight_stride;
@@ -87,7 +88,8 @@ static inline void logitless_candidates_init(logitless_candidates* candidates) {
 }
 
 /* Writes the bytes of workspace that a stage needs. It reads sizes, dtypes and options, which pointers are
- * null, and how those of matrices are aligned. */
+ * null, and how those of matrices are aligned. LOGITLESS_BUDGET_TOO_SMALL: no way to compute the stage fits
+ * max_workspace_bytes, and the error's required_bytes is the least that does. */
 LOGITLESS_API logitless_status logitless_candidates_workspace_bytes(const logitless_context* context,
                                                                     const logitless_candidates* candidates,
                                                                     size_t* workspace_bytes);

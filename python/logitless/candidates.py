@@ -127,7 +127,9 @@ def linear_candidates(
         weight_gradient: ``"dense"``, or ``"rows"`` for a sparse gradient of the ids that occur, as
             ``nn.Embedding(sparse=True)`` has. The latter is for eager mode and ``normalize="candidates"``, and waits
             for its device.
-        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for ``normalize="vocabulary"``.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for the workspace of each pass. Results,
+            numbers of all candidates that PyTorch's losses make, and the gathered rows of one list for all rows come
+            beside it.
 
     Returns:
         A :class:`LinearCandidatesOutput`. ``log_probs`` and ``logits`` have the shape ``[..., K]``, or ``[E]`` with
@@ -136,6 +138,7 @@ def linear_candidates(
     Raises:
         TypeError: An argument has the wrong type, dtype or layout.
         ValueError: An argument has the wrong shape, device or range.
+        BudgetTooSmallError: No way to compute the lists fits ``max_workspace_bytes``.
         InvalidTargetError: An id is outside ``[0, V)`` on the CPU. On CUDA, which nothing waits for, its logit is NaN,
             and it has no gradient.
         NotImplementedError: Double backward, forward-mode differentiation or a transform of torch.func.
@@ -172,7 +175,8 @@ class Given(NamedTuple):
             z = self._of_one_list(flat, operands[1], compute_dtype, is_sparse)
         else:
             starts = None if self.offsets is None else self.offsets.long()
-            rest = (starts, self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, is_sparse)
+            budget = _options.budget(o["max_workspace_bytes"])
+            rest = (starts, self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, budget, is_sparse)
             z = logits_of(flat, operands[1], o["bias"], ids, *rest)
         return z.reshape(ids.shape if self.offsets is not None else (*hidden.shape[:-1], ids.shape[-1]))
 

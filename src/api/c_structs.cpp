@@ -270,6 +270,7 @@ Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
   c.weight_stride = given.weight_stride;
   c.logits = given.logits;
   c.invalid_ids = given.invalid_ids;
+  c.max_workspace_bytes = given.max_workspace_bytes;
   if (c.stage == CandidatesStage::kGradient) {
     c.grad = given.grad;
     c.d_hidden = given.d_hidden;

@@ -161,7 +161,16 @@ const Backend& backend_of_rows(const Context& context, DType dtype) {
 
 uint64_t candidates_bytes(const Context& context, const Candidates& c) {
   refuse_without_device(context.options);
-  return backend_of_rows(context, c.stats_dtype()).candidates_bytes(c, context.options);
+  const Backend& backend = backend_of_rows(context, c.stats_dtype());
+  const uint64_t bytes = backend.candidates_bytes(c, context.options);
+  if (c.max_workspace_bytes != 0 && bytes > c.max_workspace_bytes) {
+    throw Error(Status::kBudgetTooSmall,
+                ErrorInfo{.argument = "max_workspace_bytes",
+                          .expected = "at least " + bytes_text(bytes) + " for these lists",
+                          .got = bytes_text(c.max_workspace_bytes),
+                          .required_bytes = bytes});
+  }
+  return bytes;
 }
 
 void run_candidates(const Context& context, const Candidates& c, void* workspace, size_t workspace_bytes,
@@ -169,7 +178,7 @@ void run_candidates(const Context& context, const Candidates& c, void* workspace
   refuse_without_device(context.options);
   check_stream(context.options, stream);
   const Backend& backend = backend_of_rows(context, c.stats_dtype());
-  check_workspace(workspace, workspace_bytes, backend.candidates_bytes(c, context.options));
+  check_workspace(workspace, workspace_bytes, candidates_bytes(context, c));
   if (context.options.on_host()) check_lists(c.lists);
   backend.candidates(c, context.options, Workspace(workspace), stream);
 }

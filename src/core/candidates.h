@@ -73,6 +73,7 @@ struct Candidates {
   void* d_weight = nullptr;
   void* d_bias = nullptr;
   bool accumulate_d_weight = false;
+  uint64_t max_workspace_bytes = 0;  // 0: no limit
 
   DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Whether elements of an operand are rounded before they are multiplied.

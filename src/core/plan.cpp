@@ -1,7 +1,6 @@
 #include "core/plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -9,19 +8,6 @@
 #include "core/status.h"
 
 namespace logitless {
-namespace {
-
-// Returns "27050240 bytes (25.8 MiB)", rounded up, so that this many MiB are enough.
-std::string bytes_text(uint64_t bytes) {
-  std::string text = std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
-  if (bytes < 1024) return text;
-  const bool is_small = bytes < 1024 * 1024;
-  const double size = static_cast<double>(bytes) / (is_small ? 1024.0 : 1024.0 * 1024.0);
-  return text + " (" + fixed_text(std::ceil(10 * size) / 10, 1) + (is_small ? " KiB)" : " MiB)");
-}
-
-}  // namespace
-
 const char* plan_kind_name(PlanKind kind) {
   static constexpr const char* kNames[] = {"forward",      "whole",    "token_chunks",
                                            "vocab_chunks", "backward", "sparsified"};

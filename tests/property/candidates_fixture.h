@@ -35,6 +35,7 @@ struct CandidateCase {
   Values old_d_weight;                        // [V, D]: d_weight is added to it; empty: it is overwritten
   double scale = 1, softcap = 0, temperature = 1;
   int64_t ignore_id = -1;
+  size_t max_workspace_bytes = 0;
   Layout hidden_layout, weight_layout, d_hidden_layout, d_weight_layout;
   bool wants_d_hidden = true, wants_d_weight = true;
 
@@ -150,14 +151,7 @@ class CandidateRun {
   CandidateOutputs on(const logitless::Context& context, bool is_device) {
     std::vector<Tensor*> all = {&hidden_, &weight_, &bias_,     &temperatures_, &ids_,    &offsets_,
                                 &grad_,   &logits_, &d_hidden_, &d_weight_,     &d_bias_, &invalid_};
-    const auto on_host = [](Tensor& t) { return t.data(); };
-    size_t bytes = 0;
-    for (const auto stage : {LOGITLESS_CANDIDATES_LOGITS, LOGITLESS_CANDIDATES_GRADIENT}) {
-      const logitless_candidates given = arguments(stage, on_host, is_device);
-      size_t needed = 0;
-      logitless::check(logitless_candidates_workspace_bytes(context.handle(), &given, &needed));
-      bytes = std::max(bytes, needed);
-    }
+    const size_t bytes = workspace_bytes(context, is_device);
     if (is_device) {
       std::vector<GuardedMemory*> memory;
       for (Tensor* each : all) memory.push_back(each->memory());
@@ -168,7 +162,7 @@ class CandidateRun {
       });
     } else {
       GuardedMemory workspace(bytes);
-      run(context, on_host, false, bytes == 0 ? nullptr : workspace.data(), bytes, nullptr);
+      run(context, on_host_, false, bytes == 0 ? nullptr : workspace.data(), bytes, nullptr);
       EXPECT_EQ(workspace.violation(), "");
     }
     for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
@@ -183,6 +177,18 @@ class CandidateRun {
 
   CandidateOutputs on(const Engine& engine, int threads = 0) {
     return on(make_context(engine, threads), engine.is_device());
+  }
+
+  // Returns the bytes of workspace for either stage.
+  size_t workspace_bytes(const logitless::Context& context, bool is_device) {
+    size_t bytes = 0;
+    for (const auto stage : {LOGITLESS_CANDIDATES_LOGITS, LOGITLESS_CANDIDATES_GRADIENT}) {
+      const logitless_candidates given = arguments(stage, on_host_, is_device);
+      size_t needed = 0;
+      logitless::check(logitless_candidates_workspace_bytes(context.handle(), &given, &needed));
+      bytes = std::max(bytes, needed);
+    }
+    return bytes;
   }
 
  private:
@@ -204,6 +210,7 @@ class CandidateRun {
     a.softcap = c_.softcap;
     a.temperature = c_.temperature;
     a.ignore_id = c_.ignore_id;
+    a.max_workspace_bytes = c_.max_workspace_bytes;
     a.hidden = place(hidden_);
     a.hidden_stride = hidden_.stride();
     a.weight = place(weight_);
@@ -237,6 +244,7 @@ class CandidateRun {
     }
   }
 
+  static constexpr auto on_host_ = [](Tensor& t) { return t.data(); };
   const CandidateCase& c_;
   Tensor hidden_, weight_, bias_, temperatures_, ids_, offsets_, grad_, logits_, d_hidden_, d_weight_,
       d_bias_, invalid_;

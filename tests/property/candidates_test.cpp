@@ -153,6 +153,45 @@ TEST_P(Candidates, LargePartsOfTheVocabulary) {
   }
 }
 
+// Each budget from the least on is kept, and a smaller one is refused.
+TEST_P(Candidates, Budgets) {
+  for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {
+    std::vector<CandidateCase> cases = {uneven_lists(31, 20, 60, 90, 72, dtype)};
+    if (GetParam().is_device()) {  // where a budget decides how lists are computed
+      cases.push_back(uneven_lists(32, 130, 300, 331, 24, dtype));
+      cases.push_back(even_lists(33, 130, 300, 33000, 8, dtype));
+    }
+    for (CandidateCase& c : cases) {
+      const logitless::Context context = make_context(GetParam());
+      const auto needed = [&](size_t budget) {
+        c.max_workspace_bytes = budget;
+        return CandidateRun(c).workspace_bytes(context, GetParam().is_device());
+      };
+      const auto refused = [&](size_t budget) -> size_t {
+        try {
+          needed(budget);
+          return 0;
+        } catch (const logitless::Error& error) {
+          EXPECT_EQ(error.status(), LOGITLESS_BUDGET_TOO_SMALL) << error.what();
+          EXPECT_EQ(error.argument, "max_workspace_bytes");
+          return error.required_bytes;
+        }
+      };
+      const size_t most = needed(0);
+      size_t least = 1;
+      for (int stages = 0; stages < 2; ++stages) least = std::max(least, refused(least));
+      ASSERT_LE(least, most);
+      if (least > 1) {
+        EXPECT_EQ(refused(least - 1), least);
+      }
+      for (const size_t budget : {least, least + (most - least) / 2, most}) {
+        EXPECT_LE(needed(budget), budget);
+        expect_near_truth(c, run(c), GetParam().is_device() && dtype == LOGITLESS_BF16);
+      }
+    }
+  }
+}
+
 // Many equal ids in each list, beside each other and apart, with empty lists and ignored elements.
 TEST_P(Candidates, EqualIdsInLargePartsOfTheVocabulary) {
   for (const logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16}) {

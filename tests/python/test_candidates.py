@@ -277,7 +277,7 @@ def test_compiled(kind):
 def test_operators_pass_pytorchs_checks():
     hidden, weight, bias = operands(rows=3, vocab=6, width=4, dtype=torch.float64)
     ids, offsets = torch.tensor([0, 5, 5, 2, -1]), torch.tensor([0, 2, 2, 5])
-    arguments = (hidden, weight, bias, ids, offsets, None, [0.7, 2.0, 1.5], -1, 0)
+    arguments = (hidden, weight, bias, ids, offsets, None, [0.7, 2.0, 1.5], -1, 0, 0)
     torch.library.opcheck(torch.ops.logitless.candidate_logits.default, arguments)
     rows = torch.tensor([0, 0, 2, 2, 2])
     torch.library.opcheck(torch.ops.logitless.segment_sum.default, (torch.randn(5, requires_grad=True), offsets, rows))
@@ -339,6 +339,29 @@ def test_only_the_wanted_gradients_are_made():
         log_probs(hidden, weight.detach(), torch.tensor(LISTS), bias=bias.detach()).sum().backward()
     made = [arguments for function, arguments, _ in recorder.calls if "gradients" in str(function)]
     assert len(made) == 1 and made[0][4:7] == (-1, True, 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_budget_is_kept_or_refused(device):
+    """The pass that needs more raises; on the CPU the logits need no workspace."""
+    hidden, weight, _ = (tensor.detach().to(device).requires_grad_() for tensor in operands())
+    ids = torch.tensor([[1, 2, 3]] * 5, device=device)
+
+    def gradients(budget):
+        total = log_probs(hidden, weight, ids, max_workspace_bytes=budget).square().sum()
+        return torch.autograd.grad(total, (hidden, weight))
+
+    least = 1
+    for _ in range(2):  # the two passes
+        try:
+            gradients(least)
+        except logitless.BudgetTooSmallError as error:
+            least = error.required_bytes
+    assert least > 1
+    with pytest.raises(logitless.BudgetTooSmallError, match=f"at least {least} bytes"):
+        gradients(least - 1)
+    for one, other in zip(gradients(least), gradients(None)):
+        torch.testing.assert_close(one, other)
 
 
 def test_the_gradient_has_the_same_bits_on_any_number_of_threads():

@@ -28,8 +28,8 @@ class Candidates(ctypes.Structure):
 
     _fields_ = native._fields(
         """int32 stage, hidden_dtype, weight_dtype, bias_dtype, id_dtype, compute_dtype;
-        int64 rows, hidden_size, vocab, elements; double scale, softcap, temperature; int64 ignore_id;
-        pointer hidden; int64 hidden_stride; pointer weight; int64 weight_stride;
+        int64 rows, hidden_size, vocab, elements; double scale, softcap, temperature;
+        int64 ignore_id, max_workspace_bytes; pointer hidden; int64 hidden_stride; pointer weight; int64 weight_stride;
         pointer bias, row_temperature, ids, offsets, logits, invalid_ids, grad;
         pointer d_hidden; int64 d_hidden_stride; pointer d_weight; int64 d_weight_stride; pointer d_bias;
         int32 d_hidden_dtype, d_weight_dtype, d_bias_dtype, accumulate_d_weight"""
@@ -70,6 +70,7 @@ def _shared(
     numbers: list[float],
     ignore_id: int,
     compute_dtype: int,
+    max_workspace_bytes: int,
 ) -> dict[str, Any]:
     """Returns the fields of both stages. The tensors are contiguous, as far as they must be."""
     scale, softcap, constant = numbers
@@ -87,6 +88,7 @@ def _shared(
         "temperature": constant,
         "ignore_id": ignore_id,
         "compute_dtype": compute_dtype,
+        "max_workspace_bytes": max_workspace_bytes,
     }
     if offsets is not None:
         fields["offsets"] = offsets
@@ -99,7 +101,10 @@ def _in_order(*tensors: Tensor | None) -> list[Any]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-_SCHEMA = "Tensor ids, Tensor? offsets, Tensor? temperature, float[] numbers, int ignore_id, int compute_dtype"
+_SCHEMA = (
+    "Tensor ids, Tensor? offsets, Tensor? temperature, float[] numbers, int ignore_id, int compute_dtype, "
+    "int max_workspace_bytes"
+)
 
 
 @torch.library.custom_op(
@@ -199,7 +204,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *ctx.options,
     )
     wanted = [gradient if on else None for gradient, on in zip(gradients, ctx.needs_input_grad[:3])]
-    return (*wanted, None, None, None, None, None, None)
+    return (*wanted, *[None] * 7)
 
 
 candidate_logits.register_autograd(_backward, setup_context=_save)
@@ -218,7 +223,7 @@ class SparseWeight(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         wants = ctx.needs_input_grad
         ctx = _Wanting(ctx, (wants[0], False, wants[2]))
-        gradients: list[Tensor | None] = [None] * 9
+        gradients: list[Tensor | None] = [None] * 10
         if wants[0] or wants[2]:
             gradients = list(_backward(ctx, grad))
         if wants[1]:
@@ -236,14 +241,14 @@ class _Wanting:
 
 def _sparse_d_weight(ctx: Any, grad: Tensor) -> Tensor:
     hidden, weight, ids, offsets, temperature, logits = ctx.saved_tensors
-    numbers, ignore_id, compute_dtype = ctx.options
+    numbers, ignore_id, *limits = ctx.options
     is_element = (ids != ignore_id) & (ids >= 0) & (ids < weight.shape[0])
     kept, places = torch.unique(ids[is_element], return_inverse=True)
     numbered = torch.full_like(ids, -1, dtype=torch.int64).masked_scatter_(is_element, places)
     count = kept.shape[0]
     values = weight.new_empty((0, weight.shape[1]))
     if count > 0:
-        options = (offsets, temperature, numbers, -1, compute_dtype)
+        options = (offsets, temperature, numbers, -1, *limits)
         values = torch.ops.logitless.candidate_gradients.default(
             grad, logits, hidden, weight, -1, False, count, numbered, *options
         )[1]
@@ -261,10 +266,12 @@ def logits_of(
     numbers: list[float],
     ignore_id: int,
     compute_dtype: int,
+    max_workspace_bytes: int,
     sparse: bool,
 ) -> Tensor:
     """Returns the logits of all lists, ``[E]``. sparse: whether the weight's gradient has only the rows that occur."""
-    arguments = (hidden, weight, bias, ids.reshape(-1), offsets, temperature, numbers, ignore_id, compute_dtype)
+    numbers_of_call = (numbers, ignore_id, compute_dtype, max_workspace_bytes)
+    arguments = (hidden, weight, bias, ids.reshape(-1), offsets, temperature, *numbers_of_call)
     try:
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             result: Tensor = SparseWeight.apply(*arguments)  # type: ignore[no-untyped-call]

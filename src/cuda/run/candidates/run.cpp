@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -18,18 +19,22 @@ namespace {
 constexpr int64_t kSliceBytes = int64_t{40} << 20;
 // Slices pay where each row of the weight is read several times.
 constexpr int64_t kReadsOfSlices = 2;
-// Sums of slices that one launch makes. More launches would wait for their last blocks more often.
-constexpr int64_t kPartialBytes = int64_t{16} << 20;
 
 // Gathers are bound by reading rows from L2, products by arithmetic. The ratios of their times, for an
 // element and for a column, are those of an H100's rates: tensor cores have a higher one than those of
 // float32 and float64.
 constexpr int64_t kColumnsOfLogit = 160, kColumnsOfGradient = 120, kColumnsOfWideElement = 16;
 constexpr int64_t kLeastRows = 128;  // of products
-constexpr int64_t kWholeBytes = int64_t{512} << 20;
+
+// The most bytes of the largest buffers. A budget halves them until they fit.
+struct BufferBytes {
+  int64_t whole = int64_t{512} << 20;   // of products with the whole weight; 0: rows are gathered
+  int64_t partial = int64_t{16} << 20;  // of sums of slices; less takes more launches
+};
 // Each window of dz reads and writes fp32 sums of d_hidden. In bf16 that takes up to a fortieth of the
 // products' time with so many bytes of a row. More columns save little.
 constexpr int64_t kLeastWindowBytes = 32 << 10, kMostWindow = 32768;
+constexpr int64_t kLeastWindow = 1024;  // columns, with a budget
 
 bool is_aligned(const void* data, DType dtype, int64_t stride, int64_t columns) {
   const uint64_t bytes = static_cast<uint64_t>(stride) * size_of(dtype);
@@ -63,16 +68,16 @@ int64_t parts(int64_t count, int64_t part) {
 }
 
 // Windows have equal columns, and so have their tiles. Rows of dz begin at multiples of 128 bytes.
-WholeProducts whole_products(const Candidates& c) {
+WholeProducts whole_products(const Candidates& c, int64_t bytes) {
   WholeProducts w;
-  if (!multiplies_whole(c)) return w;
+  if (bytes == 0 || !multiplies_whole(c)) return w;
   const int64_t vocab = c.lists.vocab;
   w.stride = parts(vocab, 8) * 8;
   const auto size = static_cast<int64_t>(size_of(c.stats_dtype()));
-  w.rows = std::min(c.lists.rows, rounded_down(kWholeBytes / (size * w.stride), kLeastRows));
+  w.rows = std::min(c.lists.rows, rounded_down(bytes / (size * w.stride), kLeastRows));
   const auto element = static_cast<int64_t>(size_of(c.weight_dtype));
-  const int64_t row_bytes = std::max(kWholeBytes / c.lists.rows, kLeastWindowBytes);
-  const int64_t most = std::min(row_bytes / element, kMostWindow);
+  const int64_t least = bytes < BufferBytes{}.whole ? element * kLeastWindow : kLeastWindowBytes;
+  const int64_t most = std::min(std::max(bytes / c.lists.rows, least) / element, kMostWindow);
   const int64_t columns = parts(vocab, parts(vocab, most));
   w.window_tiles = parts(columns, kTileWarps * kTileBytes / size) * kTileWarps;
   w.tile = parts(parts(columns, w.window_tiles), kTileUnit) * kTileUnit;
@@ -81,7 +86,7 @@ WholeProducts whole_products(const Candidates& c) {
   return w;
 }
 
-ProductSlices product_slices(const Candidates& c) {
+ProductSlices product_slices(const Candidates& c, int64_t partial_bytes) {
   ProductSlices s;
   const auto size = static_cast<int64_t>(size_of(c.weight_dtype));
   if (c.lists.elements >= kReadsOfSlices * c.lists.vocab) {
@@ -92,26 +97,26 @@ ProductSlices product_slices(const Candidates& c) {
   }
   s.count = (c.hidden_size + s.columns - 1) / s.columns;
   const int64_t bytes = c.lists.elements * static_cast<int64_t>(size_of(c.stats_dtype()));
-  s.at_once = std::clamp<int64_t>(kPartialBytes / std::max<int64_t>(bytes, 1), 1, s.count);
+  s.at_once = std::clamp<int64_t>(partial_bytes / std::max<int64_t>(bytes, 1), 1, s.count);
   return s;
 }
 
 template <class Real>
-CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* workspace) {
+CandidatesArenaOf<Real> lay_out(const Candidates& c, const BufferBytes& bytes, Workspace* workspace) {
   CandidatesArenaOf<Real> a;
   const int64_t elements = c.lists.elements;
   const auto take = [&](auto*& to, int64_t count) {
     to = workspace->take<std::remove_reference_t<decltype(*to)>>(count).data();
   };
   take(a.wrong, 1);
-  a.whole = whole_products(c);
+  a.whole = whole_products(c, bytes.whole);
   const auto take_products = [&](int64_t count, DType dtype) {
     a.gemm = workspace->take<std::byte>(static_cast<int64_t>(kGemmScratchBytes)).data();
     a.products = workspace->take<std::byte>(count * static_cast<int64_t>(size_of(dtype))).data();
   };
   if (c.stage == CandidatesStage::kLogits) {
     if (a.whole.used) take_products(a.whole.rows * a.whole.stride, c.stats_dtype());
-    a.slices = a.whole.used ? ProductSlices{.at_once = 1} : product_slices(c);
+    a.slices = a.whole.used ? ProductSlices{.at_once = 1} : product_slices(c, bytes.partial);
     take(a.column, elements);
     take(a.unit_row, (elements + kUnit - 1) / kUnit);
     take(a.partial, a.slices.at_once * elements);
@@ -143,6 +148,32 @@ CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* works
   a.sort_bytes = elements > 0 ? sort_bytes(elements) : 0;
   a.sort = workspace->take<std::byte>(static_cast<int64_t>(a.sort_bytes)).data();
   return a;
+}
+
+// Takes the largest buffers that fit the budget, or the least bytes if none do.
+template <class Real>
+CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* workspace) {
+  BufferBytes bytes, smallest;
+  for (uint64_t least = std::numeric_limits<uint64_t>::max();;) {
+    Workspace counted;
+    const bool is_whole = lay_out<Real>(c, bytes, &counted).whole.used;
+    if (c.max_workspace_bytes == 0 || counted.used() <= c.max_workspace_bytes) {
+      smallest = bytes;
+      break;
+    }
+    if (counted.used() < least) {
+      least = counted.used();
+      smallest = bytes;
+    }
+    if (is_whole) {
+      bytes.whole /= 2;
+    } else if (bytes.partial > 0) {
+      bytes = {.whole = 0, .partial = bytes.partial / 2};
+    } else {
+      break;
+    }
+  }
+  return lay_out<Real>(c, smallest, workspace);
 }
 
 Matrix writable(void* data, DType dtype, int64_t stride) {
