@@ -235,7 +235,7 @@ typedef struct logitless_error_info {
   const char* argument; /* "", as are the next two, if only the message is known */
   const char* expected;
   const char* got;
-  uint64_t required_bytes; /* smallest budget or workspace that works, if one was too small; else 0 */
+  uint64_t required_bytes; /* budget, workspace or saved_bytes that works, if one was refused; else 0 */
   int64_t row;             /* place in targets of one that is out of range, row * K + k; else -1 */
 } logitless_error_info;
 LOGITLESS_API void logitless_last_error_info(logitless_error_info* info);

@@ -53,7 +53,7 @@ class Error : public std::runtime_error {
   logitless_status status() const noexcept { return status_; }
 
   std::string argument, expected, got;  // empty if only the message is known
-  uint64_t required_bytes = 0;          // the smallest budget or workspace that works, if one was too small
+  uint64_t required_bytes = 0;          // the budget, workspace or saved_bytes that works, if one was refused
   int64_t row = -1;                     // the place of a target that is out of range
 
  private:

@@ -266,9 +266,6 @@ class Run:
         more = {"saved_bytes": saved_bytes} if saved_bytes else {}
         spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight), **more)
         self.plan = plan_on(self._specified(spec), self.device)
-        saved = tensors["saved"].numel() if "saved" in tensors else self.plan.info.saved_bytes
-        if pass_key.kind == _options.BACKWARD and saved != self.plan.info.saved_bytes:
-            raise RuntimeError(f"saved: expected {self.plan.info.saved_bytes} bytes of a forward pass, got {saved}")
         self._workspace_bytes = self.plan.info.workspace_bytes
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]

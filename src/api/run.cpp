@@ -1,6 +1,5 @@
 #include "api/run.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,13 +15,25 @@
 namespace logitless {
 namespace {
 
+// Throws for a size that no plan says. It would mean whole columns of fewer bytes, and passes with different
+// columns read wrong ones.
+void check_saved_bytes(const Problem& problem, const Plan& plan) {
+  const uint64_t given = problem.saved_bytes;
+  if (given == 0 || given >= kFastest || given == plan.saved_bytes) return;
+  throw Error(Status::kInvalidArgument,
+              ErrorInfo{.argument = "saved_bytes",
+                        .expected = (plan.saved_bytes > 0 ? "0 or " : "") + std::to_string(plan.saved_bytes) +
+                                    ", as this problem's plan says",
+                        .got = std::to_string(given),
+                        .required_bytes = plan.saved_bytes});
+}
+
 // Returns a backend's plans, with notes that hold for all backends.
 std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const BackendOptions& options,
                            uint64_t max_workspace_bytes) {
   std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
   for (Plan& plan : plans) {
-    // A tensor of no bytes may have a null pointer, which stands for none.
-    if (valid.has.saved) plan.saved_bytes = std::max(plan.saved_bytes, kWorkspaceAlignment);
+    check_saved_bytes(valid, plan);
     if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
   }
   return plans;
@@ -141,7 +152,8 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
   check_workspace(workspace, workspace_bytes, planned.plan.workspace_bytes);
-  if (planned.problem.has.saved) check_alignment(valid.saved, "saved");
+  if (planned.problem.tokens > 0 && planned.plan.saved_bytes > 0) required(valid.saved, "saved");
+  check_alignment(valid.saved, "saved");
   if (!planned.backend->device_memory) {
     check_stream(planned.options, stream);
     if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));

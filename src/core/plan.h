@@ -42,10 +42,9 @@ class BackendPlan {
 // How one backend runs one problem: facts about it, and the plan itself.
 struct Plan {
   PlanKind kind = PlanKind::kForward;
-  uint64_t workspace_bytes = 0;   // memory beyond inputs and outputs: exact, and all that the run uses
-  uint64_t saved_bytes = 0;       // size of Buffers::saved
-  bool saves_exp_logits = false;  // in Buffers::saved
-  double cost_matmuls = 0;        // work in matmuls of F = 2NVD FLOP
+  uint64_t workspace_bytes = 0;  // memory beyond inputs and outputs: exact, and all that the run uses
+  uint64_t saved_bytes = 0;      // size of Buffers::saved
+  double cost_matmuls = 0;       // work in matmuls of F = 2NVD FLOP
   double predicted_seconds = 0;
   double rounding_penalty =
       1;  // factor of the seconds where plans are compared: a rounding must gain more than it
@@ -66,7 +65,9 @@ struct Plan {
   std::shared_ptr<const BackendPlan> backend_plan;
 
   // The bytes that a budget limits. Draws do not count: no plan makes their lists smaller.
-  uint64_t counted_bytes() const { return workspace_bytes + (saves_exp_logits ? saved_bytes : 0); }
+  uint64_t counted_bytes() const {
+    return workspace_bytes + (kind == PlanKind::kSparsified ? 0 : saved_bytes);
+  }
 };
 
 // Returns the fastest plan within the budget (0: no budget), with rounding_penalty as a factor of its time.

@@ -327,7 +327,7 @@ class ReferencePlan final : public BackendPlan {
            const Communicator* group) const override {
     Scratch scratch = lay_out(problem_, pool_.threads, workspace);
     scratch.seed = seed_of(problem_, buffers);
-    if (problem_.has.saved && problem_.tokens > 0) {
+    if (problem_.is_sparsified() && problem_.has.saved && problem_.tokens > 0) {
       auto* kept_seed = static_cast<int64_t*>(buffers.saved);
       if (problem_.pass == Pass::kForward) *kept_seed = scratch.seed;
       scratch.seed = *kept_seed;
@@ -350,7 +350,8 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   Workspace counter;
   lay_out(problem, plan.threads, counter);
   plan.workspace_bytes = counter.used();
-  if (problem.has.saved) plan.saved_bytes = kWorkspaceAlignment;  // the seed, from which draws are made again
+  // The seed, from which draws are made again.
+  if (problem.is_sparsified() && problem.has.saved) plan.saved_bytes = kWorkspaceAlignment;
   plan.cost_matmuls = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
                       (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; the order of magnitude is enough

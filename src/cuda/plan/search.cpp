@@ -96,8 +96,7 @@ class Search {
         window_step_(problem.batch_invariant ? traits_.partial_columns : kWindowStep),
         smallest_window_(problem.batch_invariant ? traits_.partial_columns : kSmallestWindow),
         saves_(can_save_exp_logits()),
-        chooses_saved_(saves_ && p_.saved_bytes >= kFastest && p_.pass == Pass::kBackward),
-        saved_columns_(saves_ && !chooses_saved_ ? columns_of(p_.saved_bytes) : 0) {}
+        saved_columns_(saves_ && !chooses_saved() ? columns_of(p_.saved_bytes) : 0) {}
 
   std::vector<Plan> all() {
     consider_all();
@@ -201,6 +200,9 @@ class Search {
     return p_.has.saved && p_.saved_bytes > 0 && !p_.is_sparsified() && has_exp_logits() && p_.tokens > 0 &&
            !p_.is_unmerged_shard() && (is_linear(p_) || !exp_logits_become_dz(p_));
   }
+
+  // Whether the plan chooses of how many columns: only a backward pass may.
+  bool chooses_saved() const { return saves_ && p_.saved_bytes >= kFastest; }
 
   // Returns the columns whose exp logits take these bytes, or fewer.
   int64_t columns_of(uint64_t saved_bytes) const {
@@ -373,14 +375,14 @@ class Search {
   void saved_plans() {
     PlanDetail d = base_;
     d.source = backward_source();
-    if (chooses_saved_ && budget_ != 0) {
+    if (chooses_saved() && budget_ != 0) {
       for (int64_t window = kSavedWindow; window < p_.vocab; window *= 2) {
         d.vocab_window = std::max(window / window_step_ * window_step_, smallest_window_);
         d.cached_columns = most_saved(PlanKind::kBackward, d);
         if (d.cached_columns > 0) consider(PlanKind::kBackward, p_.tokens, d);
       }
     }
-    d.cached_columns = chooses_saved_ ? p_.vocab : saved_columns_;
+    d.cached_columns = chooses_saved() ? p_.vocab : saved_columns_;
     if (d.cached_columns == 0) return;
     const bool by_factor = d.cached_columns == p_.vocab && !exp_logits_become_dz(p_);
     if (by_factor && !base_.copies_weight) {
@@ -510,7 +512,9 @@ class Search {
   }
 
   // Returns what a budget limits.
-  uint64_t counted(const PlanBytes& bytes) const { return bytes.workspace + (saves_ ? bytes.saved : 0); }
+  uint64_t counted(const PlanBytes& bytes) const {
+    return bytes.workspace + (p_.is_sparsified() ? 0 : bytes.saved);
+  }
   uint64_t counted_bytes(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
     return counted(bytes_of(p_, completed(kind, chunk, d)));
   }
@@ -546,7 +550,6 @@ class Search {
     const PlanBytes bytes = bytes_of(p_, d);
     plan.workspace_bytes = bytes.workspace;
     plan.saved_bytes = bytes.saved;
-    plan.saves_exp_logits = saves_;
     plan.rounding_penalty = rounding_penalty(p_, d.token_chunk, d);
     plan.default_penalty = scratch_penalty(d);
     plan.predicted_seconds = candidate.seconds / plan.rounding_penalty;
@@ -563,8 +566,7 @@ class Search {
   const Choice& choice_;
   const EngineTraits traits_;
   const int64_t window_step_, smallest_window_;
-  const bool saves_,
-      chooses_saved_;            // whether exp logits are saved, and the plan chooses of how many columns
+  const bool saves_;             // whether exp logits are saved
   const int64_t saved_columns_;  // the first ones, whose exp logits are saved if it does not
   int64_t fewest_chunks_ = 1, most_roundings_ = kMostRoundings;
   PlanDetail base_;
