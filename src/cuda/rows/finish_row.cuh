@@ -179,7 +179,7 @@ __device__ inline void finish_row(const RowInputsOf<Real>& in, const ArenaOf<Rea
                                   with_weighted_offset(stats, params.class_weight_sum), target);
   loss.max_logit = outputs.max;
   if constexpr (std::is_same_v<Real, float>) {
-    if (f.writes_kept) {
+    if (arena.kept_sum != nullptr) {  // exp logits are kept
       arena.kept_sum[r] = sum_of_kept(f, stats, arena.logit_offset[r]);
       if (local >= 0) arena.target_exp[r] = kept_exp(f, arena.target_logit[r], arena.logit_offset[r]);
     }

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
     if (of_row.c != 0) dz += m.column_weight != nullptr ? of_row.c * m.column_weight[j] : of_row.c;
     return from_float<T>(is_ignored ? 0.0f : dz * scale);
   };
+  const bool has_one_target = arena.joined.target == nullptr;  // a row
   const int64_t own_target = int64_t{target} - m.first_column;
   const int64_t step = gridDim.y * kStep;
   for (int64_t j = 8 * (int64_t{blockIdx.y} * kThreads + threadIdx.x); j < m.columns; j += step) {
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
     } else {
       for (int64_t k = j; k < m.columns; ++k) to[k] = dz_of(from[k], k);
     }
-    if (m.has_one_target && own_target >= j && own_target < min(j + 8, m.columns)) {
+    if (has_one_target && own_target >= j && own_target < min(j + 8, m.columns)) {
       const float w = m.column_weight != nullptr ? m.column_weight[own_target] : 1.0f;
       const float log_p = (arena.target_logit[r] - arena.lse[r]) - arena.lse_residual[r];
       to[own_target] = from_float<T>(dz_element(of_row, log_p, w, 1.0f) * scale);

@@ -156,7 +156,6 @@ struct FinishRows {
   bool wanted;
   bool relative_to_offset, has_max;  // to arena.logit_offset; whether the partials also hold maxima
   bool base_2;                       // exp logits are powers of 2, relative to rounded_offset()
-  bool writes_kept;                  // kept_sum and target_exp, because exp logits are kept
   float sum_unit;                    // factor of the kept exp logits
   bool is_shard;                     // a shard without a group: no losses
   GroupStats group;                  // statistics of all ranks, instead of the partials
@@ -355,7 +354,6 @@ struct MakeDz {
   int64_t first, rows;            // of the chunk
   int64_t first_column, columns;  // of the window, in the shard
   const int32_t* row_count;
-  bool has_one_target;         // a row
   const float* column_weight;  // [columns] or null: ones
   const float* scale;          // scalar; null: 1
 };

@@ -40,13 +40,13 @@ inline constexpr int64_t kBiasGroups = 64;
 
 // Products with the whole weight instead of gathers, where lists are a large part of it.
 struct WholeProducts {
-  bool used = false;
   int64_t rows = 0;          // of hidden states, whose products with all columns exist at one time
   int64_t stride = 0;        // of these products
   int64_t tile = 0;          // columns of a tile
-  int64_t tiles = 0;         // of all columns
+  int64_t tiles = 0;         // of all columns; 0: lists are gathered
   int64_t window_tiles = 0;  // of dz that exist at one time
 
+  bool used() const { return tiles > 0; }
   int64_t window() const { return window_tiles * tile; }
 };
 

@@ -82,8 +82,7 @@ WholeProducts whole_products(const Candidates& c, int64_t bytes) {
   w.window_tiles = parts(columns, kTileWarps * kTileBytes / size) * kTileWarps;
   w.tile = parts(parts(columns, w.window_tiles), kTileUnit) * kTileUnit;
   w.tiles = parts(vocab, w.tile);
-  w.used = w.tiles <= kMostTiles;
-  return w;
+  return w.tiles <= kMostTiles ? w : WholeProducts{};
 }
 
 ProductSlices product_slices(const Candidates& c, int64_t partial_bytes) {
@@ -115,14 +114,14 @@ CandidatesArenaOf<Real> lay_out(const Candidates& c, const BufferBytes& bytes, W
     a.products = workspace->take<std::byte>(count * static_cast<int64_t>(size_of(dtype))).data();
   };
   if (c.stage == CandidatesStage::kLogits) {
-    if (a.whole.used) take_products(a.whole.rows * a.whole.stride, c.stats_dtype());
-    a.slices = a.whole.used ? ProductSlices{.at_once = 1} : product_slices(c, bytes.partial);
+    if (a.whole.used()) take_products(a.whole.rows * a.whole.stride, c.stats_dtype());
+    a.slices = a.whole.used() ? ProductSlices{.at_once = 1} : product_slices(c, bytes.partial);
     take(a.column, elements);
     take(a.unit_row, (elements + kUnit - 1) / kUnit);
     take(a.partial, a.slices.at_once * elements);
     return a;
   }
-  if (a.whole.used) {
+  if (a.whole.used()) {
     take(a.kept, elements);
     take(a.tile_start, c.lists.rows * (a.whole.tiles + 1));
     if (c.d_bias != nullptr) take(a.bias_sums, kBiasGroups * c.lists.vocab);
@@ -156,7 +155,7 @@ CandidatesArenaOf<Real> lay_out_candidates(const Candidates& c, Workspace* works
   BufferBytes bytes, smallest;
   for (uint64_t least = std::numeric_limits<uint64_t>::max();;) {
     Workspace counted;
-    const bool is_whole = lay_out<Real>(c, bytes, &counted).whole.used;
+    const bool is_whole = lay_out<Real>(c, bytes, &counted).whole.used();
     if (c.max_workspace_bytes == 0 || counted.used() <= c.max_workspace_bytes) {
       smallest = bytes;
       break;
@@ -248,7 +247,7 @@ void make_logits(const Candidates& c, Workspace workspace, const Queue& queue) {
   if (c.lists.elements > 0) {
     launch_check_offsets(c.lists, arena.wrong, queue);
     launch_columns(c.lists, arena.column, arena.unit_row, arena.wrong, queue);
-    arena.whole.used ? multiply_rows(c, arena, queue) : launch_products(c, arena, queue);
+    arena.whole.used() ? multiply_rows(c, arena, queue) : launch_products(c, arena, queue);
   }
   launch_candidate_logits(c, arena, queue);
 }
@@ -290,7 +289,7 @@ void make_gradients(const Candidates& c, Workspace workspace, const Queue& queue
   const auto arena = lay_out_candidates<Real>(c, &workspace);
   queue.clear(arena.wrong, sizeof(WrongLists));
   if (c.lists.elements > 0) launch_check_offsets(c.lists, arena.wrong, queue);
-  if (arena.whole.used) return multiply_windows(c, arena, queue);
+  if (arena.whole.used()) return multiply_windows(c, arena, queue);
   if (c.d_hidden != nullptr && c.lists.rows > 0) make_d_hidden(c, arena, queue);
   if (c.needs_columns()) launch_column_lists(c, arena, queue);
   if (c.d_weight != nullptr) make_d_weight(c, arena, queue);

@@ -161,7 +161,6 @@ void make_dz(const Runner& run, const Chunk& chunk, const Window& window) {
                   .first_column = window.first,
                   .columns = window.columns,
                   .row_count = chunk.row_count,
-                  .has_one_target = run.problem.targets_per_row == 0,
                   .column_weight = class_weight_of(run, window),
                   .scale = size_of(run.dtype()) == 2 ? &run.arena.scalars->dz_scale : nullptr},
                  run.queue);
