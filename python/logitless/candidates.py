@@ -14,12 +14,12 @@ from torch import Tensor
 
 from . import call
 from . import options as _options
-from ._candidates.operators import logits_of, shared_logits
+from ._candidates.operators import ListArguments, logits_of, shared_logits
 from ._candidates.samplers import Sampler, in_batch_negatives, with_negatives
 from ._candidates.segments import Lists
 from .errors import InvalidArgumentError, InvalidTargetError
 from .functional import linear_cross_entropy
-from .options import Budget, accepts
+from .options import LOGIT_NUMBERS, TargetOptions, TopKOptions, accepts
 from .run import DTYPES, stats_dtype
 
 if TYPE_CHECKING:
@@ -60,28 +60,23 @@ class LinearCandidatesOutput(NamedTuple):
     loss: Tensor | None = None
 
 
-class CandidateOptions(Budget, total=False):
+class CandidateOptions(TopKOptions, TargetOptions, total=False):
+    """Options of a head's logits, of a loss over targets, and those of lists."""
+
     normalize: str
     targets: Tensor | None
-    bias: Tensor | None
     log_weights: Tensor | None
-    scale: call.Number
-    softcap: call.Number | None
-    temperature: call.Number
-    reduction: str
     ignore_id: int
-    ignore_index: int
     return_entropy: bool
     weight_gradient: str
 
 
-_NAMES = _options.names_of(CandidateOptions)
-_OWN = [name for name in CandidateOptions.__annotations__ if name not in Budget.__annotations__]
 _MORE: dict[str, Any] = {"normalize": "candidates", "targets": None, "log_weights": None, "ignore_id": -1}
 _MORE |= {"return_entropy": False, "weight_gradient": "dense"}
+accepts_candidates = accepts(CandidateOptions, tuple(_MORE), **_MORE)
 
 
-@accepts(CandidateOptions, _OWN, **_MORE)
+@accepts_candidates
 def linear_candidates(
     hidden: Tensor,
     weight: Tensor,
@@ -122,7 +117,7 @@ def linear_candidates(
             ``hidden.shape[:-1]``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, of the loss over rows with a target.
         ignore_id: An id that stands for none, which makes lists of several lengths one array.
-        ignore_index: A target that stands for none.
+        ignore_index: A target that stands for none. None means -100.
         return_entropy: Whether the entropy is returned.
         weight_gradient: ``"dense"``, or ``"rows"`` for a sparse gradient of the ids that occur, as
             ``nn.Embedding(sparse=True)`` has. The latter is for eager mode and ``normalize="candidates"``, and waits
@@ -158,11 +153,16 @@ class Given(NamedTuple):
     offsets: Tensor | None
     o: dict[str, Any]  # options
     row_temperature: Tensor | None
-    numbers: list[float]  # scale, softcap and temperature
+    numbers: list[float]  # LOGIT_NUMBERS
 
     @property
     def stats(self) -> torch.dtype:
         return stats_dtype(self.hidden)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the logits of all lists."""
+        return _shape_of_lists(self.hidden.shape[:-1], self.ids, self.offsets)
 
     def logits(self) -> Tensor:
         """Returns the logits of all lists, without log_weights."""
@@ -176,9 +176,10 @@ class Given(NamedTuple):
         else:
             starts = None if self.offsets is None else self.offsets.long()
             budget = _options.budget(o["max_workspace_bytes"])
-            rest = (starts, self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, budget, is_sparse)
-            z = logits_of(flat, operands[1], o["bias"], ids, *rest)
-        return z.reshape(ids.shape if self.offsets is not None else (*hidden.shape[:-1], ids.shape[-1]))
+            rest = (self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, budget)
+            lists = ListArguments(ids, starts, *rest)
+            z = logits_of(flat, operands[1], o["bias"], lists, is_sparse)
+        return z.reshape(self.shape)
 
     def _of_one_list(self, hidden: Tensor, weight: Tensor, compute_dtype: int, is_sparse: bool) -> Tensor:
         """Returns the logits of all rows for one list, ``[N, K]``."""
@@ -231,14 +232,19 @@ def checked(
     least_vocab: int = 1,
 ) -> Given:
     """Checks the arguments of linear_candidates. least_vocab: rows of the weight; a rank's shard may have none."""
-    o = _options.filled(function, _NAMES, options, _MORE)
+    o = _options.filled(function, _options.names_of(CandidateOptions), options, _MORE)
     _options.budget(o["max_workspace_bytes"])
+    o["ignore_index"] = _options.target_of_none(o["ignore_index"])
     indices = {"ids": ids, "offsets": offsets, "targets": o["targets"]}
     matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
     _check_tensors(matrices, indices, o["log_weights"], o["normalize"], least_vocab)
     _check_options(o)
     row_temperature, numbers = _numbers(hidden, o)
     return Given(hidden, weight, ids, offsets, o, row_temperature, numbers)
+
+
+def _shape_of_lists(rows: Sequence[int], ids: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
+    return tuple(ids.shape) if offsets is not None else (*rows, ids.shape[-1])
 
 
 def wrong_ids(ids: Tensor, vocab: int, ignore_id: int) -> Tensor:
@@ -278,15 +284,15 @@ def _check_tensors(
     if targets is not None:
         call.check_shape("targets", targets, rows, "hidden without its last dimension")
     if log_weights is not None:
-        _check_log_weights(log_weights, ids.shape if offsets is not None else (*rows, ids.shape[-1]), normalize)
+        _check_log_weights(log_weights, _shape_of_lists(rows, ids, offsets), normalize)
     call.check_devices(hidden.device, matrices | indices | {"log_weights": log_weights})
 
 
-def _check_log_weights(log_weights: Tensor, shape: Sequence[int], normalize: str) -> None:
+def _check_log_weights(log_weights: Tensor, shape: tuple[int, ...], normalize: str) -> None:
     call.check_tensor("log_weights", log_weights)
     call.check_real("log_weights", log_weights)
     meaning = "that of log_probs; numbers for the whole vocabulary are passed as numbers[ids]"
-    if tuple(log_weights.shape) != tuple(shape[-1:]):  # one list for all rows may have one list of numbers
+    if tuple(log_weights.shape) != shape[-1:]:  # one list for all rows may have one list of numbers
         call.check_shape("log_weights", log_weights, shape, meaning)
     if normalize != "candidates":
         raise ValueError(
@@ -299,8 +305,7 @@ def _check_options(o: Mapping[str, Any]) -> None:
     _options.check_choice("normalize", normalize, NORMALIZE)
     _options.check_choice("weight_gradient", weight_gradient, WEIGHT_GRADIENTS)
     _options.check_choice("reduction", o["reduction"], _options.REDUCTIONS)
-    for name in ("ignore_id", "ignore_index"):
-        _options.integer(name, o[name])
+    _options.integer("ignore_id", o["ignore_id"])
     if weight_gradient == "rows" and normalize == "vocabulary":
         raise ValueError(
             'weight_gradient: expected "dense" with normalize="vocabulary", whose lse has all rows, got "rows"'
@@ -318,8 +323,8 @@ def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[
         call.check_numbers("temperature", temperature, rows, "hidden without its last dimension", hint)
         call.check_devices(hidden.device, {"temperature": temperature})
         of_rows, temperature = temperature.to(stats).reshape(-1), 1.0
-    given = {"scale": o["scale"], "softcap": o["softcap"], "temperature": temperature}
-    numbers = {name: _number(name, value) for name, value in given.items()}
+    given = {**o, "temperature": temperature}
+    numbers = {name: _number(name, given[name]) for name in LOGIT_NUMBERS}
     _check_range("temperature", numbers["temperature"], stats)
     if numbers["softcap"] != 0:
         _check_range("softcap", numbers["softcap"], stats, "0, or ")
@@ -345,8 +350,7 @@ def _check_range(name: str, value: float, stats: torch.dtype, before: str = "") 
 
 def of_vocabulary(given: Given, function: Callable[..., Any], **more: Any) -> tuple[Tensor, Tensor | None]:
     """Returns lse and entropy of each row over all columns. function: linear_cross_entropy, of a group or not."""
-    shared = ("bias", "scale", "softcap", "temperature", "max_workspace_bytes")
-    options = {name: given.o[name] for name in shared} | more
+    options = {name: given.o[name] for name in _options.TOP_K_OPTIONS} | more
     any_target = torch.zeros(given.hidden.shape[:-1], dtype=torch.int64, device=given.hidden.device)
     names = ("lse", "entropy") if given.o["return_entropy"] else ("lse",)
     stats = function(given.hidden, given.weight, any_target, reduction="none", return_stats=names, **options)
@@ -463,11 +467,7 @@ def forward_kl(
     """
     lists = _lists_of(log_probs, offsets)
     log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
-    loss = lists.sum(_times(log_q.exp(), log_q - log_probs))
-    if not other:
-        return loss
-    log_rest = _log_rest(lists, log_q)
-    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_probs))
+    return _divergence(lists, log_q, log_probs, other)
 
 
 def reverse_kl(
@@ -479,11 +479,16 @@ def reverse_kl(
     """
     lists = _lists_of(log_probs, offsets)
     log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
-    loss = lists.sum(_times(log_probs.exp(), log_probs - log_q))
+    return _divergence(lists, log_probs, log_q, other)
+
+
+def _divergence(lists: Lists, log_a: Tensor, log_b: Tensor, other: bool) -> Tensor:
+    """Returns KL(a || b) of each row."""
+    loss = lists.sum(_times(log_a.exp(), log_a - log_b))
     if not other:
         return loss
-    log_rest = _log_rest(lists, log_probs)
-    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_q))
+    log_rest = _log_rest(lists, log_a)
+    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_b))
 
 
 def _probs_of(name: str, values: Tensor, log_probs: Tensor) -> Tensor:

@@ -65,11 +65,16 @@ class LogitOptions(ScaleOptions, total=False):
     temperature: Number
 
 
-class ReductionOptions(ScaleOptions, MethodOptions, total=False):
-    """Options of a loss without the temperature, which may be an array of another kind."""
+class TargetOptions(TypedDict, total=False):
+    """Options of any loss over targets."""
 
     reduction: str
     ignore_index: int | None
+
+
+class ReductionOptions(ScaleOptions, MethodOptions, TargetOptions, total=False):
+    """Options of a loss without the temperature, which may be an array of another kind."""
+
     label_smoothing: Number
     z_loss: Number
     shift: int
@@ -167,12 +172,13 @@ def names_of(options: type) -> frozenset[str]:
 
 LOSS_OPTIONS, HEAD_OPTIONS = names_of(LossOptions), names_of(HeadOptions)
 TOP_K_OPTIONS, ID_OPTIONS = names_of(TopKOptions), names_of(IdOptions)
-# Options that are numbers or tensors of one element, in the order of DEFAULTS.
+# Options that are numbers or tensors of one element, in the order of DEFAULTS; and those of logits.
 NUMBERS = tuple(
     name
     for name in DEFAULTS
     if name in HEAD_OPTIONS and HeadOptions.__annotations__[name].__forward_arg__.startswith("Number")
 )
+LOGIT_NUMBERS = tuple(name for name in NUMBERS if name in LogitOptions.__annotations__)
 
 
 def check_names(function: str, given: Iterable[str], known: frozenset[str]) -> None:
@@ -449,9 +455,14 @@ def budget(value: int | str | None) -> int:
     return result
 
 
+def target_of_none(ignore_index: Any) -> int:
+    """Returns ignore_index as the library takes it."""
+    return integer("ignore_index", DEFAULTS["ignore_index"] if ignore_index is None else ignore_index)
+
+
 def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
     """Checks the options of a pass. None becomes 0, except for num_items, where 0 is a number of its own."""
-    reduction, ignore_index, num_items = given["reduction"], given["ignore_index"], given["num_items"]
+    reduction, num_items = given["reduction"], given["num_items"]
     check_choice("reduction", reduction, REDUCTIONS)
     method = checked_method(given)
     numbers = {
@@ -461,7 +472,7 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
         **numbers,
         **method,
         "reduction": reduction,
-        "ignore_index": DEFAULTS["ignore_index"] if ignore_index is None else integer("ignore_index", ignore_index),
+        "ignore_index": target_of_none(given["ignore_index"]),
         "num_items": None if num_items is None else checked_num_items(num_items, reduction),
         "shift": integer("shift", given["shift"]),
         "sequence_length": sequence_length,

@@ -7,7 +7,7 @@ one vector ``[E]``, with ``offsets [N + 1]`` unless all lists are of one length.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class Candidates(ctypes.Structure):
     """logitless_candidates"""
 
     _fields_ = native._fields(
-        """int32 stage, hidden_dtype, weight_dtype, bias_dtype, id_dtype, compute_dtype;
-        int64 rows, hidden_size, vocab, elements; double scale, softcap, temperature;
+        f"""int32 stage, hidden_dtype, weight_dtype, bias_dtype, id_dtype, compute_dtype;
+        int64 rows, hidden_size, vocab, elements; double {", ".join(_options.LOGIT_NUMBERS)};
         int64 ignore_id, max_workspace_bytes; pointer hidden; int64 hidden_stride; pointer weight; int64 weight_stride;
         pointer bias, row_temperature, ids, offsets, logits, invalid_ids, grad;
         pointer d_hidden; int64 d_hidden_stride; pointer d_weight; int64 d_weight_stride; pointer d_bias;
@@ -37,7 +37,7 @@ class Candidates(ctypes.Structure):
 
 
 def _run(device: torch.device, **fields: Any) -> None:
-    """Runs a stage. fields: those of the struct. A tensor is a pointer, and a matrix also sets its stride and dtype."""
+    """Runs a stage. fields: those of the struct. A tensor is a pointer, and may also set its stride and dtype."""
     given = Candidates(accumulate_d_weight=0)
     for name, value in fields.items():
         if not isinstance(value, Tensor):
@@ -61,44 +61,40 @@ def _run(device: torch.device, **fields: Any) -> None:
     )
 
 
-def _shared(
-    hidden: Tensor,
-    weight: Tensor,
-    ids: Tensor,
-    offsets: Tensor | None,
-    temperature: Tensor | None,
-    numbers: list[float],
-    ignore_id: int,
-    compute_dtype: int,
-    max_workspace_bytes: int,
-) -> dict[str, Any]:
-    """Returns the fields of both stages. The tensors are contiguous, as far as they must be."""
-    scale, softcap, constant = numbers
-    fields: dict[str, Any] = {
-        "hidden": hidden,
-        "weight": weight,
-        "ids": ids,
-        "id_dtype": CODES[ids.dtype],
-        "rows": hidden.shape[0],
-        "hidden_size": hidden.shape[1],
-        "vocab": weight.shape[0],
-        "elements": ids.shape[0],
-        "scale": scale,
-        "softcap": softcap,
-        "temperature": constant,
-        "ignore_id": ignore_id,
-        "compute_dtype": compute_dtype,
-        "max_workspace_bytes": max_workspace_bytes,
-    }
-    if offsets is not None:
-        fields["offsets"] = offsets
-    if temperature is not None:
-        fields["row_temperature"] = temperature
-    return fields
+class ListArguments(NamedTuple):
+    """The arguments of both operators that say what lists there are and how logits are made, as in _SCHEMA."""
+
+    ids: Tensor
+    offsets: Tensor | None
+    row_temperature: Tensor | None
+    numbers: list[float]  # LOGIT_NUMBERS
+    ignore_id: int
+    compute_dtype: int
+    max_workspace_bytes: int
+
+    def fields(self, hidden: Tensor, weight: Tensor) -> dict[str, Any]:
+        """Returns the fields of both stages."""
+        ids = self.ids.contiguous()
+        return {
+            "hidden": rows(hidden),
+            "weight": rows(weight),
+            "ids": ids,
+            "id_dtype": CODES[ids.dtype],
+            "offsets": _in_order(self.offsets),
+            "row_temperature": _in_order(self.row_temperature),
+            "rows": hidden.shape[0],
+            "hidden_size": hidden.shape[1],
+            "vocab": weight.shape[0],
+            "elements": ids.shape[0],
+            **dict(zip(_options.LOGIT_NUMBERS, self.numbers)),
+            "ignore_id": self.ignore_id,
+            "compute_dtype": self.compute_dtype,
+            "max_workspace_bytes": self.max_workspace_bytes,
+        }
 
 
-def _in_order(*tensors: Tensor | None) -> list[Any]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+def _in_order(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 _SCHEMA = (
@@ -112,14 +108,10 @@ _SCHEMA = (
     mutates_args=(),
     schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {_SCHEMA}) -> Tensor",
 )
-def candidate_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *rest: Any) -> Tensor:
-    offsets, temperature, *options = rest
-    ids, offsets, temperature, bias = _in_order(ids, offsets, temperature, bias)
-    out = torch.empty(ids.shape[0], dtype=stats_dtype(hidden), device=hidden.device)
-    fields = _shared(rows(hidden), rows(weight), ids, offsets, temperature, *options)
-    if bias is not None:
-        fields["bias"] = bias
-    _run(hidden.device, stage=LOGITS, logits=out, **fields)
+def candidate_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, *lists: Any) -> Tensor:
+    of = ListArguments(*lists)
+    out = torch.empty(of.ids.shape[0], dtype=stats_dtype(hidden), device=hidden.device)
+    _run(hidden.device, stage=LOGITS, logits=out, bias=_in_order(bias), **of.fields(hidden, weight))
     return out
 
 
@@ -142,25 +134,20 @@ def candidate_gradients(
     bias_dtype: int,
     d_hidden: bool,
     d_weight: int,
-    ids: Tensor,
-    *rest: Any,
+    *lists: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of hidden states, weight and bias; empty ones where they are not wanted.
 
     bias_dtype: the bias' logitless_dtype, or -1 for no gradient. d_weight: rows of the weight's gradient, 0 for none;
     ids are below it, and it is V with d_hidden or bias_dtype.
     """
-    offsets, temperature, *options = rest
-    grad, logits, ids, offsets, temperature = _in_order(grad, logits, ids, offsets, temperature)
-    fields = _shared(rows(hidden), rows(weight), ids, offsets, temperature, *options)
+    fields = ListArguments(*lists).fields(hidden, weight)
     outputs = _gradients(hidden, weight, bias_dtype, d_hidden, d_weight)
     wanted = dict(zip(("d_hidden", "d_weight", "d_bias"), outputs))
     fields |= {name: output for name, output in wanted.items() if output.numel() > 0}
-    if logits is not None:
-        fields["logits"] = logits
     if d_weight > 0 and not d_hidden and bias_dtype < 0:  # ids number the rows of this gradient
         fields["vocab"] = d_weight
-    _run(hidden.device, stage=GRADIENT, grad=grad, **fields)
+    _run(hidden.device, stage=GRADIENT, grad=grad.contiguous(), logits=_in_order(logits), **fields)
     return outputs
 
 
@@ -180,15 +167,16 @@ def _(grad: Tensor, logits: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    hidden, weight, bias, ids, offsets, temperature, *options = inputs
-    ctx.options, ctx.bias_dtype = options, -1 if bias is None else CODES[bias.dtype]
-    has_softcap = options[0][1] != 0
-    ctx.save_for_backward(hidden, weight, ids, offsets, temperature, output if has_softcap else None)
+    hidden, weight, bias, *lists = inputs
+    of = ListArguments(*lists)
+    ctx.options, ctx.bias_dtype = of[3:], -1 if bias is None else CODES[bias.dtype]
+    has_softcap = of.numbers[_options.LOGIT_NUMBERS.index("softcap")] != 0
+    ctx.save_for_backward(hidden, weight, output if has_softcap else None, *of[:3])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     refuse_double_backward("linear_candidates")
-    hidden, weight, ids, offsets, temperature, logits = ctx.saved_tensors
+    hidden, weight, logits, *lists = ctx.saved_tensors
     wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     gradients = torch.ops.logitless.candidate_gradients.default(
         grad,
@@ -198,9 +186,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ctx.bias_dtype if wants_bias else -1,
         wants_hidden,
         weight.shape[0] if wants_weight else 0,
-        ids,
-        offsets,
-        temperature,
+        *lists,
         *ctx.options,
     )
     wanted = [gradient if on else None for gradient, on in zip(gradients, ctx.needs_input_grad[:3])]
@@ -240,45 +226,31 @@ class _Wanting:
 
 
 def _sparse_d_weight(ctx: Any, grad: Tensor) -> Tensor:
-    hidden, weight, ids, offsets, temperature, logits = ctx.saved_tensors
-    numbers, ignore_id, *limits = ctx.options
-    is_element = (ids != ignore_id) & (ids >= 0) & (ids < weight.shape[0])
-    kept, places = torch.unique(ids[is_element], return_inverse=True)
-    numbered = torch.full_like(ids, -1, dtype=torch.int64).masked_scatter_(is_element, places)
+    hidden, weight, logits, *lists = ctx.saved_tensors
+    of = ListArguments(*lists, *ctx.options)
+    is_element = (of.ids != of.ignore_id) & (of.ids >= 0) & (of.ids < weight.shape[0])
+    kept, places = torch.unique(of.ids[is_element], return_inverse=True)
+    numbered = torch.full_like(of.ids, -1, dtype=torch.int64).masked_scatter_(is_element, places)
     count = kept.shape[0]
     values = weight.new_empty((0, weight.shape[1]))
     if count > 0:
-        options = (offsets, temperature, numbers, -1, *limits)
         values = torch.ops.logitless.candidate_gradients.default(
-            grad, logits, hidden, weight, -1, False, count, numbered, *options
+            grad, logits, hidden, weight, -1, False, count, *of._replace(ids=numbered, ignore_id=-1)
         )[1]
     size = weight.shape
     return torch.sparse_coo_tensor(kept[None].long(), values, size, is_coalesced=True, check_invariants=False)
 
 
-def logits_of(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    ids: Tensor,
-    offsets: Tensor | None,
-    temperature: Tensor | None,
-    numbers: list[float],
-    ignore_id: int,
-    compute_dtype: int,
-    max_workspace_bytes: int,
-    sparse: bool,
-) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, lists: ListArguments, sparse: bool) -> Tensor:
     """Returns the logits of all lists, ``[E]``. sparse: whether the weight's gradient has only the rows that occur."""
-    numbers_of_call = (numbers, ignore_id, compute_dtype, max_workspace_bytes)
-    arguments = (hidden, weight, bias, ids.reshape(-1), offsets, temperature, *numbers_of_call)
+    arguments = (hidden, weight, bias, *lists._replace(ids=lists.ids.reshape(-1)))
     try:
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             result: Tensor = SparseWeight.apply(*arguments)  # type: ignore[no-untyped-call]
         else:
             result = torch.ops.logitless.candidate_logits.default(*arguments)
     except InvalidTargetError as error:
-        raise _options.named_target(error, ids.shape, "ids") from None
+        raise _options.named_target(error, lists.ids.shape, "ids") from None
     return result
 
 

@@ -12,9 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..autograd import refuse_double_backward
-from ..candidates import _MORE, _OWN, CandidateOptions, Given, LinearCandidatesOutput, checked, of_vocabulary, wrong_ids
+from ..candidates import (
+    CandidateOptions,
+    Given,
+    LinearCandidatesOutput,
+    accepts_candidates,
+    checked,
+    of_vocabulary,
+    wrong_ids,
+)
 from ..candidates import linear_candidates as of_one_rank
-from ..options import accepts
+from ..options import LOGIT_NUMBERS
 from . import _agreement
 from . import group as _group
 
@@ -22,14 +30,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+def _sum_over_ranks(part: Tensor, group: Any) -> Tensor:
+    whole = part.contiguous().clone()
+    dist.all_reduce(whole, group=group)
+    return whole
+
+
 class _SumOfLogits(torch.autograd.Function):
     """Adds up the ranks' logits; each rank's part has the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        whole = part.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
+        return _sum_over_ranks(part, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -37,24 +49,16 @@ class _SumOfLogits(torch.autograd.Function):
         return grad, None
 
 
-class _SumOfGradients(torch.autograd.Function):
-    """Returns the hidden states, whose gradient is the sum over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        refuse_double_backward("linear_candidates")
-        whole = grad.contiguous().clone()
-        dist.all_reduce(whole, group=ctx.group)
-        return whole, None
+def _with_sum_of_gradients(hidden: Tensor, group: Any) -> Tensor:
+    """Returns the hidden states, whose gradient is then the sum over ranks."""
+    own = hidden.view_as(hidden)
+    if own.requires_grad:
+        own.register_hook(lambda grad: _sum_over_ranks(grad, group))  # type: ignore[no-untyped-call]
+    return own
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-@accepts(CandidateOptions, _OWN, **_MORE)
+@accepts_candidates
 def linear_candidates(
     hidden: Tensor,
     weight: Tensor,
@@ -101,7 +105,7 @@ def linear_candidates(
     is_none, own = ids == given.o["ignore_id"], ids - shard.start
     is_here = ~is_none & (own >= 0) & (own < weight.shape[0])
     local = given._replace(
-        hidden=_SumOfGradients.apply(hidden, group),  # type: ignore[no-untyped-call]
+        hidden=_with_sum_of_gradients(hidden, group),
         ids=torch.where(is_here, own, -1),
         o=given.o | {"ignore_id": -1},
     )
@@ -114,13 +118,12 @@ def linear_candidates(
 
 def _no_logits(given: Given) -> Tensor:
     """Returns the logits of a rank without rows: zeros, through which its tensors take part in the backward pass."""
-    hidden, ids, bias = given.hidden, given.ids, given.o["bias"]
-    shape = ids.shape if given.offsets is not None or ids.dim() > 1 else (*hidden.shape[:-1], *ids.shape)
+    hidden, bias = given.hidden, given.o["bias"]
     never = torch.zeros((), dtype=torch.bool, device=hidden.device)
     nothing = torch.where(never, hidden.sum(), given.weight.sum())  # a NaN of a hidden state stays out
     if bias is not None:
         nothing = nothing + bias.sum()
-    return nothing.to(given.stats) + hidden.new_zeros(shape, dtype=given.stats)
+    return nothing.to(given.stats) + hidden.new_zeros(given.shape, dtype=given.stats)
 
 
 def _text(tensor: Tensor | None) -> str | None:
@@ -142,13 +145,12 @@ def _agreed(group: Any, given: Given, start: int, total: int) -> _agreement.Shar
         **{name: _text(o[name]) for name in tensors},
         "hidden requires grad": torch.is_grad_enabled() and given.hidden.requires_grad,
         "temperature for each row": given.row_temperature is not None,
-        "scale, softcap and temperature": given.numbers,
         **{name: o[name] for name in o if name in CandidateOptions.__annotations__ and _is_plain(o[name])},
+        **dict(zip(LOGIT_NUMBERS, given.numbers)),
         "seed": None,
         "vocab_start given": start >= 0,
         "vocab_total": None if total < 0 else total,
     }
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     own = _agreement.RankInfo(weight.shape[0], start, 0, 0)
     agreed = _agreement.agree(group, fields, own, given.ids, "ids", 0)
     if agreed.new is not None:
