@@ -260,8 +260,7 @@ Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
              .elements = given.elements,
              .vocab = given.vocab,
              .ignore_id = given.ignore_id};
-  c.scale = given.scale;
-  c.softcap = given.softcap;
+  c.factors = {given.scale, given.softcap};
   c.hidden = given.hidden;
   c.weight = given.weight;
   c.bias = given.bias;

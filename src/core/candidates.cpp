@@ -6,27 +6,20 @@
 #include "core/number_text.h"
 #include "core/row_coefficients.h"
 #include "core/status.h"
+#include "core/validate.h"
 
 namespace logitless {
 namespace {
 
 void check_dtypes(const Candidates& c) {
   const bool is_float64 = c.hidden_dtype == DType::kF64;
-  const auto check = [&](DType dtype, const char* argument) {
-    expect(is_float(dtype) && (dtype == DType::kF64) == is_float64, argument,
-           is_float64 ? "float64, as hidden_dtype is" : "float32, bfloat16 or float16", dtype_name(dtype));
-  };
-  expect(is_float(c.hidden_dtype), "hidden_dtype", "a floating point dtype", dtype_name(c.hidden_dtype));
-  check(c.weight_dtype, "weight_dtype");
-  if (c.bias != nullptr) check(c.bias_dtype, "bias_dtype");
-  if (c.d_hidden != nullptr) check(c.d_hidden_dtype, "d_hidden_dtype");
-  if (c.d_weight != nullptr) check(c.d_weight_dtype, "d_weight_dtype");
-  if (c.d_bias != nullptr) check(c.d_bias_dtype, "d_bias_dtype");
-  const bool rounds = c.compute_dtype == DType::kBF16 || c.compute_dtype == DType::kF16;
-  expect(c.compute_dtype == DType::kF32 || rounds, "compute_dtype", "float32, bfloat16 or float16",
-         dtype_name(c.compute_dtype));
-  expect(!(rounds && is_float64), "compute_dtype", "float32, which rounds nothing, with float64",
-         dtype_name(c.compute_dtype));
+  check_float("hidden_dtype", c.hidden_dtype, is_float64);
+  check_float("weight_dtype", c.weight_dtype, is_float64);
+  if (c.bias != nullptr) check_float("bias_dtype", c.bias_dtype, is_float64);
+  if (c.d_hidden != nullptr) check_float("d_hidden_dtype", c.d_hidden_dtype, is_float64);
+  if (c.d_weight != nullptr) check_float("d_weight_dtype", c.d_weight_dtype, is_float64);
+  if (c.d_bias != nullptr) check_float("d_bias_dtype", c.d_bias_dtype, is_float64);
+  check_compute_dtype(c.compute_dtype, is_float64);
 }
 
 void check_lengths(const CandidateLists& lists) {
@@ -39,24 +32,6 @@ void check_lengths(const CandidateLists& lists) {
          std::to_string(lists.elements));
 }
 
-// The backends that are not reference compute with float32 factors.
-void check_factors(const Candidates& c, double scale, double softcap, double temperature) {
-  const bool is_float64 = c.hidden_dtype == DType::kF64;
-  const double most = is_float64 ? std::numeric_limits<double>::max() : 0x1p126;
-  const double least = is_float64 ? std::numeric_limits<double>::min() : 0x1p-126;
-  const auto in_range = [&](double factor) { return factor >= least && factor <= most; };
-  const std::string range =
-      is_float64 ? "a finite number that is not subnormal" : "a number in [2^-126, 2^126]";
-  expect(std::fabs(scale) <= most, "scale", is_float64 ? "a finite number" : "a number in [-2^126, 2^126]",
-         number_text(scale));
-  expect(softcap == 0 || in_range(softcap), "softcap", "0, or " + range, number_text(softcap));
-  expect(temperature > 0 && in_range(temperature) && in_range(1 / temperature), "temperature",
-         range + " and > 0", number_text(temperature));
-  expect(std::fabs(c.scale) <= most, "scale / temperature", "a number of float32's range",
-         number_text(c.scale));
-  expect(c.softcap == 0 || in_range(c.softcap), "softcap / temperature", range, number_text(c.softcap));
-}
-
 void check_pointers(const Candidates& c) {
   if (c.lists.elements == 0) return;
   required(c.lists.ids, "ids");
@@ -67,7 +42,7 @@ void check_pointers(const Candidates& c) {
     return;
   }
   required(c.grad, "grad");
-  if (c.softcap != 0) required(c.logits, "logits");
+  if (!c.factors.is_linear()) required(c.logits, "logits");
   if (c.d_hidden != nullptr) required(c.weight, "weight");
   if (c.d_weight != nullptr) required(c.hidden, "hidden");
 }
@@ -87,13 +62,8 @@ Candidates validated(Candidates c, double temperature, bool sizes_only) {
   expect(c.hidden_size >= 1, "hidden_size", "at least 1", std::to_string(c.hidden_size));
   lists.per_row = lists.offsets == nullptr && lists.rows > 0 ? lists.elements / lists.rows : 0;
   check_dtypes(c);
-  const double scale = c.scale, softcap = c.softcap;
-  if (c.row_temperature != nullptr) temperature = 1;
-  c.product_scale = scale;
-  c.scale = scale / temperature;
-  c.softcap = softcap / temperature;
-  c.bias_scale = 1 / temperature;
-  check_factors(c, scale, softcap, temperature);
+  c.product_scale = c.factors.scale;
+  c.factors = checked_factors(c.factors, temperature, c.row_temperature != nullptr, c.hidden_dtype);
   c.hidden_stride = stride_of(c.hidden_stride, c.hidden_size, "hidden_stride", "hidden_size");
   c.weight_stride = stride_of(c.weight_stride, c.hidden_size, "weight_stride", "hidden_size");
   c.d_hidden_stride = stride_of(c.d_hidden_stride, c.hidden_size, "d_hidden_stride", "hidden_size");
@@ -133,10 +103,9 @@ CandidateElement element_at(const Candidates& c, int64_t e) {
 }
 
 double candidate_logit(const Candidates& c, const CandidateElement& element, double dot) {
-  const LogitTransform<double> transform{c.scale, c.softcap};
   const double bias =
-      c.bias == nullptr ? 0 : c.bias_scale * load_as_double(c.bias, c.bias_dtype, element.column);
-  return transform.logit(dot, bias, inverse_temperature_of(c, element.row));
+      c.bias == nullptr ? 0 : c.factors.bias_scale * load_as_double(c.bias, c.bias_dtype, element.column);
+  return logit_transform<double>(c.factors).logit(dot, bias, inverse_temperature_of(c, element.row));
 }
 
 double candidate_gradient(const Candidates& c, const CandidateElement& element, int64_t e) {
@@ -144,9 +113,8 @@ double candidate_gradient(const Candidates& c, const CandidateElement& element, 
   const double grad = load_as_double(c.grad, c.stats_dtype(), e);
   if (grad == 0) return 0;
   const double of_row = inverse_temperature_of(c, element.row);
-  const LogitTransform<double> transform{c.scale, c.softcap};
-  const double z = c.softcap == 0 ? 0 : load_as_double(c.logits, c.stats_dtype(), e);
-  return grad * transform.slope(z, of_row) * of_row * c.bias_scale;
+  const double z = c.factors.is_linear() ? 0 : load_as_double(c.logits, c.stats_dtype(), e);
+  return grad * logit_transform<double>(c.factors).slope(z, of_row) * of_row * c.factors.bias_scale;
 }
 
 ColumnOrder take_column_order(const Candidates& c, Workspace* workspace) {

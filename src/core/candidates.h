@@ -59,7 +59,7 @@ struct Candidates {
   DType d_hidden_dtype = DType::kF32, d_weight_dtype = DType::kF32, d_bias_dtype = DType::kF32;
   int64_t hidden_size = 0;
   CandidateLists lists;
-  double scale = 1, softcap = 0, bias_scale = 1;
+  LogitFactors factors;
   double product_scale = 1;  // scale before the temperature: the factor from u to gradients of dot products
   const void* hidden = nullptr;
   const void* weight = nullptr;
@@ -79,7 +79,7 @@ struct Candidates {
   // Whether elements of an operand are rounded before they are multiplied.
   bool rounds(DType operand) const { return operand == DType::kF32 && compute_dtype != DType::kF32; }
   // Whether gradients of hidden states and weight have anything to add up.
-  bool has_products() const { return lists.elements > 0 && scale != 0; }
+  bool has_products() const { return lists.elements > 0 && factors.scale != 0; }
   bool needs_columns() const { return d_weight != nullptr || d_bias != nullptr; }
 };
 

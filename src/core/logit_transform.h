@@ -7,6 +7,15 @@
 
 namespace logitless {
 
+// Numbers of logits, with the temperature of all rows divided out of them.
+struct LogitFactors {
+  double scale = 1;
+  double softcap = 0;  // 0: none
+  double bias_scale = 1;
+
+  LOGITLESS_HD bool is_linear() const { return softcap == 0; }
+};
+
 // Turns dot products into logits: z = t(scale * dot + bias) / T.
 template <class T>
 struct LogitTransform {
@@ -43,6 +52,11 @@ struct LogitTransform {
     return 1 - ratio * ratio;
   }
 };
+
+template <class T>
+LOGITLESS_HD LogitTransform<T> logit_transform(const LogitFactors& factors) {
+  return {static_cast<T>(factors.scale), static_cast<T>(factors.softcap)};
+}
 
 // Whether logits are dot products times a number, plus a bias.
 inline bool is_linear(const Problem& problem) {

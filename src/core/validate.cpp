@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "core/number_text.h"
 #include "core/plan.h"
@@ -54,54 +55,17 @@ void check_ranges(const Problem& p) {
 #include "logitless/options.def"
 }
 
-// Factors of logits are computed in float32, and so are their inverses.
-void check_float_factors(const Problem& p) {
-  constexpr double kLeast = 0x1p-126;
-  constexpr double kMost = 0x1p126;
-  const std::string why = "] without float64 operands (it is used as float32)";
-  require(std::fabs(p.scale) <= kMost, "scale", "a magnitude in [0, " + text(kMost) + why, text(p.scale));
-  require(p.softcap == 0 || (p.softcap >= kLeast && p.softcap <= kMost), "softcap",
-          "0 or a number in [" + text(kLeast) + ", " + text(kMost) + why, text(p.softcap));
-}
-
-void check_temperature(const Problem& p) {
-  const double t = p.temperature;
-  require(t == 1 || !p.has.temperature, "temperature",
-          "1 if the plan has the tensor (its values take the option's place)", text(t));
-  const bool fp64 = p.dtype.hidden == DType::kF64;
-  const double least = fp64 ? std::numeric_limits<double>::min() : 0x1p-126;
-  const double most = fp64 ? std::numeric_limits<double>::max() : 0x1p126;
-  const auto in_range = [&](double factor) { return factor >= least && factor <= most; };
-  require(in_range(t) && in_range(1 / t) && std::fabs(p.scale / t) <= most &&
-              (p.softcap == 0 || in_range(p.softcap / t)),
-          "temperature",
-          "a number T in [" + text(least) + ", " + text(most) +
-              "] with softcap / T in that range and |scale| / T no larger",
-          text(t));
-}
-
-// Divides the factors of the logits by the temperature, so that the same problem has none.
-Problem without_temperature(Problem p) {
-  const bool vanishes = p.dtype.hidden != DType::kF64 && std::fabs(p.scale) < 0x1p-126;
-  p.scale = vanishes ? 0 : p.scale / p.temperature;
-  p.softcap /= p.temperature;
-  p.bias_scale /= p.temperature;
-  p.temperature = 1;
-  return p;
+// Checks a real option of this name by itself.
+void check_option(std::string_view option, double value) {
+#define LOGITLESS_OPTION_REAL(name, NAME, default_value, lowest, highest, ...) \
+  if (option == #name) check_range(#name, value, double{lowest}, double{highest});
+#include "logitless/options.def"
 }
 
 // Products of two dimensions and an element size must fit into 63 bits, with room to spare.
 void check_product(const char* argument, int64_t a, int64_t b) {
   if (a == 0 || b <= (int64_t{1} << 58) / a) return;
   throw_invalid(argument, "a product of dimensions below 2^58", text(a) + " x " + text(b));
-}
-
-void check_float(const char* argument, DType dtype, bool fp64_problem) {
-  require(is_float(dtype), argument, "a floating point dtype", dtype_name(dtype));
-  require(
-      (dtype == DType::kF64) == fp64_problem, argument,
-      fp64_problem ? "float64 (hidden is float64)" : "float32, bfloat16 or float16 (hidden is not float64)",
-      dtype_name(dtype));
 }
 
 void check_accumulate(const char* argument, bool accumulate, bool wanted, DType dtype) {
@@ -157,19 +121,23 @@ void check_dtypes(const Problem& p) {
   if (p.has.d_hidden) check_float("d_hidden.dtype", p.dtype.d_hidden, fp64);
   if (p.has.d_weight) check_float("d_weight.dtype", p.dtype.d_weight, fp64);
   if (p.has.d_bias) check_float("d_bias.dtype", p.dtype.d_bias, fp64);
-  require(p.compute_dtype == DType::kF32 ||
-              (!fp64 && (p.compute_dtype == DType::kBF16 || p.compute_dtype == DType::kF16)),
-          "compute_dtype",
-          fp64 ? "float32 (operands as they are) with float64 operands"
-               : "bfloat16, float16, or float32 (operands as they are)",
-          dtype_name(p.compute_dtype));
+  check_compute_dtype(p.compute_dtype, fp64);
   require(p.dtype.targets == DType::kI32 || p.dtype.targets == DType::kI64, "targets.dtype", "int32 or int64",
           dtype_name(p.dtype.targets));
 }
 
+// Divides the factors of the logits by the temperature, so that the same problem has none.
+Problem without_temperature(Problem p) {
+  const LogitFactors factors =
+      checked_factors({p.scale, p.softcap, p.bias_scale}, p.temperature, p.has.temperature, p.dtype.hidden);
+  p.scale = factors.scale;
+  p.softcap = factors.softcap;
+  p.bias_scale = factors.bias_scale;
+  p.temperature = 1;
+  return p;
+}
+
 void check_options(const Problem& p) {
-  if (p.dtype.hidden != DType::kF64) check_float_factors(p);
-  check_temperature(p);
   require(p.num_items == 0 || p.reduction == Reduction::kMean, "num_items", "0 unless the reduction is mean",
           text(p.num_items));
   require(!p.has.d_bias || p.has.bias, "d_bias", "a plan with bias", "none");
@@ -272,6 +240,55 @@ void check_unmerged_shard(const Problem& p, const Buffers& b) {
 
 }  // namespace
 
+void check_float(const char* argument, DType dtype, bool is_float64) {
+  require(is_float(dtype), argument, "a floating point dtype", dtype_name(dtype));
+  require((dtype == DType::kF64) == is_float64, argument,
+          is_float64 ? "float64 (hidden is float64)" : "float32, bfloat16 or float16 (hidden is not float64)",
+          dtype_name(dtype));
+}
+
+void check_compute_dtype(DType dtype, bool is_float64) {
+  require(dtype == DType::kF32 || (!is_float64 && (dtype == DType::kBF16 || dtype == DType::kF16)),
+          "compute_dtype",
+          is_float64 ? "float32 (operands as they are) with float64 operands"
+                     : "bfloat16, float16, or float32 (operands as they are)",
+          dtype_name(dtype));
+}
+
+// Other factors than those of float64 are float32, and so are their inverses.
+LogitFactors checked_factors(const LogitFactors& given, double temperature, bool of_rows,
+                             DType hidden_dtype) {
+  check_option("scale", given.scale);
+  check_option("softcap", given.softcap);
+  check_option("temperature", temperature);
+  const bool is_float64 = hidden_dtype == DType::kF64;
+  const double least = is_float64 ? std::numeric_limits<double>::min() : 0x1p-126;
+  const double most = is_float64 ? std::numeric_limits<double>::max() : 0x1p126;
+  const auto in_range = [&](double factor) { return factor >= least && factor <= most; };
+  if (!is_float64) {
+    const std::string why = "] without float64 operands (it is used as float32)";
+    require(std::fabs(given.scale) <= most, "scale", "a magnitude in [0, " + text(most) + why,
+            text(given.scale));
+    require(given.is_linear() || in_range(given.softcap), "softcap",
+            "0 or a number in [" + text(least) + ", " + text(most) + why, text(given.softcap));
+  }
+  require(temperature == 1 || !of_rows, "temperature",
+          "1 if the plan has the tensor (its values take the option's place)", text(temperature));
+  LogitFactors factors = given;
+  factors.scale /= temperature;
+  factors.softcap /= temperature;
+  factors.bias_scale /= temperature;
+  require(in_range(temperature) && in_range(1 / temperature) && std::fabs(factors.scale) <= most &&
+              (given.is_linear() || in_range(factors.softcap)),
+          "temperature",
+          "a number T in [" + text(least) + ", " + text(most) +
+              "] with softcap / T in that range and |scale| / T no larger",
+          text(temperature));
+  const bool vanishes = !is_float64 && std::fabs(given.scale) < least;
+  if (vanishes && temperature != 1) factors.scale = 0;
+  return factors;
+}
+
 void check_allowed(const Problem& p, const Buffers& b) {
 #define LOGITLESS_TENSOR(name, NAME, element, dtype, role, shape, planned, allowed, only, ...) \
   require(b.name == nullptr || (allowed), #name, "null " only, "a pointer");
@@ -285,13 +302,14 @@ Problem validated(Problem p) {
   check_ranges(p);
   check_shapes(p);
   check_dtypes(p);
+  p = without_temperature(p);
   check_options(p);
   check_sparsification(p);
   check_pass(p);
   check_top_k(p);
   check_group(p);
   check_targets_per_row(p);
-  return p.temperature == 1 ? p : without_temperature(p);
+  return p;
 }
 
 Buffers validated(const Problem& p, Buffers b) {

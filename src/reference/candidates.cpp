@@ -48,7 +48,7 @@ void write_d_hidden_row(const Candidates& c, int64_t row) {
   const CandidateOperand weight = weight_of(c);
   for (int64_t d = 0; d < c.hidden_size; ++d) {
     double sum = 0;
-    for (int64_t e = c.lists.begin(row); c.scale != 0 && e < c.lists.begin(row + 1); ++e) {
+    for (int64_t e = c.lists.begin(row); c.factors.scale != 0 && e < c.lists.begin(row + 1); ++e) {
       const CandidateElement element = element_at(c, e);
       const double u = candidate_gradient(c, element, e);
       if (u != 0) sum += u * c.product_scale * weight(element.column, d);
@@ -65,7 +65,7 @@ void write_d_weight_row(const Candidates& c, const ColumnOrder& order, int64_t c
     for (const int64_t e : order.of(column)) {
       const CandidateElement element = element_at(c, e);
       const double u = candidate_gradient(c, element, e);
-      if (u != 0 && c.scale != 0) sum += u * c.product_scale * hidden(element.row, d);
+      if (u != 0 && c.factors.scale != 0) sum += u * c.product_scale * hidden(element.row, d);
     }
     store_from_double(c.d_weight, c.d_weight_dtype, at, sum);
   }

@@ -69,9 +69,13 @@ class RowSum {
       : kernels_(kernels), matrix_(matrix), sums_(sums) {}
 
   void clear() { std::fill(sums_.begin(), sums_.end(), 0.0f); }
-  void add(int64_t row, double value) {
+  // Adds an element's term: its gradient times the matrix's row of this place.
+  void add(const Candidates& c, int64_t e, int64_t CandidateElement::*place) {
+    if (c.factors.scale == 0) return;
+    const CandidateElement element = element_at(c, e);
+    const double value = c.product_scale * candidate_gradient(c, element, e);
     if (value == 0) return;
-    list_[count_++] = {static_cast<int32_t>(row), static_cast<float>(value)};
+    list_[count_++] = {static_cast<int32_t>(element.*place), static_cast<float>(value)};
     if (count_ == kElementsAtOnce) flush();
   }
   // Stores the sums, or adds them to what is there.
@@ -128,9 +132,8 @@ void write_d_hidden(const Candidates& c, const BackendOptions& options, const Ca
     RowSum sum(kernels, weight, arena.of(worker, c.hidden_size));
     for (int64_t row = first; row < end; ++row) {
       sum.clear();
-      for (int64_t e = c.lists.begin(row); c.scale != 0 && e < c.lists.begin(row + 1); ++e) {
-        const CandidateElement element = element_at(c, e);
-        sum.add(element.column, c.product_scale * candidate_gradient(c, element, e));
+      for (int64_t e = c.lists.begin(row); e < c.lists.begin(row + 1); ++e) {
+        sum.add(c, e, &CandidateElement::column);
       }
       sum.store(false, c.d_hidden_dtype, row_of(c.d_hidden, c.d_hidden_dtype, c.d_hidden_stride, row));
     }
@@ -151,10 +154,7 @@ void write_columns(const Candidates& c, const BackendOptions& options, const Can
       }
       if (c.d_weight == nullptr || (list.empty() && c.accumulate_d_weight)) continue;
       sum.clear();
-      for (const int64_t e : list) {
-        const CandidateElement element = element_at(c, e);
-        if (c.scale != 0) sum.add(element.row, c.product_scale * candidate_gradient(c, element, e));
-      }
+      for (const int64_t e : list) sum.add(c, e, &CandidateElement::row);
       sum.store(c.accumulate_d_weight, c.d_weight_dtype,
                 row_of(c.d_weight, c.d_weight_dtype, c.d_weight_stride, column));
     }

@@ -153,15 +153,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   Real dot = 0;
   for (int64_t s = 0; s < arena.slices.at_once; ++s) dot += arena.partial[s * c.lists.elements + e];
-  const LogitTransform<Real> transform{static_cast<Real>(c.scale), static_cast<Real>(c.softcap)};
   Real bias = 0, of_row = 1;
   if (c.bias != nullptr) {
-    bias = static_cast<Real>(c.bias_scale) * load_as<Real>(c.bias, c.bias_dtype, column);
+    bias = static_cast<Real>(c.factors.bias_scale) * load_as<Real>(c.bias, c.bias_dtype, column);
   }
   if (c.row_temperature != nullptr) {
     of_row = inverse_temperature(static_cast<const Real*>(c.row_temperature)[c.lists.row_of(e)]);
   }
-  *out = transform.logit(dot, bias, of_row);
+  *out = logit_transform<Real>(c.factors).logit(dot, bias, of_row);
 }
 
 template <class C, int kLanes, int kVectors, class Real>
