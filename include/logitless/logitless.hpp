@@ -209,14 +209,17 @@ struct Buffers {
   }
 };
 
+// Throws unless both operands have rows of one length.
+inline void check_columns(int64_t of_hidden, int64_t of_weight) {
+  if (of_hidden == of_weight) return;
+  throw Error(LOGITLESS_INVALID_ARGUMENT, "weight: expected " + std::to_string(of_hidden) +
+                                              " columns as hidden has, got " + std::to_string(of_weight));
+}
+
 // Makes a problem of the operands' sizes and dtypes. A gradient gets the dtype of its operand.
 template <class H, class C>
 Problem make_problem(Pass pass, Matrix<H> hidden, Matrix<C> weight) {
-  if (hidden.columns != weight.columns) {
-    throw Error(LOGITLESS_INVALID_ARGUMENT, "weight: expected " + std::to_string(hidden.columns) +
-                                                " columns as hidden has, got " +
-                                                std::to_string(weight.columns));
-  }
+  check_columns(hidden.columns, weight.columns);
   Problem problem;
   problem.pass = static_cast<int32_t>(pass);
   problem.tokens = hidden.rows;

@@ -2,11 +2,11 @@
 // Lists of candidates as the input of logitless_candidates_run, the header's formulas beside it, and the
 // error that is allowed.
 #include <gtest/gtest.h>
-#include <logitless/candidates.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <logitless/candidates.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -84,15 +84,21 @@ inline void fill_tensors(CandidateCase* c, uint64_t seed, bool has_bias = true) 
   c->grad = normal_values(random, c->elements(), 1, c->stats_dtype());
 }
 
-// Lists of equal length of random ids, some of them several times.
-inline CandidateCase even_lists(uint64_t seed, int64_t rows, int64_t per_row, int64_t vocab,
-                                int64_t hidden_size, logitless_dtype dtype = LOGITLESS_F32) {
-  Random random(seed);
+// A case without lists.
+inline CandidateCase sized_case(int64_t rows, int64_t vocab, int64_t hidden_size, logitless_dtype dtype) {
   CandidateCase c;
   c.rows = rows;
   c.vocab = vocab;
   c.hidden_size = hidden_size;
   c.set_dtypes(dtype);
+  return c;
+}
+
+// Lists of equal length of random ids, some of them several times.
+inline CandidateCase even_lists(uint64_t seed, int64_t rows, int64_t per_row, int64_t vocab,
+                                int64_t hidden_size, logitless_dtype dtype = LOGITLESS_F32) {
+  Random random(seed);
+  CandidateCase c = sized_case(rows, vocab, hidden_size, dtype);
   for (int64_t e = 0; e < rows * per_row; ++e) {
     c.ids.push_back(static_cast<double>(random.integer(0, vocab - 1)));
   }
@@ -104,11 +110,7 @@ inline CandidateCase even_lists(uint64_t seed, int64_t rows, int64_t per_row, in
 inline CandidateCase uneven_lists(uint64_t seed, int64_t rows, int64_t most, int64_t vocab,
                                   int64_t hidden_size, logitless_dtype dtype = LOGITLESS_F32) {
   Random random(seed);
-  CandidateCase c;
-  c.rows = rows;
-  c.vocab = vocab;
-  c.hidden_size = hidden_size;
-  c.set_dtypes(dtype);
+  CandidateCase c = sized_case(rows, vocab, hidden_size, dtype);
   c.offsets = {0};
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t count = random.chance(0.3) ? 0 : random.integer(0, most);
@@ -152,17 +154,20 @@ class CandidateRun {
     std::vector<Tensor*> all = {&hidden_, &weight_, &bias_,     &temperatures_, &ids_,    &offsets_,
                                 &grad_,   &logits_, &d_hidden_, &d_weight_,     &d_bias_, &invalid_};
     const size_t bytes = workspace_bytes(context, is_device);
+    const auto run = [&](auto place, std::span<std::byte> workspace, void* stream) {
+      for (const auto stage : kStages) {
+        logitless::run_candidates(context, arguments(stage, place, is_device), workspace, stream);
+      }
+    };
     if (is_device) {
       std::vector<GuardedMemory*> memory;
       for (Tensor* each : all) memory.push_back(each->memory());
       run_on_device(memory, bytes, [&](const OnDevice& device) {
-        run(
-            context, [&](Tensor& t) { return device.of(t.data()); }, true, device.workspace.data(), bytes,
-            device.stream);
+        run([&](Tensor& t) { return device.of(t.data()); }, device.workspace, device.stream);
       });
     } else {
       GuardedMemory workspace(bytes);
-      run(context, on_host_, false, bytes == 0 ? nullptr : workspace.data(), bytes, nullptr);
+      run(on_host_, {workspace.data(), bytes}, nullptr);
       EXPECT_EQ(workspace.violation(), "");
     }
     for (Tensor* each : all) EXPECT_EQ(each->violation(), "");
@@ -182,20 +187,20 @@ class CandidateRun {
   // Returns the bytes of workspace for either stage.
   size_t workspace_bytes(const logitless::Context& context, bool is_device) {
     size_t bytes = 0;
-    for (const auto stage : {LOGITLESS_CANDIDATES_LOGITS, LOGITLESS_CANDIDATES_GRADIENT}) {
-      const logitless_candidates given = arguments(stage, on_host_, is_device);
-      size_t needed = 0;
-      logitless::check(logitless_candidates_workspace_bytes(context.handle(), &given, &needed));
-      bytes = std::max(bytes, needed);
+    for (const auto stage : kStages) {
+      bytes = std::max(bytes, logitless::workspace_bytes(context, arguments(stage, on_host_, is_device)));
     }
     return bytes;
   }
 
  private:
+  static constexpr logitless_candidates_stage kStages[] = {LOGITLESS_CANDIDATES_LOGITS,
+                                                           LOGITLESS_CANDIDATES_GRADIENT};
+  static constexpr auto on_host_ = [](Tensor& t) { return t.data(); };
+
   template <class Place>
-  logitless_candidates arguments(logitless_candidates_stage stage, Place place, bool is_device) {
-    logitless_candidates a;
-    logitless_candidates_init(&a);
+  logitless::Candidates arguments(logitless_candidates_stage stage, Place place, bool is_device) {
+    logitless::Candidates a;
     a.stage = stage;
     a.hidden_dtype = c_.hidden_dtype;
     a.weight_dtype = c_.weight_dtype;
@@ -235,16 +240,6 @@ class CandidateRun {
     return a;
   }
 
-  template <class Place>
-  void run(const logitless::Context& context, Place place, bool is_device, void* workspace, size_t bytes,
-           void* stream) {
-    for (const auto stage : {LOGITLESS_CANDIDATES_LOGITS, LOGITLESS_CANDIDATES_GRADIENT}) {
-      const logitless_candidates given = arguments(stage, place, is_device);
-      logitless::check(logitless_candidates_run(context.handle(), &given, workspace, bytes, stream));
-    }
-  }
-
-  static constexpr auto on_host_ = [](Tensor& t) { return t.data(); };
   const CandidateCase& c_;
   Tensor hidden_, weight_, bias_, temperatures_, ids_, offsets_, grad_, logits_, d_hidden_, d_weight_,
       d_bias_, invalid_;
