@@ -111,10 +111,12 @@ def linear_candidates(
         log_weights: Added to the logits, of the shape of ``log_probs``: minus the logarithm of the probability
             with which a sampler drew an id, for a sampled softmax. It has a gradient. Numbers for all V ids are passed
             as ``numbers[ids]``. Only with ``normalize="candidates"``.
-        scale: Factor of the logits before bias and softcap.
+        scale: Factor of the logits before bias and softcap: a number, or a tensor of one element, which has a gradient
+            if it requires one.
         softcap: Bound of the logits. None or 0 means no bound.
-        temperature: Divisor of the logits after the softcap: a number, or a constant for each row of the shape
-            ``hidden.shape[:-1]``.
+        temperature: Divisor of the logits after the softcap: a number, a tensor of one element, which has a gradient
+            if it requires one, or a constant for each row of the shape ``hidden.shape[:-1]``. With
+            ``normalize="vocabulary"`` a learned one excludes a softcap.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, of the loss over rows with a target.
         ignore_id: An id that stands for none, which makes lists of several lengths one array.
         ignore_index: A target that stands for none. None means -100.
@@ -144,6 +146,9 @@ def linear_candidates(
     return given.output(given.logits(), _of_vocabulary)
 
 
+_PRODUCTS = {"scale": 1.0, "softcap": 0.0, "temperature": 1.0}  # numbers with which logits are products
+
+
 class Given(NamedTuple):
     """The checked arguments of a call."""
 
@@ -154,6 +159,7 @@ class Given(NamedTuple):
     o: dict[str, Any]  # options
     row_temperature: Tensor | None
     numbers: list[float]  # LOGIT_NUMBERS
+    learned: dict[str, Tensor]  # scale and temperature that require gradients, as scalars
 
     @property
     def stats(self) -> torch.dtype:
@@ -166,38 +172,55 @@ class Given(NamedTuple):
 
     def logits(self) -> Tensor:
         """Returns the logits of all lists, without log_weights."""
-        hidden, ids, o = self.hidden, self.ids, self.o
+        hidden, ids, offsets, o = self.hidden, self.ids, self.offsets, self.o
         operands, compute_dtype = [hidden, self.weight], _options.F32
         if torch.is_autocast_enabled(hidden.device.type):
             operands, compute_dtype = call.cast_by_autocast(hidden, self.weight)
-        flat, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), o["weight_gradient"] == "rows"
-        if self.offsets is None and ids.dim() == 1:
-            z = self._of_one_list(flat, operands[1], compute_dtype, is_sparse)
+        flat, weight, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), operands[1], o["weight_gradient"] == "rows"
+        starts = None if offsets is None else offsets.long()
+
+        def of_lists(bias: Tensor | None, row_temperature: Tensor | None, numbers: list[float]) -> Tensor:
+            integers = (o["ignore_id"], compute_dtype, _options.budget(o["max_workspace_bytes"]))
+            lists = ListArguments(ids, starts, row_temperature, numbers, *integers)
+            return logits_of(flat, weight, bias, lists, is_sparse)
+
+        if offsets is None and ids.dim() == 1:
+            dtype = DTYPES[compute_dtype]
+            if compute_dtype == _options.F32:
+                dtype = torch.promote_types(flat.dtype, weight.dtype)
+            z = self._from_products(shared_logits(flat, weight, ids, dtype, is_sparse), ids)
+        elif self.learned:
+            # The kernel makes products alone. PyTorch differentiates what follows.
+            products = of_lists(None, None, [_PRODUCTS[name] for name in LOGIT_NUMBERS])
+            of_rows = ids if offsets is not None else ids.reshape(flat.shape[0], ids.shape[-1])
+            z = self._from_products(products.reshape(of_rows.shape), of_rows)
         else:
-            starts = None if self.offsets is None else self.offsets.long()
-            budget = _options.budget(o["max_workspace_bytes"])
-            rest = (self.row_temperature, self.numbers, o["ignore_id"], compute_dtype, budget)
-            lists = ListArguments(ids, starts, *rest)
-            z = logits_of(flat, operands[1], o["bias"], lists, is_sparse)
+            z = of_lists(o["bias"], self.row_temperature, self.numbers)
         return z.reshape(self.shape)
 
-    def _of_one_list(self, hidden: Tensor, weight: Tensor, compute_dtype: int, is_sparse: bool) -> Tensor:
-        """Returns the logits of all rows for one list, ``[N, K]``."""
-        ids, ignore_id, bias = self.ids, self.o["ignore_id"], self.o["bias"]
-        is_none = ids == ignore_id
-        is_wrong = wrong_ids(ids, weight.shape[0], ignore_id)
-        dtype = DTYPES[compute_dtype]
-        if compute_dtype == _options.F32:
-            dtype = torch.promote_types(hidden.dtype, weight.dtype)
-        products, places = shared_logits(hidden, weight, ids, dtype, is_sparse)
+    def _from_products(self, products: Tensor, ids: Tensor) -> Tensor:
+        """Returns logits of products of hidden states and weight, ``[N, K]`` or ``[E]``."""
+        ignore_id, bias, vocab = self.o["ignore_id"], self.o["bias"], self.weight.shape[0]
+        is_none, is_wrong = ids == ignore_id, wrong_ids(ids, vocab, ignore_id)
         scale, softcap, temperature = self.numbers
-        z = products if scale == 1 else scale * products
+        z = products
+        if self.learned:  # whose gradients are sums, which an infinite logit of no id would enter as 0 * inf
+            z = z.masked_fill(is_none | is_wrong, 0)
+        if "scale" in self.learned:
+            z = self.learned["scale"] * z
+        elif scale != 1:
+            z = scale * z
         if bias is not None:
+            places = ids.long().clamp(0, vocab - 1)
             z = z + torch.nn.functional.embedding(places, bias[:, None]).squeeze(-1).to(z.dtype)
         if softcap != 0:
             z = softcap * torch.tanh(z / softcap)
         if self.row_temperature is not None:
-            z = z / torch.where(self.row_temperature > 0, self.row_temperature, math.nan)[:, None]
+            rows = self.row_temperature.shape[0]
+            lists = Lists((rows,), ids.shape[0] if self.offsets is not None else 0, self.offsets)
+            z = z / lists.spread(torch.where(self.row_temperature > 0, self.row_temperature, math.nan))
+        elif "temperature" in self.learned:
+            z = z / self.learned["temperature"]
         elif temperature != 1:
             z = z / temperature
         return z.masked_fill(is_wrong, math.nan).masked_fill(is_none, -math.inf)
@@ -239,8 +262,7 @@ def checked(
     matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
     _check_tensors(matrices, indices, o["log_weights"], o["normalize"], least_vocab)
     _check_options(o)
-    row_temperature, numbers = _numbers(hidden, o)
-    return Given(hidden, weight, ids, offsets, o, row_temperature, numbers)
+    return Given(hidden, weight, ids, offsets, o, *_numbers(hidden, o))
 
 
 def _shape_of_lists(rows: Sequence[int], ids: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
@@ -314,23 +336,32 @@ def _check_options(o: Mapping[str, Any]) -> None:
         raise ValueError('weight_gradient: expected "dense" in compiled code, got "rows" (its size depends on the ids)')
 
 
-def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[float]]:
-    """Returns the temperatures of rows, if they are given, and the numbers with the temperature of all rows."""
+def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[float], dict[str, Tensor]]:
+    """Returns the temperatures of rows, if they are given, the numbers of all rows, and those that are learned."""
     rows, temperature, stats = hidden.shape[:-1], o["temperature"], stats_dtype(hidden)
+    learned = {
+        name: call.scalar(name, value, learned=True)
+        for name in ("scale", "temperature")
+        if isinstance(value := o[name], Tensor) and value.requires_grad and value.numel() == 1
+    }
+    call.check_devices(hidden.device, dict(learned))
     of_rows = None
-    if isinstance(temperature, Tensor) and temperature.dim() > 0 and temperature.shape == rows:
-        hint = "it has no gradient; divide the logits by it"
+    is_constant = isinstance(temperature, Tensor) and "temperature" not in learned
+    if is_constant and temperature.dim() > 0 and temperature.shape == rows:
+        hint = "one element may, one for each row is a constant"
         call.check_numbers("temperature", temperature, rows, "hidden without its last dimension", hint)
         call.check_devices(hidden.device, {"temperature": temperature})
         of_rows, temperature = temperature.to(stats).reshape(-1), 1.0
     given = {**o, "temperature": temperature}
+    for name, value in learned.items():  # a compiled graph does not know a learned number
+        given[name] = 1.0 if torch.compiler.is_compiling() else value.detach()
     numbers = {name: _number(name, given[name]) for name in LOGIT_NUMBERS}
     _check_range("temperature", numbers["temperature"], stats)
     if numbers["softcap"] != 0:
         _check_range("softcap", numbers["softcap"], stats, "0, or ")
     if not abs(numbers["scale"]) < math.inf:
         raise ValueError(f"scale: expected a finite number, got {numbers['scale']:g}")
-    return of_rows, list(numbers.values())
+    return of_rows, list(numbers.values()), learned
 
 
 def _number(name: str, value: Any) -> float:

@@ -252,6 +252,76 @@ def test_rows_of_the_gradient(kind, options):
     optimizer.step()
 
 
+# ---- learned numbers
+
+
+LEARNED = {
+    "plain": {},
+    "softcap": {"softcap": 2.0},
+    "rows": {"softcap": 2.0, "temperature": torch.tensor([0.5, 2.0], dtype=torch.float64)},
+    "vocabulary": {"normalize": "vocabulary"},
+}
+
+
+@pytest.mark.parametrize("options", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("kind", ["padded", "offsets", "shared"])
+def test_gradients_of_scale_and_temperature(kind, options):
+    """Padding, repeated ids and empty lists stay out of the sums."""
+    lists = {"padded": [[0, 5, 5], [2, -1, 1]], "offsets": [[0, 5, 5, -1], []], "shared": [3, -1, 3]}[kind]
+    rows = 2 if kind == "shared" else None
+    case = oracle.make(lists, vocab=6, width=4, dtype=torch.float64, rows=rows, offsets=kind == "offsets")
+    leaves = case.leaves()
+    fixed = {name: leaves[name] for name in ("ids", "offsets") if name in leaves}
+    numbers = {"scale": -1.3} | ({} if "temperature" in options else {"temperature": 0.7})
+
+    def function(hidden, weight, bias, *given):
+        learned = dict(zip(numbers, given))
+        out = logitless.linear_candidates(hidden, weight, **fixed, bias=bias, **options | learned)
+        return [torch.where(values.isfinite(), values, 0) for values in (out.log_probs, out.lse, out.logits)]
+
+    operands = [leaves[name] for name in ("hidden", "weight", "bias")]
+    learned = [torch.tensor(number, dtype=torch.float64, requires_grad=True) for number in numbers.values()]
+    assert torch.autograd.gradcheck(function, [*operands, *learned])
+    for value, exact in zip(function(*operands, *learned), function(*operands, *numbers.values())):
+        torch.testing.assert_close(value, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["padded", "offsets", "shared"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_learned_numbers_in_other_dtypes(device, kind, dtype):
+    """Each has the dtype of its gradient, and any shape of one element."""
+    lists = {"padded": LISTS, "offsets": UNEVEN, "shared": [3, 8, 3]}[kind]
+    case = oracle.make(lists, rows=5 if kind == "shared" else None, dtype=dtype, offsets=kind == "offsets")
+    results = []
+    for wide in (False, True):
+        given = {n: t.double() if wide and t.is_floating_point() else t for n, t in case.leaves(device).items()}
+        scale = torch.tensor([[0.75]], dtype=torch.float64 if wide else dtype, device=device, requires_grad=True)
+        temperature = torch.tensor([1.25], dtype=torch.float64 if wide else None, device=device, requires_grad=True)
+        out = logitless.linear_candidates(**given, scale=scale, temperature=temperature, return_entropy=True)
+        results.append(torch.autograd.grad(out.entropy.sum(), (scale, temperature)))
+    for value, exact, leaf in zip(*results, (scale, temperature)):
+        assert value.shape == leaf.shape
+        rounding = 64 * torch.finfo(torch.float32).eps * 20  # of 20 terms below 64
+        torch.testing.assert_close(value.double(), exact, rtol=torch.finfo(value.dtype).eps, atol=rounding)
+
+
+def test_learned_numbers_in_compiled_code():
+    hidden, weight, bias = operands()
+
+    def gradients(function):
+        numbers = [torch.tensor(0.7, requires_grad=True), torch.tensor([1.5], requires_grad=True)]
+        value = function(torch.tensor(LISTS), *numbers)
+        return value.detach(), *torch.autograd.grad(value, (hidden, weight, bias, *numbers))
+
+    def loss(ids, scale, temperature):
+        return log_probs(hidden, weight, ids, bias=bias, scale=scale, temperature=temperature)[:, 0].sum()
+
+    compiled = gradients(torch.compile(loss, fullgraph=True, backend="aot_eager"))
+    for value, exact in zip(compiled, gradients(loss)):
+        torch.testing.assert_close(value, exact)
+
+
 # ---- PyTorch's modes
 
 
@@ -572,6 +642,9 @@ BAD = [
     ({"temperature": 0.0}, ValueError, "temperature: expected a number in [2^-126, 2^126], got 0"),
     ({"temperature": torch.ones(2)}, ValueError, "temperature: expected one element, got shape [2]"),
     ({"temperature": -1.0, "ids": IDS[0]}, ValueError, "temperature: expected a number in [2^-126, 2^126], got -1"),
+    ({"temperature": torch.ones(3, requires_grad=True)}, ValueError, "one element may, one for each row is a constant"),
+    ({"temperature": torch.zeros(1, requires_grad=True)}, ValueError, "temperature: expected a number in [2^-126"),
+    ({"scale": torch.ones(2, requires_grad=True)}, ValueError, "scale: expected one element, got shape [2]"),
     ({"scale": math.inf}, ValueError, "scale: expected a finite number, got inf"),
     ({"softcap": -1.0}, ValueError, "softcap: expected 0, or a number in [2^-126, 2^126], got -1"),
     ({"weight": W.double()}, TypeError, "weight: expected float64 for all"),

@@ -331,16 +331,15 @@ def _(
 dense_logits.register_autograd(_dense_backward, setup_context=_save_dense)
 
 
-def shared_logits(
-    hidden: Tensor, weight: Tensor, ids: Tensor, dtype: torch.dtype, sparse: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns products of all rows ``[N, D]`` with one list's columns ``[K]``, and the ids as places of the weight.
+def shared_logits(hidden: Tensor, weight: Tensor, ids: Tensor, dtype: torch.dtype, sparse: bool) -> Tensor:
+    """Returns products of all rows ``[N, D]`` with one list's columns ``[K]``.
 
-    Products of ids out of range are those of column 0. PyTorch adds the gradients of equal ids in their order.
+    Products of ids out of range are those of another column. PyTorch adds the gradients of equal ids in their order.
     """
     places = ids.long().clamp(0, weight.shape[0] - 1)
     gathered = torch.nn.functional.embedding(places, weight, sparse=sparse)
-    return torch.ops.logitless.dense_logits.default(hidden, gathered, dtype), places
+    products: Tensor = torch.ops.logitless.dense_logits.default(hidden, gathered, dtype)
+    return products
 
 
 # ---- FLOP

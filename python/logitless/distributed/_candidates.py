@@ -49,9 +49,9 @@ class _SumOfLogits(torch.autograd.Function):
         return grad, None
 
 
-def _with_sum_of_gradients(hidden: Tensor, group: Any) -> Tensor:
-    """Returns the hidden states, whose gradient is then the sum over ranks."""
-    own = hidden.view_as(hidden)
+def _with_sum_of_gradients(shared: Tensor, group: Any) -> Tensor:
+    """Returns a tensor that all ranks have, whose gradient is then the sum over ranks."""
+    own = shared.view_as(shared)
     if own.requires_grad:
         own.register_hook(lambda grad: _sum_over_ranks(grad, group))  # type: ignore[no-untyped-call]
     return own
@@ -106,6 +106,7 @@ def linear_candidates(
     is_here = ~is_none & (own >= 0) & (own < weight.shape[0])
     local = given._replace(
         hidden=_with_sum_of_gradients(hidden, group),
+        learned={name: _with_sum_of_gradients(number, group) for name, number in given.learned.items()},
         ids=torch.where(is_here, own, -1),
         o=given.o | {"ignore_id": -1},
     )
@@ -123,6 +124,8 @@ def _no_logits(given: Given) -> Tensor:
     nothing = torch.where(never, hidden.sum(), given.weight.sum())  # a NaN of a hidden state stays out
     if bias is not None:
         nothing = nothing + bias.sum()
+    for number in given.learned.values():
+        nothing = nothing + torch.where(never, number, 0)
     return nothing.to(given.stats) + hidden.new_zeros(given.shape, dtype=given.stats)
 
 
@@ -144,6 +147,10 @@ def _agreed(group: Any, given: Given, start: int, total: int) -> _agreement.Shar
         "bias": None if o["bias"] is None else str(o["bias"].dtype),
         **{name: _text(o[name]) for name in tensors},
         "hidden requires grad": torch.is_grad_enabled() and given.hidden.requires_grad,
+        **{
+            f"{name} requires grad": torch.is_grad_enabled() and name in given.learned
+            for name in ("scale", "temperature")
+        },
         "temperature for each row": given.row_temperature is not None,
         **{name: o[name] for name in o if name in CandidateOptions.__annotations__ and _is_plain(o[name])},
         **dict(zip(LOGIT_NUMBERS, given.numbers)),

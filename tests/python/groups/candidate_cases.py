@@ -27,7 +27,8 @@ def results(data, columns, given, **options):
     for values in outputs[:2] + outputs[3:]:
         weights = torch.randn(values.shape, generator=generator, dtype=values.dtype)
         total = total + (torch.where(values.isfinite(), values, 0) * weights).sum()
-    gradients = torch.autograd.grad(total, (hidden, weight, bias))
+    learned = [number for number in given.values() if isinstance(number, torch.Tensor) and number.requires_grad]
+    gradients = torch.autograd.grad(total, (hidden, weight, bias, *learned))
     return [value.detach() for value in outputs], gradients
 
 
@@ -50,6 +51,24 @@ def case_candidates(ranks):
             assert all(torch.equal(a, b) for other in every for a, b in zip(other, every[0])), "between ranks"
 
 
+def case_learned_numbers_of_candidates(ranks):
+    for kind, make in LISTS.items():
+        for normalize in ("candidates", "vocabulary"):
+            data = Data(ranks)
+            ids = torch.randint(0, data.vocab, (ROWS, 9), generator=torch.Generator().manual_seed(1))
+            ids[:, 4] = -1
+            given = make(data, ids) | {"normalize": normalize, "targets": ids[:, 0].clone(), "reduction": "none"}
+            for name, number in (("scale", 0.7), ("temperature", 1.5)):
+                given[name] = torch.tensor(number, dtype=torch.float64, requires_grad=True)
+            if kind != "rows":
+                given["targets"] = given["ids"][0].expand(ROWS)
+            expected, (d_hidden, d_weight, d_bias, *numbers) = results(data, slice(None), given)
+            got, gradients = results(data, data.shard, given, group=ranks.group)
+            shared = (d_hidden, d_weight[data.shard], d_bias[data.shard], *numbers)
+            for value, exact in zip((*got, *gradients), (*expected, *shared)):
+                torch.testing.assert_close(value, exact)
+
+
 def case_candidates_that_ranks_give_otherwise(ranks):
     data = Data(ranks)
     ids = torch.zeros(ROWS, 3, dtype=torch.int64)
@@ -62,6 +81,7 @@ def case_candidates_that_ranks_give_otherwise(ranks):
         ("normalize", {"normalize": "vocabulary"}),
         ("ids", {"ids": ids + 1}),
         ("ids", {"ids": ids[:, :2]}),
+        ("scale requires grad", {"scale": torch.ones(1, requires_grad=True)}),
     ):
         with pytest.raises(ValueError, match=f"{name}: expected the same on all ranks"):
             call(**(other if ranks.rank == 1 else {}))
