@@ -8,6 +8,8 @@
     from logitless.compat.verl import linear_cross_entropy
     from logitless.compat.prime_rl import FusedOutputLinear
     from logitless.compat.openrlhf import log_probs_from_hidden
+    from logitless.compat.skyrl import sample_support_scores
+    from logitless.compat.veomni import chunk_topk_distill_function
     from logitless.compat.megatron import patch
     from logitless.compat.torchtitan import FusedHeadLoss
 
@@ -22,7 +24,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["cut_cross_entropy", "fla", "liger_kernel", "megatron", "openrlhf", "prime_rl", "quack", "torch", "verl"]
+__all__ = ["cut_cross_entropy", "fla", "liger_kernel", "megatron", "openrlhf", "prime_rl", "quack", "skyrl", "torch"]
+__all__ += ["veomni", "verl"]
 
 
 def __getattr__(name: str) -> Any:

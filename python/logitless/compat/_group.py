@@ -22,6 +22,14 @@ class _Part(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
+def parts_of_gradient(input: Tensor, group: Any) -> Tensor:
+    """Returns ``input``, whose gradient, the same on all ranks, is split into parts. The caller sums these."""
+    apply: Any = _Part.apply
+    ranks = torch.distributed.get_world_size(group)
+    parted: Tensor = apply(input, ranks) if ranks > 1 else input
+    return parted
+
+
 def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: Any) -> Any:
     """Calls :func:`logitless.distributed.linear_cross_entropy`; each rank gets its part of the gradient of ``input``.
 
@@ -29,9 +37,7 @@ def with_parts_of_gradient(input: Tensor, *rest: Tensor, group: Any, **options: 
     """
     from ..distributed import linear_cross_entropy
 
-    apply: Any = _Part.apply
-    ranks = torch.distributed.get_world_size(group)
-    return linear_cross_entropy(apply(input, ranks) if ranks > 1 else input, *rest, group=group, **options)
+    return linear_cross_entropy(parts_of_gradient(input, group), *rest, group=group, **options)
 
 
 def raises_on_all_ranks(group: Any) -> contextlib.AbstractContextManager[None]:

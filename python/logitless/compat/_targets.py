@@ -45,6 +45,30 @@ def indices(
     return target
 
 
+def lists_of_ids(
+    name: str, ids: Tensor, rows: Sequence[int], error: type[Exception], *, any_shape: bool = False
+) -> Tensor:
+    """Checks that there is a list of ids for each row, and returns the lists as ``[*rows, K]``.
+
+    Args:
+        name: The argument's name, for messages.
+        ids: The lists, int32 or int64, all of one length.
+        rows: The shape of the rows.
+        error: The exception for another shape.
+        any_shape: Whether only the number of lists counts.
+    """
+    check_tensor(name, ids)
+    check_integers(name, ids)
+    shape = (*rows, ids.shape[-1]) if ids.dim() > 0 else (*rows, 0)
+    if any_shape and ids.dim() > 0 and math.prod(ids.shape[:-1]) == math.prod(rows):
+        ids = ids.reshape(shape)
+    if tuple(ids.shape) != shape:
+        raise error(
+            f"{name}: expected shape {shape_text((*rows, 'K'))} (ids for each row), got {shape_text(ids.shape)}"
+        )
+    return ids
+
+
 def check_dtype(name: str, target: Tensor, dtypes: Sequence[torch.dtype], error: type[Exception]) -> None:
     """Raises ``error`` unless the target has one of these dtypes."""
     if target.dtype not in dtypes:

@@ -1,6 +1,7 @@
 """The heads of prime-rl that return log-probabilities and entropies instead of logits.
 
-Written for prime-rl 0.8.0 (August 2026). Its ``inject_prime_lm_head`` looks the heads up under these names:
+Written for prime-rl 0.8.0 (August 2026), and for the sampling masks of its later main branch (pull request 3431). Its
+``inject_prime_lm_head`` looks the heads up under these names:
 
     from prime_rl.trainer.models.layers import lm_head, lm_head_gemma
 
@@ -10,15 +11,16 @@ Written for prime-rl 0.8.0 (August 2026). Its ``inject_prime_lm_head`` looks the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from ..candidates import linear_candidates
 from ..functional import linear_cross_entropy
 from ..options import Budget, accepts, check_names, names_of, shape_text
 from ..run import torch_dtype
-from ._targets import indices
+from ._targets import indices, lists_of_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,11 +29,12 @@ __all__ = ["FusedOutputLinear", "GemmaFusedOutputLinear", "PrimeLmOutput"]
 
 
 class PrimeLmOutput(TypedDict, total=False):
-    """The output of a head of prime-rl; the heads here return only log-probabilities and entropies."""
+    """The output of a head of prime-rl; the heads here return no logits and no loss."""
 
     logits: Tensor | None
     logprobs: Tensor | None
     entropy: Tensor | None
+    mask_logprobs: Tensor | None
     loss: Tensor | None
 
 
@@ -50,9 +53,13 @@ class FusedOutputLinear(nn.Linear):
         device: As in ``torch.nn.Linear``.
         dtype: As in ``torch.nn.Linear``, or its name.
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
+
+    Attributes:
+        return_mask_logprobs: Whether the output has the log-probabilities of all ids of the sampling mask.
     """
 
     softcap: float | None = None
+    return_mask_logprobs = False
 
     @accepts(_Options, device=None, dtype=None)
     def __init__(
@@ -73,41 +80,57 @@ class FusedOutputLinear(nn.Linear):
     ) -> PrimeLmOutput:
         """Returns log-probabilities and entropies of the logits ``hidden_states @ weight.T / temperature``.
 
+        A row whose sampling mask has its label is normalized over the mask. Other rows are normalized over the
+        vocabulary, and so are all entropies.
+
         Args:
             hidden_states: ``[B, S, D]``.
             labels: Class indices ``[B, S]``, or as many in another shape, already shifted. Rows with label -100 have 0
                 for both results.
             temperature: One for each token, ``[B, S]``, or one for all.
-            sampling_mask: Must be None.
+            sampling_mask: The ids that sampling kept for each token, ``[B, S, K]``, int32 or int64, filled up with -1.
 
         Returns:
-            ``{"logprobs", "entropy"}``, each ``[B, S]`` float32.
+            ``{"logprobs", "entropy"}``, each ``[B, S]`` float32. With ``return_mask_logprobs`` and a mask also
+            ``mask_logprobs``, ``[B, S, K]``: 0 for -1, and in rows that are not normalized over their mask.
 
         Raises:
-            AssertionError: Labels or temperature are missing, or there is a sampling mask; as in prime-rl.
+            AssertionError: Labels or temperature are missing; as in prime-rl.
             ValueError: ``hidden_states`` have another number of dimensions; as in prime-rl.
-            RuntimeError: The number of labels differs from that of tokens; as in prime-rl.
+            RuntimeError: The number of labels, or of rows of the mask, differs from that of tokens; as in prime-rl.
+            TypeError: The mask has another dtype, such as bool.
+            InvalidTargetError: An id is out of range on the CPU. On CUDA its row is NaN.
         """
         name = type(self).__name__
         if labels is None:
             raise AssertionError(f"{name} requires labels, one for each token; got None")
         if temperature is None:
             raise AssertionError(f"{name} requires per-token temperatures: temperature is None")
-        if sampling_mask is not None:
-            raise AssertionError(f"sampling_mask: {name} expected None, got a tensor of {list(sampling_mask.shape)}")
         if hidden_states.dim() != 3:
             raise ValueError(f"hidden_states: expected shape [B, S, D], got {shape_text(hidden_states.shape)}")
-        outputs = linear_cross_entropy(
+        rows = hidden_states.shape[:-1]
+        labels = indices("labels", labels, rows, RuntimeError, any_shape=True)
+        options: dict[str, Any] = {"reduction": "none", "softcap": self.softcap, "temperature": temperature}
+        options["max_workspace_bytes"] = self.max_workspace_bytes
+        outputs = linear_cross_entropy(hidden_states, self.weight, labels, return_stats=("entropy",), **options)
+        output = PrimeLmOutput(logprobs=-outputs.loss, entropy=outputs.entropy)
+        if sampling_mask is None:
+            return output
+        kept = lists_of_ids("sampling_mask", sampling_mask, rows, RuntimeError, any_shape=True)
+        is_replayed = ((kept == labels[..., None]) & (kept >= 0)).any(-1)
+        replayed = linear_candidates(
             hidden_states,
             self.weight,
-            indices("labels", labels, hidden_states.shape[:-1], RuntimeError, any_shape=True),
-            reduction="none",
-            softcap=self.softcap,
-            temperature=temperature,
-            return_stats=("entropy",),
-            max_workspace_bytes=self.max_workspace_bytes,
+            kept.masked_fill(~is_replayed[..., None], -1),
+            targets=labels.masked_fill(~is_replayed, -100),
+            **options,
         )
-        return PrimeLmOutput(logprobs=-outputs.loss, entropy=outputs.entropy)
+        assert replayed.target_log_probs is not None
+        output["logprobs"] = torch.where(is_replayed, replayed.target_log_probs, -outputs.loss)
+        if self.return_mask_logprobs:
+            is_id = is_replayed[..., None] & (kept >= 0)
+            output["mask_logprobs"] = torch.where(is_id, replayed.log_probs, 0)
+        return output
 
 
 class GemmaFusedOutputLinear(FusedOutputLinear):

@@ -385,7 +385,6 @@ REFUSED = [
     (call_verl, (torch.ones(5),), ValueError, "temperature"),
     (call_prime_rl, (), AssertionError, "FusedOutputLinear requires labels"),
     (call_prime_rl, (LABELS,), AssertionError, "FusedOutputLinear requires per-token temperatures"),
-    (call_prime_rl, (LABELS, torch.tensor(1.0), torch.ones(1, 4, VOCAB)), AssertionError, "sampling_mask"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The parallel heads of verl and of Apple's Cut Cross Entropy by their names, at the sizes of their own tests."""
+"""The parallel heads of verl, SkyRL and Apple's Cut Cross Entropy by their names."""
 
 from unittest.mock import patch
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from client_oracle import check_values, on
 from logitless.compat import cut_cross_entropy as cce
-from logitless.compat import verl
+from logitless.compat import skyrl, verl
 
 pytestmark = pytest.mark.slow
 
@@ -104,3 +104,59 @@ def test_verls_group(ranks, dtype):
         ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
         made.append((log_probs.detach(), entropy.detach(), hidden.grad, weight.grad))
     check_values(ranks(by_verl, dtype), *made)
+
+
+def kept_ids(target):
+    """Returns lists of ids that SkyRL has kept, which have the targets; two lists are empty."""
+    generator = torch.Generator().manual_seed(5)
+    support = torch.randint(0, VOCAB - 1, (*target.shape, 9), generator=generator).to(torch.int32)
+    support[..., 4] = target
+    support[0, :2] = support[1, :, 6:] = -1
+    return support
+
+
+def by_skyrl(mesh, dtype):
+    hidden, weight, target = (t.to(mesh.device_type) for t in problem(dtype))
+    weight, target = weight[:506], target.clamp(0, 505)
+    shard = weight.chunk(mesh.size())[mesh.get_rank()].clone().requires_grad_()
+    hidden.requires_grad_()
+    support, start = kept_ids(target.cpu()).to(hidden.device), mesh.get_rank() * len(shard)
+    scores = skyrl.sample_support_scores(
+        hidden,
+        target,
+        support,
+        vocab_start_index=start,
+        vocab_end_index=start + len(shard),
+        tp_group=mesh.get_group(),
+        compute_entropy=True,
+        entropy_requires_grad=True,
+        lm_head_weight=shard,
+        temperature=1.5,
+    )
+    rows = torch.arange(1.0, target.numel() + 1, device=hidden.device).reshape(target.shape) / TOKENS
+    ((scores.logprobs * rows).sum() + (scores.entropy * rows.flip(0)).sum()).backward()
+    dist.all_reduce(hidden.grad)  # as Megatron's copy of hidden states to the ranks does
+    counts = [len(shard)] * mesh.size()
+    return scores.logprobs.detach(), scores.entropy.detach(), hidden.grad, whole(shard.grad, counts)
+
+
+@on("two")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_skyrls_group(ranks, dtype):
+    made = []
+    for wide in (dtype, torch.float64):
+        hidden, weight, target = (t.to(wide) if t.is_floating_point() else t for t in problem(dtype))
+        hidden, weight, target = hidden.requires_grad_(), weight[:506].requires_grad_(), target.clamp(0, 505)
+        support = kept_ids(target)
+        is_valid = (support >= 0).any(-1)
+        z = hidden @ weight.T / 1.5
+        kept = z.gather(-1, support.clamp(min=0).long()).masked_fill((support < 0) & is_valid[..., None], -torch.inf)
+        log_p = kept.log_softmax(-1)
+        sampled = z.gather(-1, target[..., None])[..., 0] - kept.logsumexp(-1)
+        log_probs = torch.where(is_valid, sampled, 0)
+        terms = log_p.exp() * torch.where(support >= 0, log_p, 0)
+        entropy = torch.where(is_valid, -terms.sum(-1), 0)
+        rows = torch.arange(1.0, target.numel() + 1).reshape(target.shape) / TOKENS
+        ((log_probs * rows).sum() + (entropy * rows.flip(0)).sum()).backward()
+        made.append((log_probs.detach(), entropy.detach(), hidden.grad, weight.grad))
+    check_values(ranks(by_skyrl, dtype), *made)
