@@ -67,6 +67,49 @@ static inline void logitless_divergence_init(logitless_divergence* divergence) {
 LOGITLESS_API logitless_status logitless_divergence_run(const logitless_context* context,
                                                         const logitless_divergence* divergence, void* stream);
 
+/* Sizes of one pass over both heads: values, gradients from earlier values, or both. A pass is made in tiles.
+ * The caller multiplies some rows of hidden states with a window of columns of weights, in float32 (float64),
+ * runs a stage over the products, and adds up the products of G with hidden states and weights. */
+typedef struct logitless_divergence_problem {
+  int32_t pass;          /* logitless_pass: FORWARD makes values, BACKWARD gradients */
+  int32_t want_d_hidden; /* gradients of the student that are wanted; 0 or 1 */
+  int32_t want_d_weight; /* in a forward pass: later, within the budget */
+  int32_t want_d_bias;
+  int64_t rows;  /* rows that are computed */
+  int64_t vocab; /* columns of both heads, at least 1 */
+  int64_t student_width;
+  int64_t teacher_width;
+  int32_t student_hidden_dtype; /* LOGITLESS_F64: numbers of rows and products are float64 */
+  int32_t student_weight_dtype;
+  int32_t student_product_dtype; /* dtype of a product's operands: rows of others are copied into it */
+  int32_t teacher_hidden_dtype;
+  int32_t teacher_weight_dtype;
+  int32_t teacher_product_dtype;
+  int32_t rounded_dtype; /* operands are rounded to it before they are copied; LOGITLESS_F32: they are not */
+  int32_t gathers_rows;  /* 1: rows are copied from hidden states by an int64 index */
+  int32_t copied_biases; /* number of biases that are copied */
+  size_t max_workspace_bytes; /* 0, LOGITLESS_FASTEST: as much as is useful */
+} logitless_divergence_problem;
+
+/* Tiles and buffers of one pass. Buffers of a tile are: products of both heads; G, unless it has the
+ * products' dtype and takes the student's place; copies of operands. A row of a tile takes a multiple of 64
+ * elements. */
+typedef struct logitless_divergence_tiles {
+  int64_t rows;        /* 0: there are no such tiles */
+  int64_t window;      /* columns of weights that are copied and multiplied at one time */
+  int64_t hidden_sums; /* rows of a buffer for sums of d_hidden; 0: sums are made in d_hidden */
+  int64_t weight_sums; /* rows of a buffer for sums of d_weight; 0: sums are made in d_weight */
+  size_t workspace_bytes;
+} logitless_divergence_tiles;
+
+/* Plans a pass on the context's device. `values` get tiles of whole rows. `gradients` get tiles of windows,
+ * or none where tiles of values also make the gradients. A budget that is too small is an error whose
+ * required_bytes are enough. */
+LOGITLESS_API logitless_status logitless_divergence_plan(const logitless_context* context,
+                                                         const logitless_divergence_problem* problem,
+                                                         logitless_divergence_tiles* values,
+                                                         logitless_divergence_tiles* gradients);
+
 #ifdef __cplusplus
 }
 #endif

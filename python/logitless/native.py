@@ -130,6 +130,28 @@ class Divergence(ctypes.Structure):
     )
 
 
+class DivergenceProblem(ctypes.Structure):
+    """logitless_divergence_problem"""
+
+    _fields_ = _fields(
+        """int32 pass, want_d_hidden, want_d_weight, want_d_bias; int64 rows, vocab, student_width, teacher_width;
+        int32 student_hidden_dtype, student_weight_dtype, student_product_dtype;
+        int32 teacher_hidden_dtype, teacher_weight_dtype, teacher_product_dtype;
+        int32 rounded_dtype, gathers_rows, copied_biases; size max_workspace_bytes"""
+    )
+
+
+class DivergenceTiles(ctypes.Structure):
+    """logitless_divergence_tiles"""
+
+    _fields_ = _fields("int64 rows, window, hidden_sums, weight_sums; size workspace_bytes")
+
+    rows: int
+    window: int
+    hidden_sums: int
+    weight_sums: int
+
+
 _FILES = {"win32": "logitless.dll", "darwin": "liblogitless.dylib"}
 
 
@@ -175,6 +197,7 @@ _FUNCTIONS = {  # types of result and arguments
     "scale_gradients": "int32 pointer int32 pointer pointer pointer pointer pointer",
     "candidates_workspace_bytes": "int32 pointer pointer pointer",
     "candidates_run": "int32 pointer pointer pointer size pointer",
+    "divergence_plan": "int32 pointer pointer pointer pointer",
     "divergence_run": "int32 pointer pointer pointer",
     "run": "int32 pointer pointer size pointer size pointer",
     "tune": "int32 pointer pointer",
@@ -537,3 +560,10 @@ def scale_gradients(
 def run_divergence(given: Divergence, threads: int, device: int, stream: int | None = None) -> None:
     """Calls logitless_divergence_run."""
     check(library().logitless_divergence_run(_context(threads, None, device).pointer, ctypes.byref(given), stream))
+
+
+def plan_divergence(given: DivergenceProblem, device: int) -> tuple[DivergenceTiles, DivergenceTiles]:
+    """Calls logitless_divergence_plan. Returns tiles of values and of gradients."""
+    context, tiles = _context(1, None, device), (DivergenceTiles(), DivergenceTiles())
+    check(library().logitless_divergence_plan(context.pointer, ctypes.byref(given), *map(ctypes.byref, tiles)))
+    return tiles

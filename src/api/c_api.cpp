@@ -359,6 +359,20 @@ logitless_status logitless_divergence_run(const logitless_context* context,
   });
 }
 
+logitless_status logitless_divergence_plan(const logitless_context* context,
+                                           const logitless_divergence_problem* problem,
+                                           logitless_divergence_tiles* values,
+                                           logitless_divergence_tiles* gradients) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    required(values, "values");
+    required(gradients, "gradients");
+    const DivergencePlan plan = plan_divergence(to_divergence_problem(problem, c.options.on_host()));
+    *values = to_c(plan.values);
+    *gradients = to_c(plan.gradients);
+  });
+}
+
 logitless_status logitless_row_stats_merge(const logitless_plan* plan, const logitless_tensor* from,
                                            size_t from_count, const logitless_tensor* into,
                                            size_t into_count) {

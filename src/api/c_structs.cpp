@@ -308,6 +308,37 @@ Divergence to_divergence(const logitless_divergence* pointer) {
                        given.teacher_softcap});
 }
 
+DivergenceProblem to_divergence_problem(const logitless_divergence_problem* pointer, bool on_host) {
+  const logitless_divergence_problem& given = *required(pointer, "problem");
+  return {.pass = to_enum(given.pass, Pass::kForwardBackward, "pass"),
+          .on_host = on_host,
+          .want_d_hidden = to_flag(given.want_d_hidden, "want_d_hidden"),
+          .want_d_weight = to_flag(given.want_d_weight, "want_d_weight"),
+          .want_d_bias = to_flag(given.want_d_bias, "want_d_bias"),
+          .rows = given.rows,
+          .vocab = given.vocab,
+          .student = {.width = given.student_width,
+                      .hidden = to_dtype(given.student_hidden_dtype, "student_hidden_dtype"),
+                      .weight = to_dtype(given.student_weight_dtype, "student_weight_dtype"),
+                      .product = to_dtype(given.student_product_dtype, "student_product_dtype")},
+          .teacher = {.width = given.teacher_width,
+                      .hidden = to_dtype(given.teacher_hidden_dtype, "teacher_hidden_dtype"),
+                      .weight = to_dtype(given.teacher_weight_dtype, "teacher_weight_dtype"),
+                      .product = to_dtype(given.teacher_product_dtype, "teacher_product_dtype")},
+          .rounded = to_dtype(given.rounded_dtype, "rounded_dtype"),
+          .gathers_rows = to_flag(given.gathers_rows, "gathers_rows"),
+          .copied_biases = given.copied_biases,
+          .budget = given.max_workspace_bytes};
+}
+
+logitless_divergence_tiles to_c(const DivergenceTiles& tiles) {
+  return {.rows = tiles.rows,
+          .window = tiles.window,
+          .hidden_sums = tiles.hidden_sums,
+          .weight_sums = tiles.weight_sums,
+          .workspace_bytes = static_cast<size_t>(tiles.bytes)};
+}
+
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info) {
   logitless_plan_info& out = *required(info, "info") = {};

@@ -6,6 +6,7 @@
 #include "core/backend.h"
 #include "core/candidates.h"
 #include "core/divergence.h"
+#include "core/divergence_plan.h"
 #include "logitless/candidates.h"
 #include "logitless/distributed.h"
 #include "logitless/divergence.h"
@@ -20,6 +21,8 @@ Buffers to_buffers(const logitless_tensor* tensors, size_t count);
 Communicator to_communicator(const logitless_communicator* communicator);
 Candidates to_candidates(const logitless_candidates* candidates, bool sizes_only);  // validated
 Divergence to_divergence(const logitless_divergence* divergence);                   // validated
+DivergenceProblem to_divergence_problem(const logitless_divergence_problem* problem, bool on_host);
+logitless_divergence_tiles to_c(const DivergenceTiles& tiles);
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,
                      logitless_plan_info* info);

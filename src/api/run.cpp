@@ -176,11 +176,7 @@ uint64_t candidates_bytes(const Context& context, const Candidates& c) {
   const Backend& backend = backend_of_rows(context, c.stats_dtype());
   const uint64_t bytes = backend.candidates_bytes(c, context.options);
   if (c.max_workspace_bytes != 0 && bytes > c.max_workspace_bytes) {
-    throw Error(Status::kBudgetTooSmall,
-                ErrorInfo{.argument = "max_workspace_bytes",
-                          .expected = "at least " + bytes_text(bytes) + " for these lists",
-                          .got = bytes_text(c.max_workspace_bytes),
-                          .required_bytes = bytes});
+    throw_budget_too_small(bytes, c.max_workspace_bytes, "");
   }
   return bytes;
 }

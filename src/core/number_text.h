@@ -1,5 +1,4 @@
 #pragma once
-#include <cstdint>
 #include <string>
 
 namespace logitless {
@@ -8,7 +7,5 @@ namespace logitless {
 // host's locale. Nine digits are as many as a float has; 17 digits give a double back.
 std::string number_text(double value, int digits = 9);
 std::string fixed_text(double value, int decimals);  // digits after the point
-// Returns "27050240 bytes (25.8 MiB)", rounded up, so that this many MiB are enough.
-std::string bytes_text(uint64_t bytes);
 
 }  // namespace logitless

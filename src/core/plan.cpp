@@ -1,6 +1,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -8,6 +9,27 @@
 #include "core/status.h"
 
 namespace logitless {
+namespace {
+
+// Returns "27050240 bytes (25.8 MiB)", rounded up, so that this many MiB are enough.
+std::string bytes_text(uint64_t bytes) {
+  std::string text = std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
+  if (bytes < 1024) return text;
+  const bool is_small = bytes < 1024 * 1024;
+  const double size = static_cast<double>(bytes) / (is_small ? 1024.0 : 1024.0 * 1024.0);
+  return text + " (" + fixed_text(std::ceil(10 * size) / 10, 1) + (is_small ? " KiB)" : " MiB)");
+}
+
+}  // namespace
+
+void throw_budget_too_small(uint64_t required, uint64_t max_workspace_bytes, const std::string& plan) {
+  throw Error(Status::kBudgetTooSmall,
+              ErrorInfo{.argument = "max_workspace_bytes",
+                        .expected = "at least " + bytes_text(required) + " for this problem" + plan,
+                        .got = bytes_text(max_workspace_bytes),
+                        .required_bytes = required});
+}
+
 const char* plan_kind_name(PlanKind kind) {
   static constexpr const char* kNames[] = {"forward",      "whole",    "token_chunks",
                                            "vocab_chunks", "backward", "sparsified"};
@@ -28,12 +50,8 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
     if (best == nullptr || rank(plan) < rank(*best)) best = &plan;
   }
   if (best != nullptr) return *best;
-  throw Error(Status::kBudgetTooSmall,
-              ErrorInfo{.argument = "max_workspace_bytes",
-                        .expected = "at least " + bytes_text(smallest->counted_bytes()) +
-                                    " for this problem (plan " + plan_kind_name(smallest->kind) + ")",
-                        .got = bytes_text(max_workspace_bytes),
-                        .required_bytes = smallest->counted_bytes()});
+  throw_budget_too_small(smallest->counted_bytes(), max_workspace_bytes,
+                         std::string(" (plan ") + plan_kind_name(smallest->kind) + ")");
 }
 
 namespace {

@@ -70,6 +70,11 @@ struct Plan {
   }
 };
 
+// Throws kBudgetTooSmall. required: the smallest budget that works. plan: its name in the message, if it has
+// one.
+[[noreturn]] void throw_budget_too_small(uint64_t required, uint64_t max_workspace_bytes,
+                                         const std::string& plan = "");
+
 // Returns the fastest plan within the budget (0: no budget), with rounding_penalty as a factor of its time.
 // Throws kBudgetTooSmall with the smallest budget that works.
 const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_workspace_bytes);

@@ -34,6 +34,8 @@ STRUCTS = {
     "logitless_communicator": native.Communicator,
     "logitless_candidates": operators.Candidates,
     "logitless_divergence": native.Divergence,
+    "logitless_divergence_problem": native.DivergenceProblem,
+    "logitless_divergence_tiles": native.DivergenceTiles,
 }
 
 

@@ -4,7 +4,7 @@ import divergence_oracle as oracle
 import logitless
 import pytest
 import torch
-from logitless._divergence import passes, problem, sizes
+from logitless._divergence import passes, problem
 from support import DTYPES, SHORT
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +18,13 @@ def products_as_on_cuda(monkeypatch):
 
     monkeypatch.setattr(passes, "multiply", multiply)
     monkeypatch.setattr(problem, "operand_dtype", lambda hidden, *_: hidden.dtype)
+
+
+def with_weight_sums(p, *pass_key, plan=problem.Problem.plan):
+    """Plans a float32 sum of every weight's gradient."""
+    values, gradients = plan(p, *pass_key)
+    values.weight_sums, gradients.weight_sums = p.vocab, gradients.window
+    return values, gradients
 
 
 @pytest.mark.parametrize("vocab", [531, 1000])
@@ -35,36 +42,12 @@ def test_gradients_of_16_bit_products(reduction, mask, vocab, monkeypatch):
         for at_once in (True, False):
             with monkeypatch.context() as patch:
                 if not at_once:
-                    patch.setattr(problem.Problem, "rounds_weight_once", False)
+                    patch.setattr(problem.Problem, "plan", with_weight_sums)
                 results.append(oracle.run(case, max_workspace_bytes=budget))
         for name in ("d_student_hidden", "d_student_weight"):
             assert torch.equal(results[0][name], results[1][name])
             error = (results[0][name].double() - truth[name].double()).norm() / truth[name].double().norm()
             assert error < 2.0**-7  # dz and the gradient are rounded once each, relative to themselves
-
-
-def test_tiles_have_aligned_rows_and_fit():
-    for rows in (1, 16, 17, 97, 8192):
-        for columns in (1, 63, 65, 513, 50257):
-            costs = sizes.Costs(fixed=100, row=7, column=300, element=10)
-            least = costs.bytes(min(rows, 16), min(columns, 64), min(columns, 64))
-            for budget in (least, least + 1, 2 * least, 50 * least):
-                tile = sizes.windows(costs, rows, columns, budget, "cuda")
-                assert costs.bytes(tile.rows, tile.window, tile.window) <= budget
-                assert tile.window == columns or tile.window % sizes.ALIGNED == 0
-                assert 1 <= tile.rows <= rows and 1 <= tile.window <= columns
-
-
-def test_tiles_below_the_least_bytes_are_refused():
-    costs = sizes.Costs(fixed=100, row=7, column=300, element=10)
-    for make, least in (
-        (sizes.windows, sizes.least_of_windows(costs, 256, 4096)),
-        (sizes.whole_rows, sizes.least_of_whole_rows(costs, 4096)),
-    ):
-        make(costs, 256, 4096, least, "cuda")
-        with pytest.raises(logitless.BudgetTooSmallError) as error:
-            make(costs, 256, 4096, least - 1, "cuda")
-        assert error.value.required_bytes == least
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -1,8 +1,7 @@
 """``logitless.linear_divergence``: divergences of a student's and a teacher's head, without holding their logits whole.
 
 passes.py   computes values, gradients, or both, tile by tile, as passes of the operator of autograd.py
-problem.py  has both heads, their products, the library's kernel over these, and the bytes that passes take
-sizes.py    chooses tiles within a budget in bytes
+problem.py  has both heads, their products, the library's kernels over these, and its plan of a pass's tiles
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def linear_divergence(
     if not isinstance(return_stats, bool):
         raise TypeError(f"return_stats: expected a bool, got {type(return_stats).__name__}")
     numbers = [_number(name, o[name]) for name in Numbers._fields]
-    budget = _options.budget(o["max_workspace_bytes"]) % _options.FASTEST  # "fastest": as much as is useful
+    budget = _options.budget(o["max_workspace_bytes"])
     matrices, compute_dtype = [student_hidden, student_weight, teacher_hidden, teacher_weight], _options.F32
     if torch.is_autocast_enabled(student_hidden.device.type):
         matrices, compute_dtype = call.cast_by_autocast(*matrices)

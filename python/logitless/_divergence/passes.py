@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..autograd import OtherPasses, Outputs, other_passes
+from ..native import DivergenceTiles as Tiles
 from ..options import BACKWARD, F32, FORWARD, Wants, name_of
 from ..passes import GRADIENTS, PassKey, Result, stats_of
 from ..run import DTYPES
-from . import sizes
 from .problem import SAVED, Heads, Numbers, Problem, RowNumbers, multiply
 
 Range = tuple[int, int]
@@ -78,14 +78,10 @@ class GradientSums:
         grad: Upstream gradients of the rows' divergences, ``[rows]``.
         products: Buffers of both heads' products. The gradients of logits are made in the student's where they have the
             same dtype.
-        rows: Rows of the ranges that are added up at once.
-        columns: Columns of these ranges.
-        tile_rows: The most rows of a tile. If these are all rows, each range of columns is one product.
+        tiles: The plan of these tiles.
     """
 
-    def __init__(
-        self, p: Problem, wants: Wants, grad: Tensor, products: list[Tensor], rows: int, columns: int, tile_rows: int
-    ) -> None:
+    def __init__(self, p: Problem, wants: Wants, grad: Tensor, products: list[Tensor], tiles: Tiles) -> None:
         self._p, self._unit = p, unit_of(p.dtypes[0], grad)
         self._grad = grad if self._unit is None else grad * self._unit
         shape = products[0].shape
@@ -95,15 +91,15 @@ class GradientSums:
         if wants.hidden:
             new = torch.empty if p.index is None else torch.zeros
             gradient = new((p.all_rows, p.width), dtype=hidden.dtype, device=p.device)
-            buffer = None if p.writes_hidden else p.new(rows, p.width)
+            buffer = p.new(tiles.hidden_sums, p.width) if tiles.hidden_sums > 0 else None
             self.hidden = _RowSums(gradient, buffer, p.index, self._unit)
         if wants.weight:
             gradient = torch.empty((p.vocab, p.width), dtype=weight.dtype, device=p.device)
-            is_direct = p.writes_weight or (p.rounds_weight_once and tile_rows >= p.rows)
-            self.weight = _RowSums(gradient, None if is_direct else p.new(columns, p.width), None, self._unit)
+            buffer = p.new(tiles.weight_sums, p.width) if tiles.weight_sums > 0 else None
+            self.weight = _RowSums(gradient, buffer, None, self._unit)
         if wants.bias:
             self._bias = p.new(p.vocab)
-            self._ones = torch.ones((1, tile_rows), dtype=p.dtypes[0], device=p.device)
+            self._ones = torch.ones((1, tiles.rows), dtype=p.dtypes[0], device=p.device)
 
     def logits_gradient(self, products: list[Tensor], numbers: RowNumbers, rows: Range, first_column: int) -> Tensor:
         """Returns the gradient of a tile's logits before the softcap, ``[rows, columns]``."""
@@ -148,87 +144,50 @@ def _parts(count: int, size: int) -> Iterator[Range]:
         yield start, min(start + size, count)
 
 
-def _costs_of_windows(p: Problem, wants: Wants) -> tuple[sizes.Costs, sizes.Costs]:
-    """Returns the costs of gradients in tiles of some rows, and in tiles of all rows."""
-    return p.costs(wants, whole=False), p.costs(wants, whole=False, all_rows=True)
-
-
-def _windows(p: Problem, wants: Wants) -> sizes.Tile:
-    """Returns the tiles of the gradients."""
-    rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
-    if p.budget == 0 or p.budget >= sizes.least_of_windows(of_some, rows, p.vocab):
-        tile = sizes.windows(of_some, rows, p.vocab, p.budget, p.device.type)
-        if tile.rows < rows:
-            return tile
-    return sizes.windows(of_all, rows, p.vocab, p.budget, p.device.type, all_rows=True)
-
-
-def _least_of_kept_logits(p: Problem, wants: Wants) -> int:
-    return sizes.least_of_kept_logits(p.costs(wants, whole=True), max(1, p.rows), p.vocab, p.device.type)
-
-
-def check_budget(p: Problem, wants: Wants, together: bool) -> None:
-    """Raises BudgetTooSmallError, before anything is computed, unless the budget is enough for values and gradients.
-
-    Args:
-        p: The problem.
-        wants: The gradients that are wanted.
-        together: Whether they are made with the values. If not, they come later.
-    """
-    least = sizes.least_of_whole_rows(p.costs(None, whole=True), p.vocab)
-    if any(wants):
-        rows, (of_some, of_all) = max(1, p.rows), _costs_of_windows(p, wants)
-        in_some = sizes.least_of_windows(of_some, rows, p.vocab)
-        least = max(least, min(in_some, sizes.least_of_windows(of_all, rows, p.vocab, all_rows=True)))
-        least = min(least, _least_of_kept_logits(p, wants)) if together else least
-    sizes.check(p.budget, least)
-
-
-def values(p: Problem, wants: Wants = Wants(), grad: Tensor | None = None) -> tuple[RowNumbers, GradientSums | None]:
+def values(
+    p: Problem, tiles: Tiles, wants: Wants = Wants(), grad: Tensor | None = None
+) -> tuple[RowNumbers, GradientSums | None]:
     """Returns divergences, and the numbers that gradients need, of the rows that count: one product of each head.
 
     With upstream gradients ``[rows]`` it also makes the wanted gradients, by two more products. A tile's logits stay
     until its gradients are made.
     """
     out = RowNumbers.empty(p.rows, p.new(0))
-    costs = p.costs(None if grad is None else wants, whole=True)
-    tile = sizes.whole_rows(costs, p.rows, p.vocab, p.budget, p.device.type)
-    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
-    both = p.new_products(min(tile.rows, p.rows), p.vocab)
-    sums = None if grad is None else GradientSums(p, wants, grad, both, tile.rows, p.vocab, tile.rows)
-    for rows in _parts(p.rows, tile.rows):
+    hiddens, weights = p.hidden_operands(tiles.rows), p.weight_operands(tiles.window)
+    both = p.new_products(min(tiles.rows, p.rows), p.vocab)
+    sums = None if grad is None else GradientSums(p, wants, grad, both, tiles)
+    for rows in _parts(p.rows, tiles.rows):
         operands = [hidden.rows(*rows) for hidden in hiddens]
         products = [buffer[: rows[1] - rows[0]] for buffer in both]
         for hidden, weight, product in zip(operands, weights, products):
-            for columns in _parts(p.vocab, tile.window):
+            for columns in _parts(p.vocab, tiles.window):
                 multiply(hidden, weight.rows(*columns).T, product[:, slice(*columns)])
         p.write_values(products, out.rows(*rows))
         if sums is None:
             continue
         dz = sums.logits_gradient(products, out, rows, 0)
-        for columns in _parts(p.vocab, tile.window):
+        for columns in _parts(p.vocab, tiles.window):
             sums.add(dz[:, slice(*columns)], operands[0], weights[0].rows(*columns), rows, columns)
         if sums.hidden is not None:
             sums.hidden.store(*rows)
     if sums is not None and sums.weight is not None and p.rows > 0:
-        for columns in _parts(p.vocab, tile.window):
+        for columns in _parts(p.vocab, tiles.window):
             sums.weight.store(*columns)
     return out, sums
 
 
-def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> GradientSums:
+def gradients(p: Problem, tiles: Tiles, wants: Wants, numbers: RowNumbers, grad: Tensor) -> GradientSums:
     """Makes the gradients from the values of the rows that count and upstream gradients ``[rows]``.
 
     The logits are made again, one window of the vocabulary at a time: one product of each head, and one of the student
     each for hidden states and weight.
     """
-    tile = _windows(p, wants)
-    hiddens, weights = p.hidden_operands(tile.rows), p.weight_operands(tile.window)
-    both = p.new_products(tile.rows, tile.window)
-    sums = GradientSums(p, wants, grad, both, p.rows, tile.window, tile.rows)
-    for columns in _parts(p.vocab if p.rows > 0 else 0, tile.window):
+    hiddens, weights = p.hidden_operands(tiles.rows), p.weight_operands(tiles.window)
+    both = p.new_products(tiles.rows, tiles.window)
+    sums = GradientSums(p, wants, grad, both, tiles)
+    for columns in _parts(p.vocab if p.rows > 0 else 0, tiles.window):
         window = [weight.rows(*columns) for weight in weights]
-        for rows in _parts(p.rows, tile.rows):
+        for rows in _parts(p.rows, tiles.rows):
             operands = [hidden.rows(*rows) for hidden in hiddens]
             products = [buffer[: rows[1] - rows[0], : columns[1] - columns[0]] for buffer in both]
             for hidden, weight, product in zip(operands, window, products):
@@ -238,7 +197,7 @@ def gradients(p: Problem, wants: Wants, numbers: RowNumbers, grad: Tensor) -> Gr
         if sums.weight is not None:
             sums.weight.store(*columns)
     if sums.hidden is not None:
-        for rows in _parts(p.rows, tile.rows):
+        for rows in _parts(p.rows, tiles.rows):
             sums.hidden.store(*rows)
     return sums
 
@@ -258,20 +217,19 @@ def _run(
     heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
     p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
     wants, bias_dtype = pass_key.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
+    of_values, of_gradients = p.plan(pass_key.kind, wants)
     if pass_key.kind == FORWARD:
-        check_budget(p, wants, together=False)
-        return {name: p.to_all_rows(numbers).clone() for name, numbers in values(p)[0]._asdict().items()}
+        return {name: p.to_all_rows(numbers).clone() for name, numbers in values(p, of_values)[0]._asdict().items()}
     if pass_key.kind == BACKWARD:
         grad, *saved = (p.to_counted_rows(given[name].to(p.stats)) for name in ("grad", *SAVED))
         numbers = RowNumbers(grad, grad, *saved)  # gradients do not read divergence and entropy
-        return gradients(p, wants, numbers, grad).gradients(bias_dtype)
-    check_budget(p, wants, together=True)
+        return gradients(p, of_gradients, wants, numbers, grad).gradients(bias_dtype)
     grad = p.to_counted_rows(given["row_weight"])
-    if 0 < p.budget < _least_of_kept_logits(p, wants):  # values first, then gradients
-        numbers = values(p)[0]
-        sums: Any = gradients(p, wants, numbers, grad)
+    if of_gradients.rows > 0:  # values first, then gradients
+        numbers = values(p, of_values)[0]
+        sums: Any = gradients(p, of_gradients, wants, numbers, grad)
     else:
-        numbers, sums = values(p, wants, grad)
+        numbers, sums = values(p, of_values, wants, grad)
     by_row = {name: p.to_all_rows(getattr(numbers, name)).clone() for name in ("divergence", "entropy")}
     return {"loss": weighted_sum(by_row["divergence"], given["row_weight"]), **by_row, **sums.gradients(bias_dtype)}
 

@@ -1,4 +1,4 @@
-"""Two heads for the passes: operands of products, the library's kernel over rows of these, and the bytes of passes.
+"""Two heads for the passes: operands of products, the library's kernels over rows of these, and its plan of a pass.
 
 PyTorch 2.8 and later multiplies 16-bit operands into float32 on CUDA, but not on the CPU. There, and where the dtypes
 of hidden states and weight differ, some rows at a time are converted to float32. No logit is ever rounded to 16 bits.
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..options import Wants
+from ..options import F32, Wants
 from ..run import CODES, stats_dtype, stream_of
 from ..run import rows as rows_of
-from . import sizes
 
 HALVES = (torch.bfloat16, torch.float16)
+ALIGNED = 64  # a tile's rows begin at multiples of this number of columns
 SAVED = ("student_lse", "teacher_lse", "student_kl")  # the values that gradients need
 
 
@@ -53,7 +53,7 @@ class Operand:
         self._matrix, self._index = matrix, index
         self._rounded = rounded if rounded != dtype and matrix.dtype != rounded else None
         self._copy: Tensor | None = None
-        if copied_bytes(matrix, dtype, rounded, index is not None) > 0:
+        if matrix.dtype != dtype or index is not None or rounded not in (None, dtype):
             self._copy = torch.empty((most_rows, matrix.shape[1]), dtype=dtype, device=matrix.device)
 
     def rows(self, start: int, end: int) -> Tensor:
@@ -63,14 +63,6 @@ class Operand:
         copy = self._copy[: end - start]
         rows = self._matrix[start:end] if self._index is None else self._matrix[self._index[start:end]]
         return copy.copy_(rows if self._rounded is None else rows.to(self._rounded))
-
-
-def copied_bytes(matrix: Tensor, dtype: torch.dtype, rounded: torch.dtype | None, indexed: bool) -> int:
-    """Returns the bytes for each row that an Operand copies, intermediate copies included; 0 where it copies none."""
-    if matrix.dtype == dtype and not indexed and rounded in (None, dtype):
-        return 0
-    size = dtype.itemsize + (matrix.dtype.itemsize if indexed else 0)
-    return matrix.shape[1] * (size + (rounded.itemsize if rounded not in (None, dtype) else 0))
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, *, factor: float = 1.0, add: bool = False) -> None:
@@ -151,52 +143,28 @@ class Problem:
         """Whether the gradient of the logits overwrites the student's products."""
         return self.dtypes[0] == self.stats
 
-    @property
-    def writes_hidden(self) -> bool:
-        """Whether products are added up in the gradient of the hidden states itself, without a buffer."""
-        return self.index is None and self.hiddens[0].dtype == self.stats
-
-    @property
-    def writes_weight(self) -> bool:
-        return self.weights[0].dtype == self.stats
-
-    @property
-    def rounds_weight_once(self) -> bool:
-        """Whether one product over all rows makes the gradient of the weight in its own dtype."""
-        return self.weights[0].dtype == self.dtypes[0] == torch.bfloat16
-
-    def costs(self, wants: Wants | None, whole: bool, all_rows: bool = False) -> sizes.Costs:
-        """Returns the bytes of a pass.
+    def plan(self, kind: int, wants: Wants) -> tuple[native.DivergenceTiles, native.DivergenceTiles]:
+        """Returns tiles of values and of gradients in a pass.
 
         Args:
-            wants: The gradients that are wanted, or None for values alone.
-            whole: Whether tiles have whole rows.
-            all_rows: Whether tiles have all rows.
+            kind: The pass.
+            wants: The gradients that are wanted, in a forward pass later.
         """
-        size, indexed = self.stats.itemsize, self.index is not None
-        fixed = size * self.vocab * self._copied_biases
-        if indexed:  # the index, and numbers of the rows that count before they are spread over all rows
-            fixed += (8 + size * (len(RowNumbers._fields) + 1)) * self.rows
-        row = sum(copied_bytes(m, dtype, self.rounded, indexed) for m, dtype in zip(self.hiddens, self.dtypes))
-        column = sum(copied_bytes(m, dtype, self.rounded, False) for m, dtype in zip(self.weights, self.dtypes))
-        element = 2 * size
-        if wants is None:
-            return sizes.Costs(fixed, row, column, element)
-        if not self.gradient_in_place:
-            element += self.dtypes[0].itemsize
-        if self.dtypes[0] == torch.float16:  # upstream gradients times their unit, and temporaries of unit_of
-            fixed += 2 * size * self.rows
-        if wants.bias:
-            fixed += size * self.vocab
-            row += self.dtypes[0].itemsize
-        if wants.hidden and not self.writes_hidden:
-            row += self.hiddens[0].dtype.itemsize * self.width if indexed else 0
-            row, fixed = (row + size * self.width, fixed) if whole else (row, fixed + size * self.width * self.rows)
-        if wants.weight and not (self.writes_weight or (all_rows and self.rounds_weight_once)):
-            column, fixed = (
-                (column, fixed + size * self.width * self.vocab) if whole else (column + size * self.width, fixed)
-            )
-        return sizes.Costs(fixed, row, column, element)
+        given = native.DivergenceProblem(
+            kind,
+            *wants[:3],
+            rows=self.rows,
+            vocab=self.vocab,
+            rounded_dtype=F32 if self.rounded is None else CODES[self.rounded],
+            gathers_rows=self.index is not None,
+            copied_biases=self._copied_biases,
+            max_workspace_bytes=self.budget,
+        )
+        for name, hidden, weight, dtype in zip(("student", "teacher"), self.hiddens, self.weights, self.dtypes):
+            setattr(given, f"{name}_width", hidden.shape[1])
+            for part, of in (("hidden", hidden.dtype), ("weight", weight.dtype), ("product", dtype)):
+                setattr(given, f"{name}_{part}_dtype", CODES[of])
+        return native.plan_divergence(given, native.HOST if self.device.type == "cpu" else self.device.index)
 
     def hidden_operands(self, most_rows: int) -> list[Operand]:
         """Returns the student's and the teacher's hidden states, of the rows that count."""
@@ -209,7 +177,7 @@ class Problem:
         return torch.empty(shape, dtype=self.stats, device=self.device)
 
     def new_tile(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty((rows, sizes.padded(columns)), dtype=dtype, device=self.device)[:, :columns]
+        return torch.empty((rows, -(-columns // ALIGNED) * ALIGNED), dtype=dtype, device=self.device)[:, :columns]
 
     def new_products(self, rows: int, columns: int) -> list[Tensor]:
         """Returns buffers for products of hidden states and weights, ``[rows, columns]`` for each head."""
