@@ -22,17 +22,27 @@ extern "C" {
 #endif
 
 typedef enum logitless_divergence_stage {
-  LOGITLESS_DIVERGENCE_VALUES = 0,  /* all columns: lse, divergence and a row's numbers for the gradient */
-  LOGITLESS_DIVERGENCE_GRADIENT = 1 /* any columns: G, from the results of the first stage */
+  LOGITLESS_DIVERGENCE_VALUES = 0,   /* all columns: lse, divergence and a row's numbers for the gradient */
+  LOGITLESS_DIVERGENCE_GRADIENT = 1, /* any columns: G, from the values of all columns */
+  /* Values from parts of the columns, as ranks have them that share a vocabulary. */
+  LOGITLESS_DIVERGENCE_SUMS = 2, /* any columns: lse and entropy of their own softmax */
+  LOGITLESS_DIVERGENCE_TERMS = 3 /* any columns: their part of student_kl and divergence, from both lse */
 } logitless_divergence_stage;
 
-/* One stage's inputs and outputs. All pointers are to memory of the context's device. "stats" is dtype. */
+/* Values are merged from parts r of the columns in two steps:
+ *
+ *   lse     = log sum exp lse_r, for each head
+ *   entropy = sum exp(lse_r - lse) (entropy_r + lse - lse_r), for the student
+ *
+ * and from the terms at this lse the sums of student_kl and of divergence over the parts.
+ *
+ * One stage's inputs and outputs. All pointers are to memory of the context's device. "stats" is dtype. */
 typedef struct logitless_divergence {
   int32_t stage;          /* logitless_divergence_stage */
   int32_t dtype;          /* LOGITLESS_F32 or LOGITLESS_F64: products, biases and numbers of rows */
   int32_t gradient_dtype; /* dtype of G: LOGITLESS_F64 with F64; F32, BF16 or F16 with F32 */
   int64_t rows;
-  int64_t columns;    /* columns of the products, at least 1; V in the first stage */
+  int64_t columns;    /* of the products, at least 1; 0 also for SUMS (lse -inf) and TERMS (0) */
   double beta;        /* 0, or in [2^-100, 1] */
   double temperature; /* T > 0 */
   double student_scale;
@@ -45,13 +55,14 @@ typedef struct logitless_divergence {
   int64_t teacher_stride;
   const void* student_bias; /* [columns] stats, null: none */
   const void* teacher_bias;
-  /* [rows] stats. The first stage writes them and the second reads the first three. */
+  /* [rows] stats. VALUES writes all of them, SUMS both lse and entropy, TERMS student_kl and divergence.
+   * TERMS reads both lse, and GRADIENT the first three. */
   void* student_lse; /* log sum exp z of the student */
   void* teacher_lse;
   void* student_kl; /* KL(p || m) */
   void* divergence; /* D */
   void* entropy;    /* entropy of p; null: not wanted */
-  /* Only for the second stage. */
+  /* Only for GRADIENT. */
   const void* grad; /* [rows] stats, g; a row with g = 0 has zeros in G, whatever else it holds */
   void* d_logits;   /* [rows, columns] gradient_dtype, G; may be `student` with its stride and dtype */
   int64_t d_logits_stride;
@@ -76,7 +87,9 @@ typedef struct logitless_divergence_problem {
   int32_t want_d_weight; /* in a forward pass: later, within the budget */
   int32_t want_d_bias;
   int64_t rows;  /* rows that are computed */
-  int64_t vocab; /* columns of both heads, at least 1 */
+  int64_t vocab; /* columns of both heads, at least 1. Of ranks that share them: the most of any rank, so that
+                    all ranks plan alike */
+  int64_t ranks; /* whose sums and terms are gathered for each row of a tile of values; 0, 1: none */
   int64_t student_width;
   int64_t teacher_width;
   int32_t student_hidden_dtype; /* LOGITLESS_F64: numbers of rows and products are float64 */

@@ -60,16 +60,22 @@ class OtherPasses(NamedTuple):
     results: Callable[[PassKey, Mapping[str, Any], Mapping[str, Any]], dict[str, Result]]
     flops: Callable[[PassKey, Mapping[str, Any]], int] | None = None  # takes shapes of tensors
     refuse: Callable[[Ranks, Exception], None] = lambda ranks, error: None  # reports it to the other ranks
+    resolves: bool = False  # whether options are resolved before the run; else they are those of the call
 
 
-other_passes: dict[str, OtherPasses] = {}  # by function; GROUP for those of ranks
-GROUP = "group"
-_LIBRARY = OtherPasses(run_pass, results)
+other_passes: dict[str, OtherPasses] = {}  # by function; by of_group(function) for those of ranks
+_LIBRARY = OtherPasses(run_pass, results, resolves=True)
+
+
+def of_group(function: str) -> str:
+    """Returns the name of a function's passes in a group of ranks."""
+    return f"{function} of a group"
 
 
 def _passes(pass_key: PassKey) -> OtherPasses:
     # A KeyError without logitless.distributed: the library's own pass would take a shard for the whole head.
-    return other_passes.get(pass_key.function, _LIBRARY) if pass_key.ranks is None else other_passes[GROUP]
+    function = pass_key.function
+    return other_passes.get(function, _LIBRARY) if pass_key.ranks is None else other_passes[of_group(function)]
 
 
 # ---- the operator
@@ -130,7 +136,7 @@ def _run(
 ) -> dict[str, Tensor]:
     pass_key, given, options = _unpacked(tensors, numbers, integers, text)
     passes, main_grad = _passes(pass_key), given.pop("main_grad", None) if main_grad is None else main_grad
-    if passes is _LIBRARY or pass_key.ranks is not None:  # others read the options as they were given
+    if passes.resolves:
         try:
             options = resolve_options(given, options)
         except Exception as error:

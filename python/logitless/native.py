@@ -27,7 +27,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-DIVERGENCE_VALUES, DIVERGENCE_GRADIENT = range(2)
+DIVERGENCE_VALUES, DIVERGENCE_GRADIENT, DIVERGENCE_SUMS, DIVERGENCE_TERMS = range(4)
 OK = 0
 ABI_VERSION = 1
 
@@ -134,8 +134,8 @@ class DivergenceProblem(ctypes.Structure):
     """logitless_divergence_problem"""
 
     _fields_ = _fields(
-        """int32 pass, want_d_hidden, want_d_weight, want_d_bias; int64 rows, vocab, student_width, teacher_width;
-        int32 student_hidden_dtype, student_weight_dtype, student_product_dtype;
+        """int32 pass, want_d_hidden, want_d_weight, want_d_bias; int64 rows, vocab, ranks;
+        int64 student_width, teacher_width; int32 student_hidden_dtype, student_weight_dtype, student_product_dtype;
         int32 teacher_hidden_dtype, teacher_weight_dtype, teacher_product_dtype;
         int32 rounded_dtype, gathers_rows, copied_biases; size max_workspace_bytes"""
     )

@@ -288,7 +288,7 @@ Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
 Divergence to_divergence(const logitless_divergence* pointer) {
   const logitless_divergence& given = *required(pointer, "divergence");
   Divergence d;
-  d.stage = to_enum(given.stage, DivergenceStage::kGradient, "stage");
+  d.stage = to_enum(given.stage, DivergenceStage::kTerms, "stage");
   d.dtype = to_dtype(given.dtype, "dtype");
   d.gradient_dtype = to_dtype(given.gradient_dtype, "gradient_dtype");
   d.rows = given.rows;
@@ -317,6 +317,7 @@ DivergenceProblem to_divergence_problem(const logitless_divergence_problem* poin
           .want_d_bias = to_flag(given.want_d_bias, "want_d_bias"),
           .rows = given.rows,
           .vocab = given.vocab,
+          .ranks = given.ranks,
           .student = {.width = given.student_width,
                       .hidden = to_dtype(given.student_hidden_dtype, "student_hidden_dtype"),
                       .weight = to_dtype(given.student_weight_dtype, "student_weight_dtype"),

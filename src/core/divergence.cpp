@@ -30,7 +30,7 @@ HeadProducts head_of(HeadProducts head, const Divergence& d, double scale, doubl
   expect(softcap == 0 || head.softcap >= least, name + "_softcap / temperature",
          "0, or a positive number that is not subnormal", number_text(head.softcap));
   head.stride = stride_of(head.stride, d.columns, name + "_stride", "columns");
-  if (d.rows > 0) required(head.data, name.c_str());
+  if (d.rows > 0 && d.columns > 0) required(head.data, name.c_str());
   return head;
 }
 
@@ -38,12 +38,13 @@ void check_rows(const Divergence& d) {
   if (d.rows == 0) return;
   required(d.student_lse, "student_lse");
   required(d.teacher_lse, "teacher_lse");
+  if (d.stage == DivergenceStage::kSums) return;
   required(d.student_kl, "student_kl");
-  if (d.stage == DivergenceStage::kValues) {
-    required(d.divergence, "divergence");
-  } else {
+  if (d.stage == DivergenceStage::kGradient) {
     required(d.grad, "grad");
     required(d.d_logits, "d_logits");
+  } else {
+    required(d.divergence, "divergence");
   }
 }
 
@@ -55,10 +56,12 @@ Divergence validated(Divergence d, const DivergenceOptions& options) {
          dtype_name(d.dtype));
   const bool is_float64 = d.dtype == DType::kF64;
   const bool fits = is_float(d.gradient_dtype) && (d.gradient_dtype == DType::kF64) == is_float64;
-  expect(fits || d.stage == DivergenceStage::kValues, "gradient_dtype",
+  expect(fits || d.stage != DivergenceStage::kGradient, "gradient_dtype",
          "float64 with float64, else another float dtype", dtype_name(d.gradient_dtype));
   expect(d.rows >= 0, "rows", "at least 0", std::to_string(d.rows));
-  expect(d.columns >= 1, "columns", "at least 1", std::to_string(d.columns));
+  const bool is_part = d.stage == DivergenceStage::kSums || d.stage == DivergenceStage::kTerms;
+  const int64_t least = is_part ? 0 : 1;
+  expect(d.columns >= least, "columns", "at least " + std::to_string(least), std::to_string(d.columns));
   expect(d.beta == 0 || (d.beta >= 0x1p-100 && d.beta <= 1), "beta", "0, or a number in [2^-100, 1]",
          number_text(d.beta));
   expect(std::isfinite(t) && t > 0, "temperature", "a finite number > 0", number_text(t));

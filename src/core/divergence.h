@@ -10,7 +10,7 @@
 namespace logitless {
 
 // Numbered as logitless_divergence_stage in the C header.
-enum class DivergenceStage : int { kValues = 0, kGradient = 1 };
+enum class DivergenceStage : int { kValues = 0, kGradient = 1, kSums = 2, kTerms = 3 };
 
 // One head's products and the factors that make logits of them: z = t(scale x + bias_scale bias), with t =
 // identity or softcap tanh(. / softcap). The temperature is in all three factors.
@@ -52,6 +52,19 @@ struct DivergenceOptions {
 
 // Checks everything, fills in strides, and puts the temperature into the factors. Throws Error.
 Divergence validated(Divergence divergence, const DivergenceOptions& options);
+
+// The stages of one row. Values are sums, then terms.
+struct DivergenceRow {
+  void (*sums)(const Divergence&, int64_t row) = nullptr;
+  void (*terms)(const Divergence&, int64_t row) = nullptr;
+  void (*gradient)(const Divergence&, int64_t row) = nullptr;
+
+  void run(const Divergence& d, int64_t row) const {
+    if (d.stage == DivergenceStage::kGradient) return gradient(d, row);
+    if (d.stage != DivergenceStage::kTerms) sums(d, row);
+    if (d.stage != DivergenceStage::kSums) terms(d, row);
+  }
+};
 
 // The mixture m = (1 - beta) p + beta q.
 template <class T>

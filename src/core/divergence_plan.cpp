@@ -28,6 +28,8 @@ constexpr int64_t kAligned = 64;
 constexpr int64_t kLeastRows = 16, kLeastWindow = 64;
 constexpr int64_t kRowNumbers = 5;  // of a first stage: two lse, student_kl, divergence, entropy
 constexpr int64_t kIndexBytes = 8;
+// A rank's numbers of a row take these bytes: as they are gathered, in float64, and while they are merged.
+constexpr int64_t kExchangedBytes = 12 * 8;
 
 constexpr int64_t rounded_up(int64_t size, int64_t unit) {
   return (size + unit - 1) / unit * unit;
@@ -109,6 +111,7 @@ class Planner {
       costs.row += copied(head->width, head->hidden, head->product, p_.gathers_rows);
       costs.column += copied(head->width, head->weight, head->product, false);
     }
+    if (p_.ranks > 1 && p_.pass != Pass::kBackward) costs.row += kExchangedBytes * (p_.ranks + 1);
     costs.element = 2 * size_;
     return costs;
   }
@@ -241,6 +244,7 @@ void check_operands(const DivergenceOperands& head, const std::string& name) {
 DivergencePlan plan_divergence(const DivergenceProblem& problem) {
   expect(problem.rows >= 0, "rows", "at least 0", std::to_string(problem.rows));
   expect(problem.vocab >= 1, "vocab", "at least 1", std::to_string(problem.vocab));
+  expect(problem.ranks >= 0, "ranks", "at least 0", std::to_string(problem.ranks));
   expect(problem.copied_biases >= 0 && problem.copied_biases <= 2, "copied_biases", "0 to 2",
          std::to_string(problem.copied_biases));
   expect(is_float(problem.rounded), "rounded_dtype", "a float dtype", dtype_name(problem.rounded));

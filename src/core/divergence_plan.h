@@ -22,6 +22,7 @@ struct DivergenceProblem {
   bool want_d_hidden = false, want_d_weight = false, want_d_bias = false;
   int64_t rows = 0;
   int64_t vocab = 1;
+  int64_t ranks = 0;  // that exchange sums and terms
   DivergenceOperands student, teacher;
   DType rounded = DType::kF32;  // operands are rounded to it before they are copied; float32: they are not
   bool gathers_rows = false;

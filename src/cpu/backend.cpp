@@ -48,11 +48,9 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
 
 // Runs the fp32 kernel: divergences take float32 products.
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
-  const Kernels& kernels = select_kernels(Problem{}, options.engine);
-  const auto stage =
-      d.stage == DivergenceStage::kValues ? kernels.divergence_values : kernels.divergence_gradient;
-  if (stage == nullptr) throw Error(Status::kUnsupported, "this build has no kernels");
-  options.parallel_for(d.rows, [&](int64_t row, int) { stage(d, row); });
+  const DivergenceRow& stages = select_kernels(Problem{}, options.engine).divergence;
+  if (stages.sums == nullptr) throw Error(Status::kUnsupported, "this build has no kernels");
+  options.parallel_for(d.rows, [&](int64_t row, int) { stages.run(d, row); });
 }
 
 }  // namespace

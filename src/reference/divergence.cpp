@@ -38,6 +38,7 @@ struct RowSums {
 RowSums sums_of(const RowLogits& z, int64_t columns) {
   double max = -std::numeric_limits<double>::infinity(), sum = 0, offsets = 0;
   for (int64_t j = 0; j < columns; ++j) max = std::max(max, z(j));
+  if (max == -std::numeric_limits<double>::infinity()) max = 0;  // of a part without a possible column
   for (int64_t j = 0; j < columns; ++j) {
     const double offset = z(j) - max, e = std::exp(offset);
     sum += e;
@@ -46,12 +47,17 @@ RowSums sums_of(const RowLogits& z, int64_t columns) {
   return {max + std::log(sum), std::log(sum) - offsets / sum};
 }
 
-void values(const Divergence& d, int64_t i) {
+void sums(const Divergence& d, int64_t i) {
   const RowLogits student(d.student, d.dtype, i), teacher(d.teacher, d.dtype, i);
-  const Mixture<double> mixture = mixture_of<double>(d.beta);
   const RowSums sums = sums_of(student, d.columns);
   store_from_double(d.student_lse, d.dtype, i, sums.lse);
   store_from_double(d.teacher_lse, d.dtype, i, sums_of(teacher, d.columns).lse);
+  if (d.entropy != nullptr) store_from_double(d.entropy, d.dtype, i, sums.entropy);
+}
+
+void terms(const Divergence& d, int64_t i) {
+  const RowLogits student(d.student, d.dtype, i), teacher(d.teacher, d.dtype, i);
+  const Mixture<double> mixture = mixture_of<double>(d.beta);
   // Rounded as they are stored, so that both stages see the same probabilities.
   const double student_lse = load_as_double(d.student_lse, d.dtype, i);
   const double teacher_lse = load_as_double(d.teacher_lse, d.dtype, i);
@@ -63,7 +69,6 @@ void values(const Divergence& d, int64_t i) {
   }
   store_from_double(d.student_kl, d.dtype, i, student_kl);
   store_from_double(d.divergence, d.dtype, i, divergence_of(mixture, student_kl, teacher_kl));
-  if (d.entropy != nullptr) store_from_double(d.entropy, d.dtype, i, sums.entropy);
 }
 
 void gradient(const Divergence& d, int64_t i) {
@@ -87,8 +92,8 @@ void gradient(const Divergence& d, int64_t i) {
 }  // namespace
 
 void divergence(const Divergence& d, const BackendOptions& options, void* /*stream*/) {
-  const auto stage = d.stage == DivergenceStage::kValues ? values : gradient;
-  options.parallel_for(d.rows, [&](int64_t row, int) { stage(d, row); });
+  constexpr DivergenceRow kRow{sums, terms, gradient};
+  options.parallel_for(d.rows, [&](int64_t row, int) { kRow.run(d, row); });
 }
 
 }  // namespace logitless::reference

@@ -36,6 +36,9 @@ struct TwoHeads {
   Layout student_layout, teacher_layout, gradient_layout;
   bool in_place = false;
   int64_t window = 0;  // columns whose gradients are made at once; 0: all
+  std::vector<logitless_divergence_stage> stages = {LOGITLESS_DIVERGENCE_VALUES,
+                                                    LOGITLESS_DIVERGENCE_GRADIENT};
+  Values student_lse, teacher_lse;  // [rows] or nothing; for stages that read them and do not follow SUMS
 
   double product(const Head& head, int64_t i, int64_t j) const {
     return head.products[static_cast<size_t>(i * columns + j)];
@@ -100,6 +103,8 @@ class RowsRun {
     teacher_bias_.fill(p.teacher.bias);
     grad_.fill(p.grad);
     for (size_t i = 0; i < kRowNumbers; ++i) numbers_.emplace_back(p.dtype, p.rows, 1);
+    if (!p.student_lse.empty()) numbers_[0].fill(p.student_lse);
+    if (!p.teacher_lse.empty()) numbers_[1].fill(p.teacher_lse);
   }
 
   RowOutputs on(const Engine& engine) {
@@ -159,10 +164,14 @@ class RowsRun {
       d.d_logits = place(out) + skip * size_of(out.dtype());
       logitless::check(logitless_divergence_run(context.handle(), &d, stream));
     };
-    stage(LOGITLESS_DIVERGENCE_VALUES, 0, p_.columns);
-    const int64_t window = p_.window == 0 ? p_.columns : p_.window;
-    for (int64_t first = 0; first < p_.columns; first += window) {
-      stage(LOGITLESS_DIVERGENCE_GRADIENT, first, std::min(window, p_.columns - first));
+    for (const logitless_divergence_stage which : p_.stages) {
+      const bool in_windows = which == LOGITLESS_DIVERGENCE_GRADIENT && p_.window != 0;
+      const int64_t window = in_windows ? p_.window : std::max<int64_t>(p_.columns, 1);
+      int64_t first = 0;
+      do {
+        stage(which, first, std::min(window, p_.columns - first));
+        first += window;
+      } while (first < p_.columns);
     }
   }
 
@@ -170,6 +179,66 @@ class RowsRun {
   Tensor student_, teacher_, student_bias_, teacher_bias_, grad_, gradient_;
   std::deque<Tensor> numbers_;
 };
+
+// Columns [first, first + count) of both heads.
+inline TwoHeads part_of(const TwoHeads& p, int64_t first, int64_t count) {
+  const auto cut = [&](const Values& values, int64_t rows) {
+    Values part;
+    for (int64_t i = 0; i < rows && !values.empty(); ++i) {
+      const auto from = values.begin() + i * p.columns + first;
+      part.insert(part.end(), from, from + count);
+    }
+    return part;
+  };
+  TwoHeads part = p;
+  part.columns = count;
+  for (Head* head : {&part.student, &part.teacher}) {
+    head->products = cut(head->products, p.rows);
+    head->bias = cut(head->bias, 1);
+  }
+  return part;
+}
+
+// Values of all columns from those of parts, merged by the header's formulas. sizes: columns of the parts.
+template <class Run>
+RowOutputs values_from_parts(const TwoHeads& p, const std::vector<int64_t>& sizes, Run run) {
+  std::vector<TwoHeads> parts;
+  for (int64_t first = 0; const int64_t size : sizes) {
+    parts.push_back(part_of(p, first, size));
+    parts.back().stages = {LOGITLESS_DIVERGENCE_SUMS};
+    first += size;
+  }
+  std::vector<RowOutputs> sums;
+  for (const TwoHeads& part : parts) sums.push_back(run(part));
+  const auto rows = static_cast<size_t>(p.rows);
+  const auto lse_of = [&](Values RowOutputs::*lse, size_t i) {
+    double max = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const RowOutputs& each : sums) max = std::max(max, (each.*lse)[i]);
+    for (const RowOutputs& each : sums) sum += std::exp((each.*lse)[i] - max);
+    return rounded(max + std::log(sum), p.dtype);
+  };
+  RowOutputs all;
+  all.student_kl = all.divergence = all.entropy = Values(rows, 0);
+  for (size_t i = 0; i < rows; ++i) {
+    all.student_lse.push_back(lse_of(&RowOutputs::student_lse, i));
+    all.teacher_lse.push_back(lse_of(&RowOutputs::teacher_lse, i));
+    for (const RowOutputs& each : sums) {
+      const double share = std::exp(each.student_lse[i] - all.student_lse[i]);
+      if (share > 0) all.entropy[i] += share * (each.entropy[i] + all.student_lse[i] - each.student_lse[i]);
+    }
+  }
+  for (TwoHeads& part : parts) {
+    part.stages = {LOGITLESS_DIVERGENCE_TERMS};
+    part.student_lse = all.student_lse;
+    part.teacher_lse = all.teacher_lse;
+    const RowOutputs terms = run(part);
+    for (size_t i = 0; i < rows; ++i) {
+      all.student_kl[i] += terms.student_kl[i];
+      all.divergence[i] += terms.divergence[i];
+    }
+  }
+  return all;
+}
 
 // A row by the header's formulas, in T. The truth is float64, or long double for float64 logits. The naive
 // computation is float32.
@@ -264,6 +333,7 @@ void expect_near(const TwoHeads& p, const RowOutputs& got) {
     expect("student_kl", got.student_kl, truth.student_kl, naive_row.student_kl, value);
     expect("divergence", got.divergence, truth.divergence, naive_row.divergence, value);
     expect("entropy", got.entropy, truth.entropy, naive_row.entropy, unit * (1 + truth.size));
+    if (got.gradient.empty()) continue;
     for (size_t j = 0; j < truth.gradient.size(); ++j) {
       const double pj = std::exp(truth.log_p[j]), qj = std::exp(truth.log_q[j]);
       const double parts = 2 * (pj + qj) + pj * (8 + 2 * distance(truth.ratio_p[j], 0) + 2 * largest_ratio);

@@ -101,6 +101,28 @@ TEST_P(Divergences, InPlaceAndInWindowsTheGradientIsTheSame) {
   }
 }
 
+// Ranks that share a vocabulary merge their parts; one may have no columns, or none that is possible.
+TEST_P(Divergences, ValuesFromPartsOfTheColumns) {
+  for (const double beta : kBetas) {
+    for (const bool is_masked : {false, true}) {
+      TwoHeads p = random_heads(19, 3, 4700);
+      p.beta = beta;
+      p.student.softcap = 6;
+      p.teacher.scale = 1.5;
+      p.student.bias = random_bias(20, 4700);
+      if (is_masked) {
+        p.student.softcap = 0;
+        p.teacher.bias = p.student.bias;
+        for (size_t j = 4000; j < 4700; ++j) p.student.bias[j] = p.teacher.bias[j] = -kInfinity;
+      }
+      for (const auto& sizes : {std::vector<int64_t>{4700}, {0, 4000, 700}, {17, 1, 2982, 1000, 0, 700}}) {
+        SCOPED_TRACE("beta " + std::to_string(beta) + ", " + std::to_string(sizes.size()) + " parts");
+        expect_near_truth(p, values_from_parts(p, sizes, [&](const TwoHeads& part) { return run(part); }));
+      }
+    }
+  }
+}
+
 TEST_P(Divergences, SameBitsEveryTime) {
   const TwoHeads p = random_heads(10, 4, 6001);
   const RowOutputs first = run(p);

@@ -16,9 +16,10 @@ INCLUDE = Path(__file__).resolve().parents[2] / "include"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 OF_OPTIONS = ("F32", "BF16", "F16", "F64", "I32", "I64", "FORWARD", "BACKWARD", "FORWARD_BACKWARD")
+STAGES = ("VALUES", "GRADIENT", "SUMS", "TERMS")
 CONSTANTS = {name: getattr(_options, name) for name in OF_OPTIONS}
 CONSTANTS |= {f"REDUCTION_{name.upper()}": place for place, name in enumerate(_options.REDUCTIONS)}
-CONSTANTS |= {name: getattr(native, name) for name in ("DIVERGENCE_VALUES", "DIVERGENCE_GRADIENT", "OK")}
+CONSTANTS |= {f"DIVERGENCE_{name}": getattr(native, f"DIVERGENCE_{name}") for name in STAGES} | {"OK": native.OK}
 CONSTANTS |= {"CANDIDATES_LOGITS": operators.LOGITS, "CANDIDATES_GRADIENT": operators.GRADIENT}
 CONSTANTS |= {"INVALID_ARGUMENT": 1, "INVALID_TARGET": 2, "UNSUPPORTED": 4, "BACKEND_UNAVAILABLE": 5}
 CONSTANTS |= {"OUT_OF_MEMORY": 6, "INTERNAL": 7, "COMMUNICATION_FAILED": 8}

@@ -110,6 +110,17 @@ TEST(DivergencePlan, GradientsAreMadeWithValuesWhereManyRowsFit) {
   EXPECT_GT(plan.gradients.rows, 0);
 }
 
+TEST(DivergencePlan, ValuesOfRanksTakeBytesForTheirExchanges) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kForwardBackward}) {
+    DivergenceProblem p = problem(pass, 4096, 50257);
+    const uint64_t alone = plan_divergence(p).values.bytes, least = least_budget(p);
+    p.ranks = 8;
+    const DivergencePlan shared = plan_divergence(p);
+    EXPECT_EQ(shared.values.bytes > alone, pass != Pass::kBackward);
+    EXPECT_GE(least_budget(p), least);
+  }
+}
+
 // A float32 gradient holds its own sums. One product over all rows makes a bfloat16 gradient of the weight.
 TEST(DivergencePlan, BuffersOfSums) {
   const DivergencePlan wide = plan_divergence(problem(Pass::kBackward, 300, 5000, kFloat32));
@@ -152,6 +163,7 @@ TEST(DivergencePlan, EveryInvalidArgumentIsNamed) {
       {"want_d_bias: expected 0 or 1, got 2", [](P& p) { p.want_d_bias = 2; }},
       {"rows: expected at least 0, got -1", [](P& p) { p.rows = -1; }},
       {"vocab: expected at least 1, got 0", [](P& p) { p.vocab = 0; }},
+      {"ranks: expected at least 0, got -1", [](P& p) { p.ranks = -1; }},
       {"teacher_width: expected at least 1, got 0", [](P& p) { p.teacher_width = 0; }},
       {"student_product_dtype: expected a float dtype, got int64",
        [](P& p) { p.student_product_dtype = LOGITLESS_I64; }},

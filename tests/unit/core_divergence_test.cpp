@@ -30,7 +30,16 @@ TEST(Divergence, EveryInvalidArgumentIsNamed) {
       {"student: expected a pointer, got null", [](D& d) { d.student = nullptr; }},
       {"student_lse: expected a pointer, got null", [](D&) {}},
       {"dtype: expected float32 or float64, got bfloat16", [](D& d) { d.dtype = LOGITLESS_BF16; }},
-      {"stage: expected 0 to 1, got 2", [](D& d) { d.stage = 2; }}};
+      {"stage: expected 0 to 3, got 4", [](D& d) { d.stage = 4; }},
+      {"columns: expected at least 0, got -1",
+       [](D& d) {
+         d.stage = LOGITLESS_DIVERGENCE_SUMS;
+         d.columns = -1;
+       }},
+      {"student_kl: expected a pointer, got null", [](D& d) {
+         d.stage = LOGITLESS_DIVERGENCE_TERMS;
+         d.student_lse = d.teacher_lse = d.entropy = const_cast<void*>(d.student);
+       }}};
   logitless_context* context = nullptr;
   ASSERT_EQ(logitless_context_create(nullptr, &context), LOGITLESS_OK);
   for (const BadRun& run : runs) {

@@ -7,7 +7,7 @@ problem.py  has both heads, their products, the library's kernels over these, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
@@ -36,9 +36,9 @@ class LinearDivergenceOutput(NamedTuple):
     entropy: Tensor  # entropy of the student's distribution, in nats; 0 where mask is 0
 
 
-def _check_heads(student: dict[str, Any], teacher: dict[str, Any]) -> None:
-    call.check_matrices(student)
-    call.check_matrices(teacher)
+def _check_heads(student: dict[str, Any], teacher: dict[str, Any], least_vocab: int) -> None:
+    call.check_matrices(student, least_vocab)
+    call.check_matrices(teacher, least_vocab)
     rows = student["student_hidden"].shape[:-1]
     call.check_shape("teacher_hidden", teacher["teacher_hidden"][..., 0], rows, "that of student_hidden except D")
     vocab, of_teacher = (weight.shape[0] for weight in (student["student_weight"], teacher["teacher_weight"]))
@@ -166,11 +166,24 @@ def linear_divergence(
         BudgetTooSmallError: No tile fits ``max_workspace_bytes``; ``required_bytes`` says what would. A ValueError.
         NotImplementedError: Double backward, forward-mode differentiation, and transforms of torch.func.
     """
+    return prepared(student_hidden, student_weight, teacher_hidden, teacher_weight, return_stats, options).result()
+
+
+def prepared(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    return_stats: bool,
+    options: Mapping[str, Any],
+    ranks: call.Ranks | None = None,
+) -> Prepared:
+    """Checks the arguments of linear_divergence. ranks: those that share the vocabulary; None for none."""
     o: Any = _options.filled("linear_divergence", _NAMES, options, _MORE)
     reduction, mask, shape = o["reduction"], o["mask"], getattr(student_hidden, "shape", ())[:-1]
     student = {"student_hidden": student_hidden, "student_weight": student_weight, "student_bias": o["student_bias"]}
     teacher = {"teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight, "teacher_bias": o["teacher_bias"]}
-    _check_heads(student, teacher)
+    _check_heads(student, teacher, least_vocab=1 if ranks is None else 0)
     for name in ("mask", "token_weight"):
         hint = "it has no gradient; use reduction='none' and multiply"
         call.check_numbers(name, o[name], shape, "that of student_hidden without D", hint)
@@ -191,30 +204,50 @@ def linear_divergence(
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in trained]
     halves = any(wanted and t is not None and t.dtype == torch.float16 for wanted, t in zip(wants, trained))
     given = _Call(
+        ranks=ranks,
         together=reduction != "none" and any(wants) and not halves,
         flags=Flags().with_gradients(Wants(*wants)),
         options={**call.UNUSED, "numbers": numbers, "max_workspace_bytes": budget, "compute_dtype": compute_dtype},
         direct=call.are_off() and call.are_plain((*heads, weight)),
     )
-    tensors = (*heads, weight if given.together else None)
-    outputs = _Function.apply(given, *tensors) if any(wants) else given.first(tensors)[1]  # type: ignore[no-untyped-call]
-    *sums, divergence, entropy = outputs
-    if sums:
-        loss: Tensor = sums[0]
-    elif reduction == "none":
-        loss = (divergence * weight).reshape(shape)
-    else:
-        loss = weighted_sum(divergence, weight)
-    if reduction == "mean" and o["num_items"] is None and weight.numel() == 0:
-        loss = loss * math.nan
-    if not return_stats:
-        return loss
-    return LinearDivergenceOutput(loss, divergence.detach().reshape(shape), entropy.reshape(shape))
+    divides_by_nothing = reduction == "mean" and o["num_items"] is None and weight.numel() == 0
+    return Prepared(given, heads, weight, shape, reduction == "none", divides_by_nothing, return_stats)
+
+
+class Prepared(NamedTuple):
+    """A checked call."""
+
+    call: _Call
+    heads: tuple[Tensor | None, ...]  # Heads
+    weight: Tensor  # of rows in the loss, ``[N]``
+    shape: Sequence[int]  # of rows
+    by_row: bool  # whether the loss has one number a row
+    divides_by_nothing: bool
+    return_stats: bool
+
+    def result(self) -> Tensor | LinearDivergenceOutput:
+        given, weight, shape = self.call, self.weight, self.shape
+        tensors = (*self.heads, weight if given.together else None)
+        trains = any(given.flags.wants())
+        outputs = _Function.apply(given, *tensors) if trains else given.first(tensors)[1]  # type: ignore[no-untyped-call]
+        *sums, divergence, entropy = outputs
+        if sums:
+            loss: Tensor = sums[0]
+        elif self.by_row:
+            loss = (divergence * weight).reshape(shape)
+        else:
+            loss = weighted_sum(divergence, weight)
+        if self.divides_by_nothing:
+            loss = loss * math.nan
+        if not self.return_stats:
+            return loss
+        return LinearDivergenceOutput(loss, divergence.detach().reshape(shape), entropy.reshape(shape))
 
 
 class _Call(NamedTuple):
-    """A prepared call."""
+    """The passes of a call."""
 
+    ranks: call.Ranks | None
     together: bool  # whether gradients are made with the loss
     flags: Flags
     options: dict[str, Any]
@@ -222,7 +255,7 @@ class _Call(NamedTuple):
 
     def first(self, tensors: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Runs the first pass over the tensors named in _TENSORS; returns its results, and the outputs among them."""
-        pass_key = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence")
+        pass_key = PassKey(FORWARD_BACKWARD if self.together else FORWARD, self.flags, "linear_divergence", self.ranks)
         results = run_traced(pass_key, dict(zip(_TENSORS, tensors)), self.options)
         names = ("loss", "divergence", "entropy") if self.together else ("divergence", "entropy")
         return results, tuple([results[name] for name in names])
@@ -253,7 +286,7 @@ class _Function(torch.autograd.Function):
         elif given.together:
             gradients = scaled_saved(ctx.saved_tensors, grad, given.direct)
         else:
-            pass_key = PassKey(BACKWARD, given.flags, "linear_divergence")
+            pass_key = PassKey(BACKWARD, given.flags, "linear_divergence", given.ranks)
             read = dict(zip((*_TENSORS, *SAVED), ctx.saved_tensors))
             made = for_each(lambda upstream: run_traced(pass_key, read | upstream, given.options), {"grad": grad})
             gradients = [made.get(name) for name in GRADIENTS]

@@ -130,7 +130,7 @@ class GradientSums:
             "d_bias": None if bias is None else bias.to(bias_dtype),
         }
         made = {name: gradient for name, gradient in every.items() if gradient is not None}
-        if self._p.rows == 0:  # no product has written them
+        if self._p.rows == 0 or self._p.vocab == 0:  # no product has written them
             for gradient in made.values():
                 gradient.zero_()
         return made
@@ -210,13 +210,21 @@ def weighted_sum(divergence: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0, divergence.double() * weight.double()).sum().to(divergence.dtype)
 
 
+def problem_of(given: Mapping[str, Tensor], options: Mapping[str, Any]) -> Problem:
+    rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
+    heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
+    return Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
+
+
 def _run(
     pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: Mapping[str, Any]
 ) -> Outputs:
-    rounded = None if options["compute_dtype"] == F32 else DTYPES[options["compute_dtype"]]
-    heads = Heads(*map(given.get, Heads._fields))  # type: ignore[arg-type]
-    p = Problem(heads, Numbers(*options["numbers"]), int(options["max_workspace_bytes"]), rounded)
-    wants, bias_dtype = pass_key.flags.wants(), None if heads.student_bias is None else heads.student_bias.dtype
+    return run(problem_of(given, options), pass_key, given)
+
+
+def run(p: Problem, pass_key: PassKey, given: Mapping[str, Tensor]) -> Outputs:
+    bias = given.get("student_bias")
+    wants, bias_dtype = pass_key.flags.wants(), None if bias is None else bias.dtype
     of_values, of_gradients = p.plan(pass_key.kind, wants)
     if pass_key.kind == FORWARD:
         return {name: p.to_all_rows(numbers).clone() for name, numbers in values(p, of_values)[0]._asdict().items()}
@@ -234,7 +242,7 @@ def _run(
     return {"loss": weighted_sum(by_row["divergence"], given["row_weight"]), **by_row, **sums.gradients(bias_dtype)}
 
 
-def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
+def results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     row = Result(given["student"].shape[:1], stats_of(given["student"]))
     if pass_key.kind == FORWARD:
         return dict.fromkeys(RowNumbers._fields, row)
@@ -247,7 +255,7 @@ def _results(pass_key: PassKey, given: Mapping[str, Any], options: Mapping[str, 
     }
 
 
-def _flops(pass_key: PassKey, shapes: Mapping[str, Any]) -> int:
+def flops(pass_key: PassKey, shapes: Mapping[str, Any]) -> int:
     """Returns the FLOP of a pass, from the shapes alone.
 
     Masked rows are included although they are not multiplied, as only the data shows them. Logits that a small budget
@@ -259,4 +267,4 @@ def _flops(pass_key: PassKey, shapes: Mapping[str, Any]) -> int:
     return 2 * int(rows) * int(shapes["student_weight"][0]) * (of_student * int(width) + int(shapes["teacher"][1]))
 
 
-other_passes["linear_divergence"] = OtherPasses(_run, _results, _flops)
+other_passes["linear_divergence"] = OtherPasses(_run, results, flops)

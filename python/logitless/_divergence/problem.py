@@ -6,7 +6,7 @@ of hidden states and weight differ, some rows at a time are converted to float32
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -102,6 +102,19 @@ class RowNumbers(NamedTuple):
         return RowNumbers(*like.new_empty((len(RowNumbers._fields), rows)).unbind())
 
 
+class Exchange(Protocol):
+    """Exchanges of ranks that share the vocabulary; logitless.distributed has them."""
+
+    ranks: int
+    columns: int  # the most of any rank
+
+    def merge_sums(self, numbers: RowNumbers) -> None:
+        """Replaces both lse and the entropy of a rank's columns by those of all columns."""
+
+    def merge_terms(self, numbers: RowNumbers) -> None:
+        """Replaces divergence and student_kl, parts of a rank's columns, by their sums."""
+
+
 class Heads(NamedTuple):
     """Hidden states ``[N, D]``, weights ``[V, D]`` and biases ``[V]``; mask is bool ``[N]``: the rows that count."""
 
@@ -115,7 +128,9 @@ class Heads(NamedTuple):
 
 
 class Problem:
-    """Two heads and the library's kernel over their products (include/logitless/divergence.h), for all passes.
+    """Two heads and the library's kernels over their products (include/logitless/divergence.h), for all passes.
+
+    With an ``exchange`` the columns are a rank's. Values are then of all ranks' columns.
 
     Args:
         heads: Tensors of the formula.
@@ -128,6 +143,7 @@ class Problem:
         hiddens, weights = (heads.student, heads.teacher), (heads.student_weight, heads.teacher_weight)
         self.hiddens, self.weights = [rows_of(m) for m in hiddens], [rows_of(m) for m in weights]
         self.options, self.budget, self.rounded = options, budget, rounded
+        self.exchange: Exchange | None = None
         self.device, self.stats = heads.student.device, stats_dtype(heads.student)
         self.dtypes = [operand_dtype(h, w, rounded) for h, w in zip(hiddens, weights)]
         self.index = None if heads.mask is None else heads.mask.nonzero().reshape(-1)
@@ -150,14 +166,19 @@ class Problem:
             kind: The pass.
             wants: The gradients that are wanted, in a forward pass later.
         """
+        vocab, ranks, copied_biases = self.vocab, 0, self._copied_biases
+        if self.exchange is not None:  # numbers that are the same on all ranks, so that all plan alike
+            vocab, ranks = self.exchange.columns, self.exchange.ranks
+            copied_biases = sum(bias is not None for bias in self.biases)
         given = native.DivergenceProblem(
             kind,
             *wants[:3],
             rows=self.rows,
-            vocab=self.vocab,
+            vocab=max(1, vocab),
+            ranks=ranks,
             rounded_dtype=F32 if self.rounded is None else CODES[self.rounded],
             gathers_rows=self.index is not None,
-            copied_biases=self._copied_biases,
+            copied_biases=copied_biases,
             max_workspace_bytes=self.budget,
         )
         for name, hidden, weight, dtype in zip(("student", "teacher"), self.hiddens, self.weights, self.dtypes):
@@ -186,7 +207,13 @@ class Problem:
     def write_values(self, products: list[Tensor], out: RowNumbers) -> None:
         """Writes the numbers of rows from both heads' products ``[rows, V]``."""
         numbers = {name: tensor.data_ptr() for name, tensor in out._asdict().items()}
-        self._run_kernel(native.DIVERGENCE_VALUES, products, 0, **numbers)
+        if self.exchange is None:
+            self._run_kernel(native.DIVERGENCE_VALUES, products, 0, **numbers)
+            return
+        self._run_kernel(native.DIVERGENCE_SUMS, products, 0, **numbers)
+        self.exchange.merge_sums(out)
+        self._run_kernel(native.DIVERGENCE_TERMS, products, 0, **numbers)
+        self.exchange.merge_terms(out)
 
     def write_gradient(
         self, products: list[Tensor], first_column: int, numbers: RowNumbers, grad: Tensor, out: Tensor
@@ -200,6 +227,8 @@ class Problem:
             grad: Upstream gradients of the divergence, ``[rows]``.
             out: ``[rows, columns]``; it may be the student's products.
         """
+        if out.shape[1] == 0:  # of a rank without columns
+            return
         self._run_kernel(
             native.DIVERGENCE_GRADIENT,
             products,

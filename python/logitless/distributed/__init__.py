@@ -6,6 +6,14 @@ docs/distributed.md lists what ranks exchange, which results have the same bits 
 from __future__ import annotations
 
 from ._candidates import linear_candidates
+from ._divergence import linear_divergence
 from .group import linear_cross_entropy, linear_log_probs, linear_top_k, next_labels
 
-__all__ = ["linear_candidates", "linear_cross_entropy", "linear_log_probs", "linear_top_k", "next_labels"]
+__all__ = [
+    "linear_candidates",
+    "linear_cross_entropy",
+    "linear_divergence",
+    "linear_log_probs",
+    "linear_top_k",
+    "next_labels",
+]

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from .. import native
 from .. import options as _options
-from ..autograd import GROUP, OtherPasses, other_passes
+from ..autograd import OtherPasses, of_group, other_passes
 from ..call import Ranks
 from ..errors import BudgetTooSmallError, CommunicationError, InvalidArgumentError
 from ..native import Cache
@@ -365,4 +365,5 @@ def _refuse(ranks: Ranks, error: Exception) -> None:
     _agreement.refuse(group_of(ranks), error)
 
 
-other_passes[GROUP] = OtherPasses(_run, _results, refuse=_refuse)
+for _function in _options.FUNCTIONS:
+    other_passes[of_group(_function)] = OtherPasses(_run, _results, refuse=_refuse, resolves=True)

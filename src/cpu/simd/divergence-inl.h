@@ -60,7 +60,8 @@ HWY_INLINE LogSumAndEntropy log_sum_and_entropy(const HeadProducts& head, int64_
     const int64_t padded = load_logits(head, row, first, count, &block);
     for (int64_t j = 0; j < padded; j += lanes) largest = hn::Max(largest, hn::Load(df, block.z + j));
   });
-  const float max = max_of_lanes(largest);
+  float max = max_of_lanes(largest);
+  if (max == kNegativeInfinity) max = 0;  // of a part without a possible column
   double sum = 0, offsets = 0;
   for_blocks(columns, [&](int64_t first, int64_t count) {
     const int64_t padded = load_logits(head, row, first, count, &block);
@@ -130,14 +131,19 @@ HWY_INLINE float& row_number(void* numbers, int64_t row) {
   return static_cast<float*>(numbers)[row];
 }
 
-void divergence_values(const Divergence& d, int64_t row) {
+void divergence_sums(const Divergence& d, int64_t row) {
+  const LogSumAndEntropy student = log_sum_and_entropy(d.student, row, d.columns);
+  row_number(d.student_lse, row) = student.lse;
+  row_number(d.teacher_lse, row) = log_sum_and_entropy(d.teacher, row, d.columns).lse;
+  if (d.entropy != nullptr) row_number(d.entropy, row) = student.entropy;
+}
+
+void divergence_terms(const Divergence& d, int64_t row) {
   const DF df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const Mixture<float> mixture = mixture_of<float>(d.beta);
-  const LogSumAndEntropy student = log_sum_and_entropy(d.student, row, d.columns);
-  const VF student_lse = hn::Set(df, student.lse);
-  const float teacher = log_sum_and_entropy(d.teacher, row, d.columns).lse;
-  const VF teacher_lse = hn::Set(df, teacher);
+  const VF student_lse = hn::Set(df, row_number(d.student_lse, row));
+  const VF teacher_lse = hn::Set(df, row_number(d.teacher_lse, row));
   LogitBlock zs, zt;
   double student_kl = 0, teacher_kl = 0;
   for_blocks(d.columns, [&](int64_t first, int64_t count) {
@@ -153,12 +159,9 @@ void divergence_values(const Divergence& d, int64_t row) {
     student_kl += static_cast<double>(sum_of_lanes(s));
     teacher_kl += static_cast<double>(sum_of_lanes(t));
   });
-  row_number(d.student_lse, row) = student.lse;
-  row_number(d.teacher_lse, row) = teacher;
   row_number(d.student_kl, row) = static_cast<float>(student_kl);
   const Mixture<double> wide = mixture_of<double>(d.beta);
   row_number(d.divergence, row) = static_cast<float>(divergence_of(wide, student_kl, teacher_kl));
-  if (d.entropy != nullptr) row_number(d.entropy, row) = student.entropy;
 }
 
 // Writes G of a block of logits in place of the student's logits.

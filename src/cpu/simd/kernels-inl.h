@@ -65,8 +65,7 @@ consteval Kernels make_kernels(const KernelFacts& facts) {
   k.select_row = select_row;
   k.add_rows = add_rows;
   k.dot_rows = dot_rows;
-  k.divergence_values = divergence_values;
-  k.divergence_gradient = divergence_gradient;
+  k.divergence = {divergence_sums, divergence_terms, divergence_gradient};
   return k;
 }
 

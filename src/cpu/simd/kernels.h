@@ -3,13 +3,10 @@
 #include <span>
 #include <string>
 
+#include "core/divergence.h"
 #include "core/dtype.h"
 #include "core/logit_transform.h"
 #include "core/row_lists.h"
-
-namespace logitless {
-struct Divergence;
-}
 
 namespace logitless::cpu {
 
@@ -187,8 +184,7 @@ struct Kernels : KernelFacts {
   // Returns the dot product of the two first rows.
   float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;
   // Computes one row of a divergence, from float32 products of two heads.
-  void (*divergence_values)(const Divergence&, int64_t row) = nullptr;
-  void (*divergence_gradient)(const Divergence&, int64_t row) = nullptr;
+  DivergenceRow divergence = {};
 };
 
 inline int64_t element_bytes(const Kernels& k) {

@@ -109,30 +109,44 @@ __device__ DivergenceTerms<T> sum_of_terms(const Mixture<T>& mixture, const T (&
   return sum;
 }
 
-// One block for each row, with all of its columns. The second pass over them goes backwards: the columns that
-// the first one read last may still be in the L2 cache.
+// Returns a stored lse in LogBase's base.
 template <class T>
+__device__ T stored_log(const void* lse, int64_t row) {
+  return static_cast<T>(double{LogBase<T>::kLogE} * static_cast<const T*>(lse)[row]);
+}
+
+// One block for each row, with all of its columns. kSums: it makes lse and entropy. kTerms: it makes the sums
+// of terms. With both, the second pass over the columns goes backwards: those that the first one read last
+// may still be in the L2 cache.
+template <class T, bool kSums, bool kTerms>
 __global__ void __launch_bounds__(kValueThreads, kValueBlocks<T>)
     divergence_values_kernel(const __grid_constant__ Divergence d) {
   using Columns = TurnColumns<kValueThreads>;
   const int64_t row = blockIdx.x, turns = (d.columns + Columns::kOfBlock - 1) / Columns::kOfBlock;
   const HeadRow<T> student(d.student, row), teacher(d.teacher, row);
   alignas(16) T x[Columns::kCount], y[Columns::kCount];
-  LogSums<T> of_student, of_teacher;
-  for (int64_t turn = 0; turn < turns; ++turn) {
-    const Columns columns(turn, d.columns);
-    if (!columns.any_exists()) break;
-    student.load(columns, x);
-    teacher.load(columns, y);
-    student.finish(columns, x);
-    of_student.add(x, student.factor);
-    teacher.finish(columns, y);
-    of_teacher.add(y, teacher.factor);
+  T student_log, teacher_log;
+  if constexpr (kSums) {
+    LogSums<T> of_student, of_teacher;
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      const Columns columns(turn, d.columns);
+      if (!columns.any_exists()) break;
+      student.load(columns, x);
+      teacher.load(columns, y);
+      student.finish(columns, x);
+      of_student.add(x, student.factor);
+      teacher.finish(columns, y);
+      of_teacher.add(y, teacher.factor);
+    }
+    of_student.join_over_block(student.factor);
+    of_teacher.join_over_block(teacher.factor);
+    student_log = store_sums(d.student_lse, d.entropy, row, of_student, student);
+    teacher_log = store_sums<T>(d.teacher_lse, nullptr, row, of_teacher, teacher);
+    if constexpr (!kTerms) return;
+  } else {
+    student_log = stored_log<T>(d.student_lse, row);
+    teacher_log = stored_log<T>(d.teacher_lse, row);
   }
-  of_student.join_over_block(student.factor);
-  of_teacher.join_over_block(teacher.factor);
-  const T student_log = store_sums(d.student_lse, d.entropy, row, of_student, student);
-  const T teacher_log = store_sums<T>(d.teacher_lse, nullptr, row, of_teacher, teacher);
   const Mixture<T> mixture{static_cast<T>(d.beta), static_cast<T>(1 - d.beta)};
   const bool is_mixed = !mixture.is_student() && !mixture.is_teacher();
   T student_sum = 0, teacher_sum = 0;
@@ -203,10 +217,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<T>)
   const HeadRow<T> student(d.student, row), teacher(d.teacher, row);
   const Mixture<T> mixture{static_cast<T>(d.beta), static_cast<T>(1 - d.beta)};
   const bool is_mixed = !mixture.is_student() && !mixture.is_teacher();
-  const auto log_sum = [row](const void* lse) {
-    return static_cast<T>(double{LogBase<T>::kLogE} * static_cast<const T*>(lse)[row]);
-  };
-  const T student_log = log_sum(d.student_lse), teacher_log = log_sum(d.teacher_lse);
+  const T student_log = stored_log<T>(d.student_lse, row), teacher_log = stored_log<T>(d.teacher_lse, row);
   const T student_kl = static_cast<const T*>(d.student_kl)[row];
   const T grad = static_cast<const T*>(d.grad)[row];
   G* out = static_cast<G*>(d.d_logits) + row * d.d_logits_stride;
@@ -241,12 +252,19 @@ void launch_gradient(Kernel kernel, const Divergence& d, const Queue& queue) {
                kGradientThreads, 0, d);
 }
 
+template <class T>
+auto values_kernel(DivergenceStage stage) {
+  if (stage == DivergenceStage::kSums) return divergence_values_kernel<T, true, false>;
+  if (stage == DivergenceStage::kTerms) return divergence_values_kernel<T, false, true>;
+  return divergence_values_kernel<T, true, true>;
+}
+
 }  // namespace
 
 void launch_divergence(const Divergence& d, const Queue& queue) {
   const bool is_float64 = d.dtype == DType::kF64;
-  if (d.stage == DivergenceStage::kValues) {
-    const auto kernel = is_float64 ? divergence_values_kernel<double> : divergence_values_kernel<float>;
+  if (d.stage != DivergenceStage::kGradient) {
+    const auto kernel = is_float64 ? values_kernel<double>(d.stage) : values_kernel<float>(d.stage);
     queue.launch("divergence", kernel, dim3(static_cast<unsigned>(d.rows)), kValueThreads, 0, d);
   } else if (is_float64) {
     launch_gradient(divergence_gradient_kernel<double, double>, d, queue);

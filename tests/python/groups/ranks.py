@@ -13,6 +13,7 @@ MODULES = {
         "target",
         "top_k",
         "candidate",
+        "divergence",
         "invariance",
         "sparsified",
         "sequence",
