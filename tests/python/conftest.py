@@ -4,6 +4,7 @@ With LOGITLESS_LIBRARY set, it is this tree's Python over that library. Otherwis
 editable one. Without either it is this tree's Python over a library built here.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _old_objects_are_not_searched():
+    """Trainers collect garbage several times each, and millions of objects are alive: this leaves out those so far."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
