@@ -98,7 +98,7 @@ def _in_order(tensor: Tensor | None) -> Tensor | None:
 
 
 _SCHEMA = (
-    "Tensor ids, Tensor? offsets, Tensor? temperature, float[] numbers, int ignore_id, int compute_dtype, "
+    "Tensor ids, Tensor? offsets, Tensor? row_temperature, float[] numbers, int ignore_id, int compute_dtype, "
     "int max_workspace_bytes"
 )
 
