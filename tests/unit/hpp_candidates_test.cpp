@@ -9,8 +9,7 @@
 
 namespace {
 
-constexpr int64_t kRows = 2, kVocab = 5, kHidden = 3;
-
+// Two rows, five columns, three hidden numbers.
 class Candidates : public testing::Test {
  protected:
   template <class Call>
@@ -26,8 +25,8 @@ class Candidates : public testing::Test {
   std::vector<float> hidden_ = {1, 2, 3, -1, 0, 2};
   std::vector<float> weight_ = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 2, 0, -1};
   std::vector<int64_t> ids_ = {3, 0, 4, 1};
-  const logitless::Matrix<const float> hidden{hidden_.data(), kRows, kHidden};
-  const logitless::Matrix<const float> weight{weight_.data(), kVocab, kHidden};
+  const logitless::Matrix<const float> hidden{hidden_.data(), 2, 3};
+  const logitless::Matrix<const float> weight{weight_.data(), 5, 3};
   const std::span<const int64_t> ids{ids_};
   const logitless::Context context_;
 };
@@ -58,7 +57,7 @@ TEST_F(Candidates, ListsOfSeveralLengths) {
 }
 
 TEST_F(Candidates, DtypesFollowTheOperands) {
-  const logitless::Matrix<const logitless::bf16> half{nullptr, kVocab, kHidden, 8};
+  const logitless::Matrix<const logitless::bf16> half{nullptr, 5, 3, 8};
   const std::vector<int32_t> narrow(4);
   const auto c = logitless::make_candidates(hidden, half, std::span<const int32_t>(narrow));
   EXPECT_EQ(c.hidden_dtype, LOGITLESS_F32);
@@ -73,7 +72,7 @@ TEST_F(Candidates, DtypesFollowTheOperands) {
 }
 
 TEST_F(Candidates, WrongArgumentsAreNamed) {
-  const logitless::Matrix<const float> narrow{weight_.data(), kVocab, 2};
+  const logitless::Matrix<const float> narrow{weight_.data(), 5, 2};
   EXPECT_EQ(refusal([&] { logitless::make_candidates(hidden, narrow, ids); }),
             "weight: expected 3 columns as hidden has, got 2");
   EXPECT_EQ(refusal([&] { logitless::make_candidates(hidden, weight, ids, std::span<const int64_t>(ids_)); }),
