@@ -103,18 +103,16 @@ CandidateElement element_at(const Candidates& c, int64_t e) {
 }
 
 double candidate_logit(const Candidates& c, const CandidateElement& element, double dot) {
-  const double bias =
-      c.bias == nullptr ? 0 : c.factors.bias_scale * load_as_double(c.bias, c.bias_dtype, element.column);
-  return logit_transform<double>(c.factors).logit(dot, bias, inverse_temperature_of(c, element.row));
+  const double bias = c.bias == nullptr ? 0 : load_as_double(c.bias, c.bias_dtype, element.column);
+  return c.factors.logit(dot, bias, inverse_temperature_of(c, element.row));
 }
 
 double candidate_gradient(const Candidates& c, const CandidateElement& element, int64_t e) {
   if (element.column < 0) return 0;
   const double grad = load_as_double(c.grad, c.stats_dtype(), e);
   if (grad == 0) return 0;
-  const double of_row = inverse_temperature_of(c, element.row);
   const double z = c.factors.is_linear() ? 0 : load_as_double(c.logits, c.stats_dtype(), e);
-  return grad * logit_transform<double>(c.factors).slope(z, of_row) * of_row * c.factors.bias_scale;
+  return c.factors.gradient(grad, z, inverse_temperature_of(c, element.row));
 }
 
 ColumnOrder take_column_order(const Candidates& c, Workspace* workspace) {

@@ -76,8 +76,8 @@ struct Candidates {
   uint64_t max_workspace_bytes = 0;  // 0: no limit
 
   DType stats_dtype() const { return hidden_dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // Whether elements of an operand are rounded before they are multiplied.
-  bool rounds(DType operand) const { return operand == DType::kF32 && compute_dtype != DType::kF32; }
+  // The dtype to which elements of an operand are rounded before they are multiplied; float32: as they are.
+  DType rounds_to(DType operand) const { return operand == DType::kF32 ? compute_dtype : DType::kF32; }
   // Whether gradients of hidden states and weight have anything to add up.
   bool has_products() const { return lists.elements > 0 && factors.scale != 0; }
   bool needs_columns() const { return d_weight != nullptr || d_bias != nullptr; }

@@ -7,15 +7,6 @@
 
 namespace logitless {
 
-// Numbers of logits, with the temperature of all rows divided out of them.
-struct LogitFactors {
-  double scale = 1;
-  double softcap = 0;  // 0: none
-  double bias_scale = 1;
-
-  LOGITLESS_HD bool is_linear() const { return softcap == 0; }
-};
-
 // Turns dot products into logits: z = t(scale * dot + bias) / T.
 template <class T>
 struct LogitTransform {
@@ -53,10 +44,29 @@ struct LogitTransform {
   }
 };
 
-template <class T>
-LOGITLESS_HD LogitTransform<T> logit_transform(const LogitFactors& factors) {
-  return {static_cast<T>(factors.scale), static_cast<T>(factors.softcap)};
-}
+// Numbers of logits, with the temperature of all rows divided out of them.
+struct LogitFactors {
+  double scale = 1;
+  double softcap = 0;  // 0: none
+  double bias_scale = 1;
+
+  LOGITLESS_HD bool is_linear() const { return softcap == 0; }
+  template <class T>
+  LOGITLESS_HD T logit(T dot, T bias, T of_row) const {
+    return transform<T>().logit(dot, static_cast<T>(bias_scale) * bias, of_row);
+  }
+  // Returns the gradient before the scale, from that of the logit z.
+  template <class T>
+  LOGITLESS_HD T gradient(T grad, T z, T of_row) const {
+    return grad * of_row * static_cast<T>(bias_scale) * transform<T>().slope(z, of_row);
+  }
+
+ private:
+  template <class T>
+  LOGITLESS_HD LogitTransform<T> transform() const {
+    return {static_cast<T>(scale), static_cast<T>(softcap)};
+  }
+};
 
 // Whether logits are dot products times a number, plus a bias.
 inline bool is_linear(const Problem& problem) {

@@ -272,8 +272,8 @@ LogitFactors checked_factors(const LogitFactors& given, double temperature, bool
     require(given.is_linear() || in_range(given.softcap), "softcap",
             "0 or a number in [" + text(least) + ", " + text(most) + why, text(given.softcap));
   }
-  require(temperature == 1 || !of_rows, "temperature",
-          "1 if the plan has the tensor (its values take the option's place)", text(temperature));
+  require(temperature == 1 || !of_rows, "temperature", "1 beside temperatures of rows, which take its place",
+          text(temperature));
   LogitFactors factors = given;
   factors.scale /= temperature;
   factors.softcap /= temperature;

@@ -9,11 +9,11 @@ namespace {
 class CandidateOperand {
  public:
   CandidateOperand(const Candidates& c, const void* data, DType dtype, int64_t stride)
-      : data_(data), dtype_(dtype), stride_(stride), to_(c.rounds(dtype) ? c.compute_dtype : dtype) {}
+      : data_(data), dtype_(dtype), stride_(stride), to_(c.rounds_to(dtype)) {}
 
   double operator()(int64_t row, int64_t d) const {
     const double x = load_as_double(data_, dtype_, row * stride_ + d);
-    if (to_ == dtype_) return x;
+    if (to_ == DType::kF32) return x;
     const auto single = static_cast<float>(x);
     return to_ == DType::kBF16 ? bf16_to_float(float_to_bf16(single)) : f16_to_float(float_to_f16(single));
   }

@@ -79,7 +79,10 @@ TEST_P(Candidates, EveryTransform) {
     if ((transforms & 2) != 0) c.temperature = 0.6;
     if ((transforms & 2) != 0) fill_tensors(&c, 11);
     if ((transforms & 4) != 0) c.softcap = 2.5;
-    if ((transforms & 8) != 0) c.temperatures = {1, 0.5, 2, 0x1p-20, 3, 0x1p20};
+    if ((transforms & 8) != 0) {
+      c.temperature = 1;
+      c.temperatures = {1, 0.5, 2, 0x1p-20, 3, 0x1p20};
+    }
     check(c);
   }
   CandidateCase flat = even_lists(12, 3, 20, 30, 48);

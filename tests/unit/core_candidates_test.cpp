@@ -36,6 +36,11 @@ TEST(Candidates, EveryInvalidArgumentIsNamed) {
       {"elements: expected a multiple of rows = 3 without offsets, got 13", [](C& c) { c.elements = 13; }},
       {"elements: expected 0 without rows, got 12", [](C& c) { c.rows = 0; }},
       {"temperature: expected a finite number > 0, got 0", [](C& c) { c.temperature = 0; }},
+      {"temperature: expected 1 beside temperatures of rows, which take its place, got 2",
+       [&](C& c) {
+         c.temperature = 2;
+         c.row_temperature = values.data();
+       }},
       {"softcap: expected a finite number >= 0, got -1", [](C& c) { c.softcap = -1; }},
       {"hidden_stride: expected 0 or at least hidden_size, got 5", [](C& c) { c.hidden_stride = 5; }},
       {"weight_dtype: expected float32, bfloat16 or float16 (hidden is not float64), got float64",

@@ -23,7 +23,7 @@ const Kernels& candidate_kernels(const BackendOptions& options) {
 }
 
 MatrixView operand_view(const Candidates& c, const void* data, DType dtype, int64_t stride) {
-  return {data, dtype, stride, c.rounds(dtype) ? c.compute_dtype : DType::kF32};
+  return {data, dtype, stride, c.rounds_to(dtype)};
 }
 
 MatrixView at_row(MatrixView view, int64_t row) {

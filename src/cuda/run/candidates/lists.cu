@@ -43,14 +43,11 @@ __device__ Element<Real> element_of(const Candidates& c, int64_t row, int64_t e)
   const int64_t id = c.lists.id(e);
   const Real grad = static_cast<const Real*>(c.grad)[e];
   if (id == c.lists.ignore_id || !c.lists.is_valid(id) || grad == 0) return {0, 0};
-  const Real of_row = c.row_temperature == nullptr
-                          ? Real(1)
-                          : inverse_temperature(static_cast<const Real*>(c.row_temperature)[row]);
-  Real u = grad * of_row * static_cast<Real>(c.factors.bias_scale);
-  if (!c.factors.is_linear()) {
-    u *= logit_transform<Real>(c.factors).slope(static_cast<const Real*>(c.logits)[e], of_row);
-  }
-  return {static_cast<int32_t>(id), u};
+  const Real z = c.factors.is_linear() ? Real(0) : static_cast<const Real*>(c.logits)[e];
+  const Real of_row = c.row_temperature != nullptr
+                          ? inverse_temperature(static_cast<const Real*>(c.row_temperature)[row])
+                          : Real(1);
+  return {static_cast<int32_t>(id), c.factors.gradient(grad, z, of_row)};
 }
 
 // One warp for each row.

@@ -153,14 +153,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   Real dot = 0;
   for (int64_t s = 0; s < arena.slices.at_once; ++s) dot += arena.partial[s * c.lists.elements + e];
-  Real bias = 0, of_row = 1;
-  if (c.bias != nullptr) {
-    bias = static_cast<Real>(c.factors.bias_scale) * load_as<Real>(c.bias, c.bias_dtype, column);
-  }
-  if (c.row_temperature != nullptr) {
-    of_row = inverse_temperature(static_cast<const Real*>(c.row_temperature)[c.lists.row_of(e)]);
-  }
-  *out = logit_transform<Real>(c.factors).logit(dot, bias, of_row);
+  const Real bias = c.bias != nullptr ? load_as<Real>(c.bias, c.bias_dtype, column) : Real(0);
+  const Real of_row =
+      c.row_temperature != nullptr
+          ? inverse_temperature(static_cast<const Real*>(c.row_temperature)[c.lists.row_of(e)])
+          : Real(1);
+  *out = c.factors.logit(dot, bias, of_row);
 }
 
 template <class C, int kLanes, int kVectors, class Real>

@@ -46,7 +46,8 @@ bool multiplies_whole(const Candidates& c) {
   const bool is_short = c.weight_dtype == DType::kBF16;
   const bool is_logit = c.stage == CandidatesStage::kLogits;
   const int64_t columns = !is_short ? kColumnsOfWideElement : is_logit ? kColumnsOfLogit : kColumnsOfGradient;
-  if (c.hidden_dtype != c.weight_dtype || c.weight_dtype == DType::kF16 || c.rounds(c.weight_dtype))
+  if (c.hidden_dtype != c.weight_dtype || c.weight_dtype == DType::kF16 ||
+      c.rounds_to(c.weight_dtype) != DType::kF32)
     return false;
   if (c.lists.rows < kLeastRows || c.lists.elements < c.lists.vocab || !c.has_products()) return false;
   if (c.lists.elements / c.lists.rows < c.lists.vocab / columns) return false;
