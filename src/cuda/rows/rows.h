@@ -274,12 +274,15 @@ void launch_store_d_hidden(const StoreHidden& s, const RowTargets& in, const Sca
                            const Queue& queue);
 // Clears rows at any distance: cudaMemset2D does not accept 2^31 bytes.
 void launch_zero_rows(const Matrix& matrix, int64_t rows, int64_t columns, const Queue& queue);
-// sums[j] = (adds ? sums[j] : 0) + *factor * sum_r row_factor[r] * dz[r, j] over existing rows
+// sums[j] = (adds ? sums[j] : 0) + *factor * sum_r (row_factor[r] * dz[r, j] + c[r] * column_weight[j]) over
+// existing rows
 struct ColumnSums {
   ConstMatrix dz;
   int64_t rows, columns;
   const int32_t* row_count;
   const float *row_factor, *factor;  // either null: 1
+  const float* c;                    // [rows] label smoothing's part of dz, or null: 0
+  const float* column_weight;        // [columns] or null: ones
   void* sums;                        // in fp32, or in float64 like dz
   bool adds;
   // If `to` is given, it is written instead of sums: to[j] = (accumulate ? to[j] : 0) + that sum * to_factor

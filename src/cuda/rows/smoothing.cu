@@ -72,11 +72,13 @@ __global__ void __launch_bounds__(1024) smooth_bias_kernel(SmoothBias s) {
   }
 }
 
-// Row k of `to` gets the first part of each number, rounded to T, or what is left of it.
+// Row k of `to` gets the first part of each number, or what is left of it. Products may round float32 to
+// TF32, so that a first part has the digits of 16 bits with any T.
 template <class T>
 __device__ void store_part(const Matrix& to, int64_t row, int64_t column, float number, bool is_rest) {
-  const T first = from_float<T>(number);
-  to.row<T>(row)[column] = is_rest ? from_float<T>(number - to_float(first)) : first;
+  using First = std::conditional_t<std::is_same_v<T, float>, __nv_bfloat16, T>;
+  const float first = to_float(from_float<First>(number));
+  to.row<T>(row)[column] = from_float<T>(is_rest ? number - first : first);
 }
 
 template <class T>

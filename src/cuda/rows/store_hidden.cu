@@ -106,17 +106,30 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   const int64_t first = int64_t{blockIdx.x} * 32 * kEach, mine = first + kEach * lane;
   const int64_t end = existing(c.row_count, c.rows);
   Real sums_of[kEach] = {};
-  const auto factor_of = [&](int64_t r) { return c.row_factor != nullptr ? c.row_factor[r] : 1.0f; };
+  Real weights[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    weights[k] = c.column_weight != nullptr && mine + k < c.columns ? c.column_weight[mine + k] : 1.0f;
+  }
+  // Both parts of dz may cancel, so they are added before anything is rounded.
+  const auto add = [&](const T& x, int64_t r, int k) {
+    const Real factor = c.row_factor != nullptr ? c.row_factor[r] : 1.0f;
+    if (c.c == nullptr) {
+      sums_of[k] += to_real(x) * factor;
+    } else {
+      sums_of[k] += to_real(x) * factor + c.c[r] * weights[k];
+    }
+  };
   if (mine + kEach <= c.columns) {
 #pragma unroll 4
     for (int64_t r = step; r < end; r += 32) {
       const Piece piece = *reinterpret_cast<const Piece*>(c.dz.row<T>(r) + mine);
 #pragma unroll
-      for (int k = 0; k < kEach; ++k) sums_of[k] += to_real(piece.x[k]) * factor_of(r);
+      for (int k = 0; k < kEach; ++k) add(piece.x[k], r, k);
     }
   } else {
     for (int k = 0; mine + k < c.columns; ++k) {
-      for (int64_t r = step; r < end; r += 32) sums_of[k] += to_real(c.dz.row<T>(r)[mine + k]) * factor_of(r);
+      for (int64_t r = step; r < end; r += 32) add(c.dz.row<T>(r)[mine + k], r, k);
     }
   }
 #pragma unroll

@@ -100,10 +100,10 @@ void add_d_weight(const RunnerOf<Real>& run, const Chunk& chunk, const Window& w
   if (a.staging != nullptr) launch_store_matrix(g.c, out, window.columns, p.hidden, accumulate, run.queue);
 }
 
-// d_bias [columns] += sums over rows of row_factor dz, times factor
+// d_bias [columns] += sums over rows of row_factor dz, times factor. c: as ColumnSums.
 template <class Real>
 void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const ConstMatrix& dz,
-                const float* row_factor, const float* factor, bool stores = true) {
+                const float* row_factor, const float* factor, const float* c_of_rows = nullptr) {
   const Problem& p = run.problem;
   ColumnSums c{};
   c.dz = dz;
@@ -112,9 +112,13 @@ void add_d_bias(const RunnerOf<Real>& run, const Chunk& chunk, const Window& win
   c.row_count = chunk.row_count;
   c.row_factor = row_factor;
   c.factor = factor;
+  if constexpr (std::is_same_v<Real, float>) {
+    c.c = c_of_rows;
+    c.column_weight = class_weight_of(run, window);
+  }
   c.sums = run.arena.d_bias + window.first;
   c.adds = !chunk.is_first;
-  if (chunk.is_last && stores) {
+  if (chunk.is_last) {
     c.to = Matrix{run.buffers.d_bias, p.dtype.d_bias}.from(0, window.first);
     c.to_factor = run.bias_gradient_scale();
     c.accumulate = p.accumulate.d_bias;
@@ -205,22 +209,6 @@ void smooth_apart(const Runner& run, const Chunk& chunk, const ConstMatrix& hidd
   launch_smoothing_rows(rows, run.queue);
 }
 
-// Adds label smoothing's part of d_bias of the columns whose exp logits are kept.
-void smooth_bias_apart(const Runner& run, const Chunk& chunk) {
-  const Problem& p = run.problem;
-  const int64_t columns = run.detail.cached_columns;
-  launch_smooth_bias({.c = run.arena.c,
-                      .rows = chunk.rows,
-                      .row_count = chunk.row_count,
-                      .column_weight = class_weight_of(run, {}),
-                      .columns = columns,
-                      .d_bias = run.arena.d_bias},
-                     run.queue);
-  if (!chunk.is_last) return;
-  launch_store_vector(run.arena.d_bias, columns, run.bias_gradient_scale(), run.buffers.d_bias,
-                      p.dtype.d_bias, p.accumulate.d_bias, run.queue);
-}
-
 }  // namespace
 
 void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
@@ -231,8 +219,7 @@ void gradients_of_exp_logits(const Runner& run, const Chunk& chunk, const ConstM
   const Window all{0, columns};
   const Matrix exp_logits = run.exp_logits();
   if (smooths && run.products) smooth_apart(run, chunk, hidden);
-  if (p.has.d_bias) add_d_bias(run, chunk, all, exp_logits, a.row_factor, nullptr, /*stores=*/!smooths);
-  if (p.has.d_bias && smooths) smooth_bias_apart(run, chunk);
+  if (p.has.d_bias) add_d_bias(run, chunk, all, exp_logits, a.row_factor, nullptr, smooths ? a.c : nullptr);
   // Windows are those of the staging or of a copied weight. Only d_hidden reads the weight: after a pass over
   // the whole vocabulary, the last window is still there. The staging may share the memory of the weight's
   // window, which is no longer needed when its gradient comes.
