@@ -29,6 +29,7 @@ __all__ = [
     "LinearCandidatesOutput",
     "Sampler",
     "forward_kl",
+    "generalized_jsd",
     "in_batch_negatives",
     "linear_candidates",
     "reverse_kl",
@@ -496,9 +497,7 @@ def forward_kl(
     Returns:
         One number for each row.
     """
-    lists = _lists_of(log_probs, offsets)
-    log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
-    return _divergence(lists, log_q, log_probs, other)
+    return generalized_jsd(log_probs, target_log_probs, offsets, beta=0.0, other=other)
 
 
 def reverse_kl(
@@ -508,18 +507,48 @@ def reverse_kl(
 
     It is infinite where q is 0 and p is not. Arguments and result are those of :func:`forward_kl`.
     """
+    return generalized_jsd(log_probs, target_log_probs, offsets, beta=1.0, other=other)
+
+
+def generalized_jsd(
+    log_probs: Tensor,
+    target_log_probs: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    beta: float = 0.5,
+    other: bool = False,
+) -> Tensor:
+    """Generalised Jensen-Shannon divergence of each row over its candidates, with ``m = (1 - beta) p + beta q``.
+
+    It is ``beta KL(q || m) + (1 - beta) KL(p || m)``, or at the ends ``KL(q || p)`` for 0 and ``KL(p || q)`` for 1, as
+    in :func:`logitless.linear_divergence`. Other arguments and the result are those of :func:`forward_kl`.
+
+    Args:
+        log_probs: log p.
+        target_log_probs: log q.
+        offsets: Where lists begin.
+        beta: 0, or a number in [2^-100, 1].
+        other: Adds all other ids as one more class.
+    """
+    if not (beta == 0 or 2.0**-100 <= beta <= 1):
+        raise InvalidArgumentError(f"beta: expected 0, or a number in [2^-100, 1], got {beta}")
     lists = _lists_of(log_probs, offsets)
     log_q = _probs_of("target_log_probs", target_log_probs, log_probs)
-    return _divergence(lists, log_probs, log_q, other)
+    loss = lists.sum(_divergence_terms(log_probs, log_q, beta))
+    return loss + _divergence_terms(_log_rest(lists, log_probs), _log_rest(lists, log_q), beta) if other else loss
 
 
-def _divergence(lists: Lists, log_a: Tensor, log_b: Tensor, other: bool) -> Tensor:
-    """Returns KL(a || b) of each row."""
-    loss = lists.sum(_times(log_a.exp(), log_a - log_b))
-    if not other:
-        return loss
-    log_rest = _log_rest(lists, log_a)
-    return loss + log_rest.exp() * (log_rest - _log_rest(lists, log_b))
+def _divergence_terms(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
+    """Returns the terms of a divergence whose sum over ids is that of a row; 0 where neither p nor q is positive."""
+    p, q = log_p.exp(), log_q.exp()
+    if beta == 0:
+        return _times(q, log_q - log_p)
+    if beta == 1:
+        return _times(p, log_p - log_q)
+    is_none = (p == 0) & (q == 0)
+    log_p, log_q = (torch.where(is_none, 0, values) for values in (log_p, log_q))
+    log_m = torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
+    return beta * _times(q, log_q - log_m) + (1 - beta) * _times(p, log_p - log_m)
 
 
 def _probs_of(name: str, values: Tensor, log_probs: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """``logitless.linear_divergence``: divergences of a student's and a teacher's head, without holding their logits whole.
 
+lists.py    computes values over lists of ids, from logitless.linear_candidates
 passes.py   computes values, gradients, or both, tile by tile, as passes of the operator of autograd.py
 problem.py  has both heads, their products, the library's kernels over these, and its plan of a pass's tiles
 """
@@ -61,6 +62,10 @@ def _number(name: str, value: call.Number | None) -> float:
 
 
 class DivergenceOptions(Budget, total=False):
+    ids: Tensor | None
+    offsets: Tensor | None
+    normalize: str
+    ignore_id: int
     student_bias: Tensor | None
     teacher_bias: Tensor | None
     beta: call.Number
@@ -78,6 +83,7 @@ class DivergenceOptions(Budget, total=False):
 _NAMES = _options.names_of(DivergenceOptions)
 _OWN = [name for name in DivergenceOptions.__annotations__ if name not in Budget.__annotations__]
 _MORE = {**dict.fromkeys(_OWN), "beta": 0.5, "student_scale": 1.0, "teacher_scale": 1.0}
+_MORE |= {"normalize": "candidates", "ignore_id": -1}
 _MORE |= {name: _options.DEFAULTS[name] for name in ("temperature", "reduction")}
 
 
@@ -124,6 +130,9 @@ def linear_divergence(
         beta = 1:       KL(p || q) = sum p log(p / q)            the reverse divergence
         between:        beta KL(q || m) + (1 - beta) KL(p || m)  the generalised Jensen-Shannon divergence
 
+    With ``ids`` the sums have these ids of a row alone, such as the student's or the teacher's most probable ones from
+    :func:`logitless.linear_top_k`. Logits of other ids are not computed, unless ``normalize`` asks for them.
+
     The student's hidden states, weight and bias have a gradient; the teacher's have none. Options that are numbers may
     also be tensors of one element without a gradient, whose values the host waits for.
 
@@ -137,6 +146,12 @@ def linear_divergence(
         teacher_hidden: Hidden states of the same tokens, ``[..., E]`` with their own width.
         teacher_weight: ``[V, E]``.
         return_stats: Whether each row's divergence and the entropy of p are returned as well, without gradient.
+        ids: A list of ids for each row, as in :func:`logitless.linear_candidates`: ``[..., K]``, ``[E]`` with
+            ``offsets``, or ``[K]`` for all rows. None means the vocabulary.
+        offsets: ``[N + 1]``: where the lists of rows begin.
+        normalize: With ids, ``"candidates"``: p and q add up to 1 over the list. Or ``"vocabulary"``: they do over the
+            vocabulary, and all other ids are one more class; lists then have no id twice.
+        ignore_id: An id that stands for none.
         student_bias: ``[V]``, or None.
         teacher_bias: ``[V]``, or None.
         beta: 0, or a number in [2^-100, 1].
@@ -153,7 +168,7 @@ def linear_divergence(
         num_items: Divisor of the mean: a number, or a tensor of one element, which stays on its device.
         max_workspace_bytes: Hard bound of memory beyond inputs, outputs and gradients, for each pass: bytes, or a size
             such as ``"256MiB"``. It must also be enough for a later backward pass. None or ``"fastest"`` allows as much
-            as is useful.
+            as is useful. With ids it is that of :func:`logitless.linear_candidates`.
 
     Returns:
         The loss: a scalar, or with reduction "none" a tensor of the rows' shape; float32 (float64 for float64 inputs),
@@ -196,6 +211,7 @@ def prepared(
     matrices, compute_dtype = [student_hidden, student_weight, teacher_hidden, teacher_weight], _options.F32
     if torch.is_autocast_enabled(student_hidden.device.type):
         matrices, compute_dtype = call.cast_by_autocast(*matrices)
+    lists = _lists_of(o, student_hidden, student_weight, least_vocab=1 if ranks is None else 0)
     weight = _row_weight(student_hidden, mask, o["token_weight"], o["num_items"], reduction)
     trained = (matrices[0].reshape(-1, matrices[0].shape[-1]), matrices[1], o["student_bias"])
     fixed = (matrices[2].reshape(-1, matrices[2].shape[-1]), matrices[3], o["teacher_bias"])
@@ -211,25 +227,52 @@ def prepared(
         direct=call.are_off() and call.are_plain((*heads, weight)),
     )
     divides_by_nothing = reduction == "mean" and o["num_items"] is None and weight.numel() == 0
-    return Prepared(given, heads, weight, shape, reduction == "none", divides_by_nothing, return_stats)
+    return Prepared(given, Heads(*heads), lists, weight, shape, reduction == "none", divides_by_nothing, return_stats)
+
+
+def _lists_of(o: Mapping[str, Any], hidden: Tensor, weight: Tensor, least_vocab: int) -> Any:
+    """Returns the IdLists of a call, or None."""
+    if o["ids"] is None:
+        for name, nothing in (("offsets", None), ("normalize", "candidates")):
+            if o[name] is not nothing and o[name] != nothing:
+                raise ValueError(f"{name}: expected {nothing!r} without ids, got {o[name]!r}")
+        return None
+    from .lists import IdLists  # candidates.py needs this package
+
+    names = ("normalize", "ignore_id", "max_workspace_bytes")
+    lists = IdLists(o["ids"], o["offsets"], {name: o[name] for name in names})
+    lists.check(hidden, weight, least_vocab)
+    return lists
 
 
 class Prepared(NamedTuple):
     """A checked call."""
 
     call: _Call
-    heads: tuple[Tensor | None, ...]  # Heads
+    heads: Heads
+    lists: Any  # IdLists, or None
     weight: Tensor  # of rows in the loss, ``[N]``
     shape: Sequence[int]  # of rows
     by_row: bool  # whether the loss has one number a row
     divides_by_nothing: bool
     return_stats: bool
 
-    def result(self) -> Tensor | LinearDivergenceOutput:
+    def result(self, linear_candidates: Any = None) -> Tensor | LinearDivergenceOutput:
+        """Computes the result. linear_candidates: that of a group, for lists of ids."""
         given, weight, shape = self.call, self.weight, self.shape
         tensors = (*self.heads, weight if given.together else None)
-        trains = any(given.flags.wants())
-        outputs = _Function.apply(given, *tensors) if trains else given.first(tensors)[1]  # type: ignore[no-untyped-call]
+        if self.lists is not None:
+            from ..candidates import linear_candidates as of_one_rank
+            from .lists import divergences
+
+            numbers = Numbers(*given.options["numbers"])
+            outputs: Any = divergences(
+                self.heads, self.lists, numbers, self.return_stats, linear_candidates or of_one_rank
+            )
+        elif any(given.flags.wants()):
+            outputs = _Function.apply(given, *tensors)  # type: ignore[no-untyped-call]
+        else:
+            outputs = given.first(tensors)[1]
         *sums, divergence, entropy = outputs
         if sums:
             loss: Tensor = sums[0]

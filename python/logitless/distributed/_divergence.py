@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..passes import PassKey
 from ..run import CODES, Tensors
 from . import _agreement
 from . import group as _group
+from ._candidates import linear_candidates
 from ._channel import Group, all_gather
 from ._passes import _text, add_up, group_of
 
@@ -34,6 +36,7 @@ def linear_divergence(
     teacher_weight: Tensor,
     *,
     group: Any = None,
+    vocab_start: int | None = None,
     vocab_total: int | None = None,
     return_stats: bool = False,
     **options: Unpack[DivergenceOptions],
@@ -63,9 +66,11 @@ def linear_divergence(
         teacher_hidden: Hidden states, ``[..., E]``, the same on every rank.
         teacher_weight: The same rows of the teacher's weight, ``[V_r, E]``.
         group: As in :func:`logitless.distributed.linear_cross_entropy`.
+        vocab_start: As in :func:`logitless.distributed.linear_cross_entropy`.
         vocab_total: As in :func:`logitless.distributed.linear_cross_entropy`.
         student_bias: The shard's bias, ``[V_r]``.
         teacher_bias: The shard's bias, ``[V_r]``.
+        ids: Ids of the whole vocabulary, the same on every rank.
         mask: The same on every rank, as weights of tokens are. Ranks compare it on CPUs.
 
     Raises:
@@ -74,13 +79,14 @@ def linear_divergence(
     """
     group = _group.checked_group(group)
     heads = (student_hidden, student_weight, teacher_hidden, teacher_weight)
-    if _group.is_whole_head(group, student_weight, None, vocab_total):
+    if _group.is_whole_head(group, student_weight, vocab_start, vocab_total):
         return _divergence.prepared(*heads, return_stats, options).result()
     with _group.refused_for_all(group):
-        total = _group._classes("vocab_total", vocab_total)
-        ranks = Ranks(group.group_name, dist.get_world_size(group), -1, total, False, False, False)
+        places = {"vocab_start": vocab_start, "vocab_total": vocab_total}
+        start, total = (_group._classes(name, value) for name, value in places.items())
+        ranks = Ranks(group.group_name, dist.get_world_size(group), start, total, False, False, False)
         prepared = _divergence.prepared(*heads, return_stats, options, ranks)
-    return prepared.result()
+    return prepared.result(functools.partial(linear_candidates, group=group, **places))
 
 
 class _Exchange:
@@ -135,6 +141,7 @@ def _fields(pass_key: PassKey, p: Problem, given: Mapping[str, Tensor], options:
         "tensors that require grad": tuple(pass_key.flags.wants()),
         "gradients together with the loss": pass_key.kind,
         "seed": None,
+        "vocab_start given": pass_key.ranks.vocab_start >= 0,
         "vocab_total": None if pass_key.ranks.vocab_total < 0 else pass_key.ranks.vocab_total,
     }
 
@@ -144,7 +151,7 @@ def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, 
     assert ranks is not None
     group, p = group_of(ranks), passes.problem_of(given, options)
     if pass_key.kind != BACKWARD:  # which exchanges gradients alone
-        own = _agreement.RankInfo(p.vocab, -1, 0, 0)
+        own = _agreement.RankInfo(p.vocab, ranks.vocab_start, 0, 0)
         agreed = _agreement.agree(group, _fields(pass_key, p, given, options), own, given.get("mask"), "mask", 0)
         if agreed.new is not None:
             _agreement.keep(group, agreed)

@@ -130,6 +130,21 @@ def case_divergence_of_a_nan(ranks):
     assert got["d_student_hidden"].isnan().any(-1).tolist() == [row == 2 for row in range(ROWS)]
 
 
+def case_divergence_over_lists_of_ids(ranks):
+    vocab = sum(shard_sizes(ranks))
+    ids = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(row))[:7] for row in range(ROWS)])
+    offsets = torch.arange(ROWS + 1) * 7
+    for given in ({"ids": ids}, {"ids": ids.reshape(-1), "offsets": offsets}, {"ids": ids[0]}):
+        for normalize in ("candidates", "vocabulary"):
+            case = make(ranks, dtype=torch.float64, beta=0.3, **OPTIONS["all"])
+            case.options |= {"mask": torch.arange(ROWS) % 3 != 0, "normalize": normalize} | given
+            expected, got = oracle.run(case), whole(ranks, run(ranks, case))
+            for name, value in expected.items():
+                torch.testing.assert_close(got[name], value)
+    with pytest.raises(ValueError, match="ids: expected the same on all ranks"):
+        run(ranks, make(ranks), ids=ids.flip(1) if ranks.rank == 1 else ids)
+
+
 def case_divergence_of_16_bit_products(ranks):
     """Gradients with a buffer of sums, as on CUDA, of a rank without columns too."""
     for reduction in ("mean", "none"):
