@@ -5,12 +5,13 @@ Knows neither PyTorch nor numpy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import native
 from . import options as _options
-from .options import BACKWARD, FORWARD, LSE, Flags, name_of
+from .errors import BudgetTooSmallError
+from .options import BACKWARD, FORWARD, LSE, Flags, Wants, name_of
 
 GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
 
@@ -110,3 +111,47 @@ def spec_of(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
     added = ("d_weight",) if "d_weight" in read else ()
     return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_key.kind, **given, **more)
+
+
+# ---- gradients that come later
+
+
+def alone(pass_key: PassKey) -> PassKey:
+    """Returns a forward pass without the gradients of its later backward pass."""
+    return pass_key._replace(flags=pass_key.flags.with_gradients(Wants()))
+
+
+def later_spec(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any], **more: Any) -> native.Spec:
+    """Returns the problem of a forward pass's later backward pass, with all upstream gradients that it may get.
+
+    A backward pass with fewer upstream gradients needs no more memory.
+    """
+    flags = pass_key.flags
+    stats = flags.stats if pass_key.function == "linear_cross_entropy" else ()
+    given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), read["hidden"])
+    later = PassKey(BACKWARD, Flags(*flags.wants(), saves=flags.saves))
+    return spec_of(later, {**read, **given}, options, **more)
+
+
+_ATTEMPTS = 8
+
+
+def size_to_save(budget: int, later: Callable[[int], native.Plan], now: Callable[[int], native.Plan]) -> int:
+    """Returns the size of saved exp logits with which both passes fit the budget, as large as is of use.
+
+    later: plans the backward pass, which chooses the size, within a budget. now: plans the forward pass with a size.
+    """
+    for_later = budget
+    for _ in range(_ATTEMPTS):
+        try:
+            size = later(for_later).info.saved_bytes
+        except BudgetTooSmallError:  # the caller's own plan of the pass reports it
+            return 0
+        try:
+            now(size)
+            return size
+        except BudgetTooSmallError as error:  # the forward pass has less room for it
+            for_later -= (error.required_bytes or budget) - budget
+            if for_later <= 0:
+                return 0
+    return 0

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from . import native
 from . import options as _options
-from .errors import BudgetTooSmallError, InvalidArgumentError, InvalidTargetError
+from .errors import InvalidArgumentError, InvalidTargetError
 from .native import Cache
-from .options import LSE, Flags, Wants
-from .passes import PassKey, Result, spec_of, writes
+from .options import LSE, Flags
+from .passes import PassKey, Result, alone, later_spec, size_to_save, spec_of, writes
 
 # Tensors that have another name for the caller.
 _ARGUMENTS = {
@@ -211,7 +211,7 @@ def saved_size(
     tensors = {name: tensor for name, tensor in given.items() if name in _READ}
     options = options | {"num_items": None}
     size = _saved_bytes(pass_key, tensors, options, main_grad, traced=True)
-    spec = spec_of(_alone(pass_key), tensors, options, unaligned_rows=False, saved_bytes=size)
+    spec = spec_of(alone(pass_key), tensors, options, unaligned_rows=False, saved_bytes=size)
     return plan_on(spec, given["hidden"].device).info.saved_bytes
 
 
@@ -370,35 +370,17 @@ def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_byt
     return run
 
 
-def _alone(pass_key: PassKey) -> PassKey:
-    """Returns a forward pass without the gradients of its later backward pass."""
-    return pass_key._replace(flags=pass_key.flags.with_gradients(Wants()))
-
-
 def _later_spec(
     pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None, **more: Any
 ) -> native.Spec:
-    """Returns the problem of a forward pass's later backward pass, with all upstream gradients that it may get.
-
-    A backward pass with fewer upstream gradients needs no more memory.
-    """
-    flags, hidden = pass_key.flags, tensors["hidden"]
-    wants = flags.wants()
-    stats = flags.stats if pass_key.function == "linear_cross_entropy" else ()
-    given = dict.fromkeys((f"grad_{name}" for name in _options.DIFFERENTIABLE if name in stats), hidden)
-    if main_grad is not None and wants.weight:
-        given["d_weight"] = main_grad
-    later = PassKey(_options.BACKWARD, Flags(*wants, saves=flags.saves))
-    return spec_of(later, tensors | given, options, **more)
-
-
-_ATTEMPTS = 8
+    given = tensors if main_grad is None or not pass_key.flags.want_d_weight else tensors | {"d_weight": main_grad}
+    return later_spec(pass_key, given, options, **more)
 
 
 def _saved_bytes(
     pass_key: PassKey, tensors: Tensors, options: dict[str, Any], main_grad: Tensor | None, traced: bool
 ) -> int:
-    """Returns the size of saved exp logits with which both passes fit the budget, as large as is of use.
+    """Returns the size of saved exp logits; see passes.size_to_save().
 
     traced: for an operator, whose fake tensors have no addresses, and which may not know all numbers. It counts on
     copies of rows that are not aligned, and of a bias that a temperature scales.
@@ -410,22 +392,17 @@ def _saved_bytes(
     alignment = {"unaligned_rows": traced or are_unaligned(tensors["hidden"], tensors["weight"])}
     if traced and "temperature" not in tensors:  # compiled code may not know it: any but 1 needs a copy of the bias
         options = options | {"temperature": 2.0}
-    for_later = budget
-    for _ in range(_ATTEMPTS):
-        with_budget = options | {"max_workspace_bytes": for_later}
-        later = _later_spec(pass_key, tensors, with_budget, main_grad, saved_bytes=_options.FASTEST, **alignment)
-        try:
-            size = plan_on(later, device).info.saved_bytes
-        except BudgetTooSmallError:  # find_forward() reports it
-            return 0
-        try:
-            plan_on(spec_of(_alone(pass_key), tensors, options, saved_bytes=size, **alignment), device)
-            return size
-        except BudgetTooSmallError as error:  # the forward pass has less room for it
-            for_later -= (error.required_bytes or budget) - budget
-            if for_later <= 0:
-                return 0
-    return 0
+
+    def later(for_later: int) -> native.Plan:
+        given = options | {"max_workspace_bytes": for_later}
+        spec = _later_spec(pass_key, tensors, given, main_grad, saved_bytes=_options.FASTEST, **alignment)
+        return plan_on(spec, device)
+
+    return size_to_save(
+        budget,
+        later,
+        lambda size: plan_on(spec_of(alone(pass_key), tensors, options, saved_bytes=size, **alignment), device),
+    )
 
 
 def find_forward(
@@ -435,7 +412,7 @@ def find_forward(
 
     The budget must also be enough for that backward pass. traced: as in _saved_bytes().
     """
-    now, hidden = _alone(pass_key), tensors["hidden"]
+    now, hidden = alone(pass_key), tensors["hidden"]
     if not any(pass_key.flags.wants()):
         return find(now, tensors, options)
     saved_bytes = _saved_bytes(pass_key, tensors, options, main_grad, traced)
