@@ -1,0 +1,49 @@
+"""Finds the package as tests/python/conftest.py does. These tests need jax, and run without PyTorch."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if not os.environ.get("LOGITLESS_LIBRARY") and importlib.util.find_spec("logitless") is None:
+    builds = [ROOT / "build" / name / "src" / "liblogitless.so" for name in ("test", "dev", "quick")]
+    newest = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is not None:
+        os.environ["LOGITLESS_LIBRARY"] = str(newest)
+if os.environ.get("LOGITLESS_LIBRARY"):
+    sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+# XLA reads both when jax first needs a device.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+try:
+    import jax
+except ImportError:
+    jax, collect_ignore_glob = None, ["test_*.py"]
+
+
+def _has_gpu():
+    return any(device.platform == "gpu" for device in jax.devices())
+
+
+def pytest_collection_modifyitems(items):
+    """Skips tests marked gpu on machines without one. All others run on the CPU."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="jax sees no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _on_its_device(request):
+    kind = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
+    with jax.default_device(jax.local_devices(backend=kind)[0]):
+        yield
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu"))
