@@ -81,7 +81,8 @@ def log_probs(learned=(), **options):
 
 def divergence(**options):
     def call(tensors, input, weight, bias):
-        given = {"student_bias": bias, "mask": tensors.is_counted, "student_softcap": 3.0, "temperature": 1.2} | options
+        given = {"student_bias": bias, "mask": tensors.is_counted, "student_softcap": 3.0, "temperature": 1.2}
+        given |= options_of(tensors, options)
         return logitless.linear_divergence(input, weight, tensors.teacher_hidden, tensors.teacher_weight, **given)
 
     return Call(call)
@@ -133,6 +134,7 @@ CALLS = LOSSES | {
     "divergence": divergence(beta=0.4),
     "forward divergence": divergence(beta=0.0, reduction="none"),
     "reverse divergence": divergence(beta=1.0, teacher_scale=0.5),
+    "divergence over lists": divergence(beta=0.4, ids="@ids", ignore_id=-100, mask=None),
     "module": module(logitless.LinearCrossEntropyLoss(HIDDEN, VOCAB, bias=True), "linear."),
     "head": module(logitless.nn.FusedHead(HIDDEN, VOCAB, True, shift=1)),
 }

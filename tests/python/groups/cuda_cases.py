@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from groups import divergence_cases
 from groups.common import (
     OPTIONS,
     Data,
@@ -70,6 +71,16 @@ def case_largest_logits(ranks):
         # Rounded logits may change the order. So the ids' logits in float64 are compared with the largest ones.
         worth = logitless.linear_log_probs(wide.input, wide.weight, got.ids).to(got.log_probs.dtype)
         assert_close("ids", worth, naive, exact, logit, ranks)
+
+
+@sizes(2, 3)
+def case_divergences(ranks):
+    for dtype in DTYPES:
+        for beta, reduction in ((0.0, "mean"), (0.4, "none"), (1.0, "sum")):
+            case = divergence_cases.make(ranks, dtype=dtype, beta=beta, reduction=reduction)
+            divergence_cases.check(ranks, case)
+            case.options["mask"] = torch.arange(divergence_cases.ROWS) % 3 != 0
+            divergence_cases.check(ranks, case, max_workspace_bytes=60_000)
 
 
 @sizes(2)
