@@ -3,8 +3,8 @@
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
 ``logitless.linear_candidates``, ``logitless.linear_divergence``, ``logitless.linear_log_probs``,
 ``logitless.linear_top_k``, ``logitless.nn.FusedHead``, ``logitless.transformers.patch``, ``logitless.trl.patch`` and
-the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.numpy`` needs numpy. ``logitless.plan``,
-``logitless.backends`` and ``logitless.tune`` need neither.
+the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.jax`` needs jax, and ``logitless.numpy``
+numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need none of these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .native import PlanInfo
 from .tuning import tune
 
 if TYPE_CHECKING:
-    from . import candidates, compat, distributed, nn, numpy, transformers, trl
+    from . import candidates, compat, distributed, jax, nn, numpy, transformers, trl
     from ._divergence import LinearDivergenceOutput, linear_divergence
     from .candidates import LinearCandidatesOutput, linear_candidates
     from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
@@ -63,6 +63,7 @@ __all__ = [
     "check_targets",
     "compat",
     "distributed",
+    "jax",
     "linear_candidates",
     "linear_cross_entropy",
     "linear_divergence",
@@ -99,7 +100,7 @@ def __getattr__(name: str) -> Any:
     """Imports PyTorch, numpy, or the native library, which knows the version, at the first use that needs it."""
     if name == "__version__":
         return version()
-    if name in ("candidates", "compat", "distributed", "nn", "numpy", "transformers", "trl"):
+    if name in ("candidates", "compat", "distributed", "jax", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'logitless' has no attribute {name!r}")

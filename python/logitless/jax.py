@@ -277,6 +277,10 @@ class _Call:
             results["saved"] = ((info.saved_bytes,), "uint8")
         if pass_key.kind != BACKWARD:
             results |= {name: ((), "int64") for name in _options.COUNTS if name in self.names}
+        elif self.device == native.HOST and "saved" in read:
+            # The pass changes elements while it runs, and XLA runs calls on the host side by side: it needs a copy
+            # where others read the array. On CUDA they follow one another on a stream.
+            results["saved"] = (read["saved"].shape, "uint8")
         results["workspace"] = ((info.workspace_bytes,), "uint8")
         written = _foreign(self._problem(spec), tuple(read), tuple(results.items()), *read.values())
         return dict(zip(results, written))
@@ -307,10 +311,12 @@ def _foreign(problem: tuple[int, ...], names: tuple[str, ...], results: tuple[An
     if varying := _varying(arrays):
         whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
         place = {"sharding": whole, "manual_axis_type": jax.sharding.ManualAxisType(varying=varying)}
-    ids = [native.schema().tensors[name]["id"] for name in (*names, *(name for name, _ in results[:-1]))]
+    known = native.schema().tensors
+    ids = [known[name]["id"] for name in names] + [-1 if n in names else known[n]["id"] for n, _ in results[:-1]]
     call: Any = jax.ffi.ffi_call(
         _TARGET,
         [jax.ShapeDtypeStruct(shape, np.dtype(dtype), **place) for _, (shape, dtype) in results],
+        input_output_aliases={names.index(n): i for i, (n, _) in enumerate(results) if n in names},
         vmap_method="sequential",
     )
     written: list[Array] = call(*arrays, problem=np.array(problem, np.int64), tensors=np.array(ids, np.int64))

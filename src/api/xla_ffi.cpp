@@ -1,9 +1,9 @@
-// Handlers through which XLA runs plans; python/logitless/_jax makes the calls. A call's attributes are
-// arrays of int64:
-//   problem  whether it was planned for CUDA; number of threads; number of options, then id, integer and bits
-//   of the
-//            real number of each; number of tensor descriptors, then id, dtype and accumulate of each
-//   tensors  ids of the arguments, then those of the results. The workspace is one more result, the last
+// Handlers through which XLA runs plans; python/logitless/jax.py makes the calls.
+//
+// A call's attributes are arrays of int64. "problem" is the plan's: 1 for CUDA, else 0; the number of
+// threads; the number of options, then id, integer and bits of the real number of each; the number of tensor
+// descriptors, then id, dtype and accumulate of each. "tensors" has the ids of the arguments, then those of
+// the results, and -1 for a result that is one of the arguments. The workspace is one more result, the last.
 #include "api/xla_ffi.h"
 
 #include <bit>
@@ -138,7 +138,8 @@ void run(const CallFrame& frame, int device, void* stream) {
   std::vector<logitless_tensor> tensors;
   for (int64_t i = 0; i < arguments + results; ++i) {
     const Buffer& buffer = i < arguments ? *frame.args.args[i] : *frame.rets.rets[i - arguments];
-    tensors.push_back({static_cast<int32_t>(ids[static_cast<size_t>(i)]), buffer.data, 0});
+    const auto id = static_cast<int32_t>(ids[static_cast<size_t>(i)]);
+    if (id >= 0) tensors.push_back({id, buffer.data, 0});
   }
   const Buffer& workspace = *frame.rets.rets[results];
   const auto plan = find_plan(numbers(frame.attrs, "problem"), device);

@@ -11,7 +11,7 @@ struct XLA_FFI_Error;
 namespace logitless::xla {
 
 constexpr int kMajorVersion = 0;
-constexpr int kOldestMinorVersion = 1, kNewestMinorVersion = 4;  // whose layouts were compared
+constexpr int kOldestMinorVersion = 3, kNewestMinorVersion = 4;  // of jaxlib 0.10 and 0.11
 
 // Values of XLA's enums.
 constexpr int kMetadataExtension = 1;

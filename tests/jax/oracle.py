@@ -101,7 +101,7 @@ def outputs(problem, matrices, dtype):
         result["loss"] = by_row["loss"].sum() / (divisor if reduction == "mean" else 1)
     result |= {"argmax": argmax.reshape(rows), "is_top1": top1.reshape(rows), "valid_count": valid.sum()}
     result["correct_count"] = (top1 & valid).sum()
-    # What the tolerance needs: sizes of logits, and the gradient that reaches a row's logits at most.
+    # The tolerance needs these: sizes of logits, and the gradient that reaches a row's logits at most.
     reach = np.abs(t) * (np.abs(weights).sum(-1) * np.abs(own) + smoothing + 2 * o.get("z_loss", 0.0) * jnp.abs(lse))
     result["_"] = {"p": p, "valid": valid, "reach": reach, "divisor": divisor if reduction == "mean" else 1.0}
     result["_"] |= {"onehot": (weights[..., None] * (index[..., None] == np.arange(z.shape[1]))).sum(1), "w": w}
@@ -111,7 +111,8 @@ def outputs(problem, matrices, dtype):
 
 def evaluate(problem, dtype, upstream):
     """Returns outputs, and gradients as "d_hidden" and others, for upstream gradients by name of output."""
-    with jax.enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext():
+    wide = jax.enable_x64(True) if jnp.dtype(dtype) == np.float64 else contextlib.nullcontext()
+    with wide, jax.default_device(jax.devices("cpu")[0]):
         given = {name: jnp.asarray(array.astype(jnp.dtype(dtype))) for name, array in problem.matrices().items()}
 
         def total(matrices):

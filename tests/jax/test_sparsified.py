@@ -86,3 +86,21 @@ def test_keys_of_a_batch_draw_apart():
     first, second = jax.vmap(lambda key: gradients(key, reduction="sum")[1])(keys)
     assert np.any(first != second)
     np.testing.assert_array_equal(first, gradients(keys[0], reduction="sum")[1])
+
+
+def test_backward_passes_side_by_side():
+    """Two of them read one draw, which each changes while it runs."""
+
+    def loss(hidden):
+        return logitless.jax.linear_cross_entropy(
+            hidden, PROBLEM.weight, PROBLEM.targets, reduction="none", gradient="always-sparsified", seed=1
+        )
+
+    @jax.jit
+    def both(hidden):
+        _, pull = jax.vjp(loss, hidden)
+        return pull(jnp.ones(24)), pull(jnp.full(24, 2.0))
+
+    (one,), (two,) = both(PROBLEM.hidden)
+    np.testing.assert_allclose(2 * one, two, rtol=1e-5)
+    assert "copy" in both.lower(PROBLEM.hidden).compile().as_text()
