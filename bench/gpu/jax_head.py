@@ -129,7 +129,8 @@ def measure(shape: str, args: argparse.Namespace) -> None:
     peaks = {}
     for name in methods(budgets, args.sparsified):  # before this process takes memory
         command = [sys.executable, __file__, shape, "--child", name, "--budgets", args.budgets]
-        done = subprocess.run(command, capture_output=True, text=True)
+        environment = os.environ | {"JAX_TRACEBACK_FILTERING": "off"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         peaks[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
         if done.returncode != 0:
             print(f"{name}: {done.stderr.strip().splitlines()[-1][:160]}", file=sys.stderr)

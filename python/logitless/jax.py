@@ -418,8 +418,12 @@ def _backward(call: _Call, residuals: Any, upstream: Arrays) -> tuple[Arrays]:
 
 
 def _scaled(gradient: Array, loss: Array) -> Array:
-    """Multiplies by the loss's upstream gradient. Zeros, as rows without a target have, stay zeros."""
-    return jnp.where(gradient == 0, gradient, (gradient.astype(loss.dtype) * loss).astype(gradient.dtype))
+    """Multiplies by the loss's upstream gradient. Zeros, as rows without a target have, stay zeros.
+
+    XLA drops all of it where the factor is the constant 1.
+    """
+    product = (gradient.astype(loss.dtype) * loss).astype(gradient.dtype)
+    return jnp.where(jnp.isfinite(loss), product, jnp.where(gradient == 0, gradient, product))
 
 
 _passes = jax.custom_vjp(_primal, nondiff_argnums=(0,))

@@ -1,5 +1,7 @@
 """Values and gradients of linear_cross_entropy for JAX against float64."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import logitless.jax
@@ -136,6 +138,17 @@ def test_stats_without_gradients_leave_the_gradients_with_the_loss():
 
     assert calls(differentiable_stats=False) == 1
     assert calls() == 2
+
+
+def test_xla_makes_no_pass_over_gradients_of_the_loss_itself():
+    problem = oracle.make((6,), 11, 4, "bfloat16")
+
+    def loss(hidden, weight):
+        return logitless.jax.linear_cross_entropy(hidden, weight, problem.targets)
+
+    compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(problem.hidden, problem.weight).compile()
+    operations = re.findall(r"= bf16\[11,4\]\S* (\S+)\(", compiled.as_text())
+    assert set(operations) <= {"parameter", "get-tuple-element"}
 
 
 def test_a_frozen_weight_gets_no_gradient_buffer():
