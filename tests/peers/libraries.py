@@ -11,14 +11,16 @@ import os
 import typing
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from logitless.compat import cut_cross_entropy, fla, liger_kernel, prime_rl, quack, verl
+from logitless.compat import cut_cross_entropy, fla, liger_kernel, prime_rl, quack, veomni, verl
 from stand_ins import definitions, original, package, stand_in
 from torch import Tensor, nn
 
+DEVICE_FUNCTIONS = ("empty_cache", "get_device_type", "get_torch_device", "synchronize")
 NAMES = {"torch": torch, "F": F, "Tensor": Tensor, "Optional": typing.Optional, "Literal": typing.Literal}
 
 
@@ -108,6 +110,17 @@ def prepare_verl(repository: Path) -> None:
     stand_in("verl.utils.device", is_torch_npu_available=lambda check_device=True: False)
     stand_in("verl.utils.kernel.linear_cross_entropy", **public(verl))
     original("verl.utils.experimental.torch_functional", utils / "experimental")
+
+
+def prepare_veomni(repository: Path) -> None:
+    stand_in("veomni.distributed.parallel_state", get_parallel_state=lambda: SimpleNamespace(sp_enabled=False))
+    stand_in("veomni.utils.device", IS_CUDA_AVAILABLE=False, **dict.fromkeys(DEVICE_FUNCTIONS))
+    original("veomni.utils.constants", repository / "veomni" / "utils")
+    functions = public(veomni)
+    stand_in("veomni.ops.kernels.cross_entropy", **functions)
+    for module in ("chunk_logprobs", "chunk_topk_distill"):  # whose other names their tests replace
+        more = {"get_parallel_state": None, "_FA_CE_AVAILABLE": False}
+        stand_in(f"veomni.ops.kernels.cross_entropy.{module}", **functions, **more)
 
 
 def prepare_prime_rl(repository: Path) -> None:

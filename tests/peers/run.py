@@ -68,6 +68,10 @@ LIBRARIES = {
         ("tests/utils/test_linear_cross_entropy.py", str(Path(__file__).with_name("verl_cases.py"))),
         libraries.prepare_verl,
     ),
+    "veomni": Library(
+        ("tests/ops/test_chunk_topk_distill.py", "tests/ops/test_chunked_fused_linear_grad_gating.py"),
+        libraries.prepare_veomni,
+    ),
     "prime_rl": Library(("tests/unit/train/rl/test_fused_lm_head.py",), libraries.prepare_prime_rl),
 }
 
