@@ -94,8 +94,9 @@ __global__ void zero_rows_kernel(Matrix matrix, int64_t columns) {
 
 constexpr int kEach = 4;  // columns of a thread, whose rows begin at multiples of as many elements
 
-// A block sums 32 kEach columns over all rows, 32 rows at a time, always in the same order.
-template <class T>
+// A block sums 32 kEach columns over all rows, 32 rows at a time, always in the same order. With kSmooths
+// both parts of dz, which may cancel, are added element by element.
+template <class T, bool kSmooths>
 __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   using Real = RealOf<T>;
   struct alignas(kEach * sizeof(T)) Piece {
@@ -106,18 +107,15 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(ColumnSums c) {
   const int64_t first = int64_t{blockIdx.x} * 32 * kEach, mine = first + kEach * lane;
   const int64_t end = existing(c.row_count, c.rows);
   Real sums_of[kEach] = {};
-  Real weights[kEach];
-#pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    weights[k] = c.column_weight != nullptr && mine + k < c.columns ? c.column_weight[mine + k] : 1.0f;
-  }
-  // Both parts of dz may cancel, so they are added before anything is rounded.
+  const auto factor_of = [&](int64_t r) { return c.row_factor != nullptr ? c.row_factor[r] : 1.0f; };
+  const auto smoothing_of = [&](int64_t r, int k) {
+    return c.c[r] * (c.column_weight != nullptr ? c.column_weight[mine + k] : 1.0f);
+  };
   const auto add = [&](const T& x, int64_t r, int k) {
-    const Real factor = c.row_factor != nullptr ? c.row_factor[r] : 1.0f;
-    if (c.c == nullptr) {
-      sums_of[k] += to_real(x) * factor;
+    if constexpr (kSmooths) {
+      sums_of[k] += to_real(x) * factor_of(r) + smoothing_of(r, k);
     } else {
-      sums_of[k] += to_real(x) * factor + c.c[r] * weights[k];
+      sums_of[k] += to_real(x) * factor_of(r);
     }
   };
   if (mine + kEach <= c.columns) {
@@ -194,8 +192,9 @@ void launch_zero_rows(const Matrix& matrix, int64_t rows, int64_t columns, const
 
 void launch_column_sums(const ColumnSums& c, const Queue& queue) {
   for_any_dtype(c.dz.dtype, [&](auto type) {
-    queue.launch("column_sums", column_sums_kernel<decltype(type)>, blocks_for(c.columns, 32 * kEach), 1024,
-                 0, c);
+    using T = decltype(type);
+    const auto kernel = c.c != nullptr ? column_sums_kernel<T, true> : column_sums_kernel<T, false>;
+    queue.launch("column_sums", kernel, blocks_for(c.columns, 32 * kEach), 1024, 0, c);
   });
 }
 
