@@ -14,7 +14,7 @@ class LogitlessError(Exception):
         argument: The name of the argument. This one and the next two are ``""`` where only the message is known.
         expected: The expected value.
         got: The value that was passed.
-        required_bytes: The smallest budget or workspace that works; None unless one was too small.
+        required_bytes: The budget, workspace or ``saved_bytes`` that works; None unless one was refused.
         row: The index in ``targets`` of a target that is out of range; else None.
     """
 
