@@ -329,8 +329,7 @@ void launch_weighted_logits(const WeightedLogits& w, const Queue& queue);
 struct SmoothBias {
   const float* c;  // [rows]
   int64_t rows;
-  const int32_t* row_count = nullptr;  // null: all exist
-  const float* column_weight;          // [columns] or null: ones
+  const float* column_weight;  // [columns] or null: ones
   int64_t columns;
   float* d_bias;  // [columns]
 };

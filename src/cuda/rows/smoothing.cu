@@ -60,9 +60,8 @@ __global__ void __launch_bounds__(kThreads) weighted_logits_kernel(WeightedLogit
 }
 
 __global__ void __launch_bounds__(1024) smooth_bias_kernel(SmoothBias s) {
-  const int64_t rows = existing(s.row_count, s.rows);
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < rows; i += 1024) sum += s.c[i];
+  for (int64_t i = threadIdx.x; i < s.rows; i += 1024) sum += s.c[i];
   __shared__ double all;
   sum = block_sum<1024>(sum);
   if (threadIdx.x == 0) all = sum;
