@@ -182,7 +182,7 @@ typedef struct logitless_plan_info {
   int64_t token_chunk; /* rows whose exponentials are kept at one time; 0: none */
   char backend[32];
   char config[128];        /* the kernels' configuration, for people */
-  uint64_t saved_bytes;    /* size of the tensor saved; 0 without it */
+  uint64_t saved_bytes;    /* size of the tensor saved; 0: it may be null */
   char engine[32];         /* set of kernels, as logitless_context_options.engine takes it */
   char reason[128];        /* reason for this engine, for people */
   int64_t cached_columns;  /* first columns, whose exponentials stay for the gradients; 0: none */

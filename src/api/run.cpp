@@ -152,8 +152,9 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   check_group(planned.problem, buffers, group);
   const Buffers valid = validated(planned.problem, buffers);
   check_workspace(workspace, workspace_bytes, planned.plan.workspace_bytes);
-  if (planned.problem.tokens > 0 && planned.plan.saved_bytes > 0) required(valid.saved, "saved");
-  check_alignment(valid.saved, "saved");
+  if (planned.problem.tokens > 0 && planned.plan.saved_bytes > 0) {
+    check_alignment(required(valid.saved, "saved"), "saved");
+  }
   if (!planned.backend->device_memory) {
     check_stream(planned.options, stream);
     if (group != nullptr) check_agreement(planned.problem, *group, valid.targets, Workspace(workspace));

@@ -94,6 +94,15 @@ struct Fixture {
     buffers.loss = buffers.nll = buffers.lse = buffers.entropy = nullptr;
     buffers.correct_count = nullptr;
   }
+  // Turns the problem into a forward pass that keeps its draw in `saved`.
+  void keep_draw(void* saved) {
+    problem.pass = LOGITLESS_FORWARD;
+    problem.has.d_hidden = problem.has.d_weight = problem.has.d_bias = 0;
+    buffers.d_hidden = buffers.d_weight = buffers.d_bias = nullptr;
+    problem.gradient = LOGITLESS_ALWAYS_SPARSIFIED;
+    problem.has.saved = 1;
+    buffers.saved = saved;
+  }
   void give_two_targets() {
     problem.targets_per_row = 2;
     problem.has.class_weight = 0;
@@ -131,6 +140,8 @@ struct BadRun {
 std::vector<BadRun> bad_runs() {
   using F = Fixture;
   std::vector<BadRun> runs = {
+      {"saved: expected a pointer, got null", [](F& f) { f.keep_draw(nullptr); }},
+      {"saved: expected 64-byte alignment", [](F& f) { f.keep_draw(reinterpret_cast<void*>(8)); }},
       {"hidden: expected ", [](F& f) { f.buffers.hidden = nullptr; }},
       {"weight: expected ", [](F& f) { f.buffers.weight = nullptr; }},
       {"bias: expected ", [](F& f) { f.buffers.bias = nullptr; }},
