@@ -34,7 +34,7 @@ Method = Callable[[Any, Any, Any], Any]
 
 
 def whole(hidden: Any, weight: Any, targets: Any) -> Any:
-    logits = jnp.einsum("nd,vd->nv", hidden, weight, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("ij,kj->ik", hidden, weight, preferred_element_type=jnp.float32)
     return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]).mean()
 
 
@@ -75,8 +75,8 @@ def step(method: Method) -> Any:
 
 def products(hidden: Any, weight: Any) -> dict[str, Callable[[], Any]]:
     dz = jnp.ones((hidden.shape[0], weight.shape[0]), jnp.bfloat16)
-    logits = jax.jit(lambda e, c: jnp.einsum("nd,vd->nv", e, c))
-    d_hidden, d_weight = jax.jit(lambda z, c: z @ c), jax.jit(lambda z, e: jnp.einsum("nv,nd->vd", z, e))
+    logits = jax.jit(lambda e, c: jnp.einsum("ij,kj->ik", e, c))
+    d_hidden, d_weight = jax.jit(lambda z, c: z @ c), jax.jit(lambda z, e: jnp.einsum("ij,ik->jk", z, e))
     return {
         "logits": lambda: logits(hidden, weight),
         "d_hidden": lambda: d_hidden(dz, weight),

@@ -31,7 +31,8 @@ from .native import PlanInfo
 from .tuning import tune
 
 if TYPE_CHECKING:
-    from . import candidates, compat, distributed, jax, nn, numpy, transformers, trl
+    from . import candidates, compat, distributed, nn, numpy, transformers, trl
+    from . import jax as jax  # not in __all__: an import of all names must not need it beside PyTorch
     from ._divergence import LinearDivergenceOutput, linear_divergence
     from .candidates import LinearCandidatesOutput, linear_candidates
     from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
@@ -63,7 +64,6 @@ __all__ = [
     "check_targets",
     "compat",
     "distributed",
-    "jax",
     "linear_candidates",
     "linear_cross_entropy",
     "linear_divergence",

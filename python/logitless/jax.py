@@ -42,6 +42,8 @@ try:
     from jax.custom_derivatives import SymbolicZero
 except ImportError as error:
     raise ImportError("logitless.jax needs jax 0.10 or newer, which is not installed") from error
+if jax.__version_info__ < (0, 10):
+    raise ImportError(f"logitless.jax needs jax 0.10 or newer, got {jax.__version__}")
 
 if TYPE_CHECKING:
     from jax import Array
@@ -168,19 +170,10 @@ class _Head(NamedTuple):
 
 
 def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], return_stats: Any) -> _Head:
-    rows, several = hidden.shape[:-1], o["target_weight"] is not None and targets.ndim == hidden.ndim
+    rows, several = hidden.shape[:-1], _options.has_several_targets(o, hidden, targets)
     bias = None if o["bias"] is None else jnp.asarray(o["bias"])
-    if targets.ndim == hidden.ndim and jnp.issubdtype(targets.dtype, jnp.floating):
-        raise TypeError(_options.dense_message(targets.dtype))
     operands = {"hidden": hidden, "weight": weight, "bias": bias}
-    _options.check_matrices(operands)
-    _options.check_float64(jnp.float64, operands)
-    _options.target_code(targets.dtype)
-    _options.check_targets_shape("targets", targets.shape, rows, several)
-    if several:
-        _options.check_several_targets(o["class_weight"], o["gradient"])
-    elif o["target_weight"] is not None:
-        raise ValueError("target_weight: expected None with one target a row, got an array")
+    _options.check_arrays(np.float64, operands, "targets", targets, several)
     for name in ("differentiable_stats", "recompute_logits"):
         _options.flag(name, o[name])
     arrays = {"hidden": hidden.reshape(-1, weight.shape[1]), "weight": weight}
@@ -218,7 +211,7 @@ def _seed(seed: Any) -> Array:
     """Returns 64 bits, which the library reads as an int64, in two words: JAX may lack 64-bit integers."""
     if seed is None:
         raise ValueError("seed: expected a key of jax.random or an integer with sparsified gradients, got None")
-    if isinstance(seed, int):
+    if isinstance(seed, (int, np.integer)):
         return jnp.asarray(np.asarray(_options.integer("seed", seed), np.int64).reshape(1).view(np.uint32))
     array = jnp.asarray(seed)
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
@@ -395,21 +388,15 @@ def _size_to_save(call: _Call, key: PassKey, read: Arrays) -> int:
 
 def _backward(call: _Call, residuals: Any, upstream: Arrays) -> tuple[Arrays]:
     kept, later = residuals
-    known = {
-        name: value
-        for name, value in upstream.items()
-        if name in ("loss", *DIFFERENTIABLE) and not isinstance(value, SymbolicZero)
-    }
-    if later is None:
-        loss = known.get("loss")
-        return ({name: None if loss is None or g is None else _scaled(g, loss) for name, g in kept.items()},)
+    able = {name: ct for name, ct in upstream.items() if name in ("loss", *DIFFERENTIABLE)}
+    known = {name: ct for name, ct in able.items() if not isinstance(ct, SymbolicZero)}
     nothing = {name: None for name in kept if name not in _options.SAVED}
-    if not known:
+    if not known or (later is None and "loss" not in known):
         return (nothing,)
+    if later is None:
+        return ({name: None if g is None else _scaled(g, known["loss"]) for name, g in kept.items()},)
     if "loss" not in known:
-        known["loss"] = jnp.zeros_like(
-            kept["lse"] if dict(call.options)["reduction"] == "none" else kept["lse"][:0].sum()
-        )
+        known["loss"] = jnp.zeros(upstream["loss"].shape, kept["lse"].dtype)
     read = {name: array for name, array in kept.items() if name != "entropy" or name in known}
     read |= {f"grad_{name}": value for name, value in known.items()}
     flags = Flags(saves="saved" in kept).with_gradients(Wants(*(name in later for name in GRADIENTS)))
@@ -478,8 +465,8 @@ def _alike(arrays: Arrays) -> Arrays:
     return {name: jax.lax.pcast(array, missing[name], to="varying") for name, array in arrays.items()}
 
 
-def _of_head(head: _Head) -> Arrays:
-    """Returns the outputs of the arrays as they are."""
+def _call_of(head: _Head) -> tuple[_Call, Arrays]:
+    """Returns a call for the arrays as they are, and its arrays."""
     o, arrays = dict(head.o), dict(head.arrays)
     if "temperature" in arrays:
         o["temperature"] = 1.0
@@ -493,6 +480,17 @@ def _of_head(head: _Head) -> Arrays:
     if device != native.HOST:  # as XLA's own products of float32
         threads, options["allow_tf32"] = 1, jax.config.jax_default_matmul_precision in _TF32
     made = _Call(tuple(options.items()), head.names, o["differentiable_stats"], o["recompute_logits"], device, threads)
+    return made, arrays
+
+
+def _check_options(head: _Head) -> None:
+    """Has the library check options with which JAX computes."""
+    call, arrays = _call_of(head)
+    call.plan(spec_of(PassKey(FORWARD, call.flags()), arrays, dict(call.options) | {"max_workspace_bytes": 0}))
+
+
+def _of_head(head: _Head) -> Arrays:
+    made, arrays = _call_of(head)
     passes = _passes_of_mesh if jax.sharding.get_abstract_mesh().manual_axes else _passes
     outputs: Arrays = passes(made, _alike(arrays))
     return outputs
@@ -502,6 +500,7 @@ def _of_whole(head: _Head) -> Arrays:
     o, axis = head.o, head.o["token_axis"]
     if not axis or o["reduction"] == "none":
         return _of_head(head)
+    _check_options(head)
     if o["reduction"] == "mean" and o["num_items"] is None:
         targets, valid = _targets(head)
         items = jax.lax.psum(_weights(head, targets, valid).sum(), axis)
@@ -545,6 +544,7 @@ def _of_shards(head: _Head) -> Arrays:
     o, axis, arrays = head.o, head.o["vocab_axis"], dict(head.arrays)
     if o["gradient"] != "exact":
         raise UnsupportedError(f'gradient: expected "exact" with vocab_axis, got {o["gradient"]!r}')
+    _check_options(head)
     classes, stats = arrays["weight"].shape[0], stats_of(arrays["hidden"])
     total, start = classes * jax.lax.axis_size(axis), jax.lax.axis_index(axis) * classes
     targets, valid = _targets(head)

@@ -142,14 +142,8 @@ def linear_cross_entropy(
     """
     o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
     x, c, y = _operand(hidden), _operand(weight), _operand(targets)
-    if y.ndim == x.ndim and y.dtype.kind == "f":
-        raise TypeError(_options.dense_message(y.dtype))
-    several = o["target_weight"] is not None and y.ndim == x.ndim
+    several = _options.has_several_targets(o, x, y)
     call = _PreparedCall("linear_cross_entropy", x, c, y, o, several)
-    if several:
-        _options.check_several_targets(o["class_weight"], o["gradient"])
-    elif o["target_weight"] is not None:
-        raise ValueError("target_weight: expected None with one target a row, got an array")
     _options.check_seed_is_used(o["seed"], o["gradient"])
     if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
         _options.integer("seed", o["seed"])
@@ -270,10 +264,7 @@ class _PreparedCall:
         shape, temperature, targets = x.shape[:-1], o["temperature"], _options.FUNCTIONS[function].targets
         bias = None if o["bias"] is None else _operand(o["bias"])
         operands = {"hidden": x, "weight": c, "bias": bias}
-        _options.check_matrices(operands)
-        _options.check_float64(np.float64, operands)
-        _options.check_targets_shape(targets, y.shape, shape, several)
-        _options.target_code(y.dtype, targets)
+        _options.check_arrays(np.float64, operands, targets, y, several)
         of_rows = np.ndim(temperature) > 0
         given = o | {"temperature": 1.0} if of_rows else o
         self.options = _options.make_options(given, shape[-1] if shape else 1) | {"top_k": k}

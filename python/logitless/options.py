@@ -567,6 +567,26 @@ def check_several_targets(class_weight: object, gradient: str) -> None:
         raise ValueError(f'gradient: expected "exact" with several targets a row, got {gradient!r}')
 
 
+def has_several_targets(options: Mapping[str, Any], hidden: Any, targets: Any) -> bool:
+    """Checks the options of several targets a row, and returns whether these arrays have them."""
+    wide, weighted = len(targets.shape) == len(hidden.shape), options["target_weight"] is not None
+    if wide and name_of(targets.dtype) in FLOATS:
+        raise TypeError(dense_message(targets.dtype))
+    if wide and weighted:
+        check_several_targets(options["class_weight"], options["gradient"])
+    elif weighted:
+        raise ValueError("target_weight: expected None with one target a row, got an array")
+    return wide and weighted
+
+
+def check_arrays(float64: Any, operands: Mapping[str, Any], name: str, targets: Any, several: bool) -> None:
+    """Checks dtypes and shapes of a head's arrays. name: of the targets; float64: numpy's dtype."""
+    check_matrices(operands)
+    check_float64(float64, operands)
+    check_targets_shape(name, targets.shape, operands["hidden"].shape[:-1], several)
+    target_code(targets.dtype, name)
+
+
 def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool = False) -> tuple[str, ...]:
     """Returns the names of the requested statistics; True stands for the default ones. several: targets a row."""
     if isinstance(return_stats, bool):

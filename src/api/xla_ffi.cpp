@@ -178,12 +178,10 @@ XLA_FFI_Error* handle(const CallFrame& frame, bool on_cuda) noexcept {
 }  // namespace
 }  // namespace logitless::xla
 
-using logitless::xla::CallFrame;
-
 XLA_FFI_Error* logitless_xla_cpu(XLA_FFI_CallFrame* call_frame) {
-  return logitless::xla::handle(*reinterpret_cast<const CallFrame*>(call_frame), false);
+  return logitless::xla::handle(*reinterpret_cast<const logitless::xla::CallFrame*>(call_frame), false);
 }
 
 XLA_FFI_Error* logitless_xla_cuda(XLA_FFI_CallFrame* call_frame) {
-  return logitless::xla::handle(*reinterpret_cast<const CallFrame*>(call_frame), true);
+  return logitless::xla::handle(*reinterpret_cast<const logitless::xla::CallFrame*>(call_frame), true);
 }

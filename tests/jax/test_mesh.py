@@ -153,5 +153,8 @@ def test_refusals(mesh):
         logitless.jax.linear_cross_entropy(*arguments, vocab_axis="x")
     with pytest.raises(ValueError, match="token_axis: expected mesh axes of jax.shard_map"):
         run(token_axis="y")
+    for name, value in (("label_smoothing", 1.5), ("z_loss", -1.0), ("shift", -1), ("reduction", "max")):
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            run(vocab_axis="x", **{name: value})
     with pytest.raises(ValueError, match=r"class_weight: expected shape \[44\]"):
         run(vocab_axis="x", class_weight=jnp.ones(11))

@@ -107,6 +107,21 @@ def test_importing_does_not_import_torch_or_numpy():
     python("import sys, logitless; assert not {'torch', 'numpy'} & set(sys.modules), 'imported too much'")
 
 
+def test_an_import_of_all_names_needs_no_jax():
+    python("""
+import sys
+sys.modules["jax"] = None  # as if it were not installed
+from logitless import *
+import logitless
+try:
+    logitless.jax
+except ImportError as error:
+    assert str(error) == "logitless.jax needs jax 0.10 or newer, which is not installed"
+else:
+    raise AssertionError
+""")
+
+
 def test_submodules_are_found_and_import_no_other_library():
     python("""
 import sys, logitless
