@@ -114,8 +114,8 @@ def linear_cross_entropy(
         temperature: A number, or an array of shape ``hidden.shape[:-1]``.
         seed: A key of ``jax.random``, or an integer. Sparsified gradients need one.
         compute_dtype: The dtype to which hidden and weight are rounded for the products, a part at a time.
-        platform: ``"cpu"`` or ``"cuda"``, where compiled code will run. None means that of the arrays, or the default
-            where they are traced.
+        platform: ``"cpu"`` or ``"cuda"``, where compiled code will run. None means that of committed arrays, or the
+            default where they are traced.
         token_axis: Under ``jax.shard_map``, the mesh axes over which tokens are cut. A reduced loss is that of all
             tokens.
         vocab_axis: Under ``jax.shard_map``, the mesh axes over which the rows of weight and bias are cut, in equal
@@ -224,8 +224,8 @@ def _seed(seed: Any) -> Array:
 
 def _place(platform: str | None, arrays: Iterable[Any]) -> int:
     """Returns the device that plans are made for: native.HOST, or the ordinal of a CUDA device."""
-    if platform is None:
-        known = (a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer))
+    if platform is None:  # as JAX chooses: committed arrays decide, else the default device
+        known = (array for array in arrays if not isinstance(array, jax.core.Tracer) and array.committed)
         default = jax.config.jax_default_device or jax.default_backend()
         device = next((device for array in known for device in array.devices()), default)
         platform = getattr(device, "platform", device)

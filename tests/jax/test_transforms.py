@@ -1,5 +1,8 @@
 """jit, grad, vmap, checkpoint, scan, donation and the transforms that are refused, for JAX."""
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import logitless.jax
@@ -101,12 +104,12 @@ def test_rows_without_a_target_have_no_gradient_whatever_the_upstream_gradient_i
 
 
 def test_threads_share_a_function():
-    from concurrent.futures import ThreadPoolExecutor
-
-    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
-    first = run(*ARGUMENTS)
+    # Threads have default devices of their own.
+    arguments = jax.device_put(ARGUMENTS, jax.devices("cpu")[0])
+    run = jax.jit(jax.value_and_grad(functools.partial(loss, platform="cpu"), (0, 1)))
+    first = run(*arguments)
     with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(lambda _: run(*ARGUMENTS), range(32)):
+        for got in pool.map(lambda _: run(*arguments), range(32)):
             jax.tree.map(np.testing.assert_array_equal, got, first)
 
 
