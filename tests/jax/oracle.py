@@ -128,7 +128,7 @@ def units(problem, truth, upstream, eps, kept):
 
     A logit of size Z has an error of eps Z, and so has lse; exp makes it a relative error of the probabilities. A sum
     over V, N or D adds such errors, weighted by its other factor. Gradients are rounded once more. `kept`: half a unit
-    in the last place of exp logits or dz that are kept in 16 bits.
+    in the last place of exp logits or dz that are kept, in 16 bits or float32.
     """
     info, o = truth["_"], problem.options
     size, rows = info["size"], info["valid"].shape
@@ -165,7 +165,7 @@ def compare(problem, got, upstream):
     dtype = dtype_of(problem)
     truth, naive = evaluate(problem, "float64", upstream), evaluate(problem, dtype, upstream)
     eps = np.finfo(np.float64 if dtype == np.float64 else np.float32).eps
-    kept = float(jnp.finfo(dtype).eps) / 2 if dtype.itemsize == 2 else 0.0
+    kept = float(jnp.finfo(dtype).eps) / 2 if dtype != np.float64 else 0.0
     bounds = units(problem, truth, upstream, eps, kept)
     for name, value in got.items():
         value, right = np.asarray(value), truth[name]

@@ -196,17 +196,6 @@ TEST_P(Saved, LabelSmoothingOfOperandsInAnotherFormat) {
   expect_truth(c);
 }
 
-// Both parts of an element of dz cancel, here and between passes.
-TEST_P(Saved, LabelSmoothingOfOneClass) {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    Case c = plain(seed, {300, 1, 8});
-    c.problem.label_smoothing = 0.3;
-    c.problem.reduction = LOGITLESS_REDUCTION_SUM;
-    expect_truth(c);
-    expect_truth(saving(c));
-  }
-}
-
 // A call plans for all upstream gradients that it may get.
 TEST_P(Saved, FewerUpstreamGradientsNeedNoMoreMemory) {
   if (!is_device()) GTEST_SKIP() << "saves nothing";
