@@ -134,7 +134,7 @@ def linear_cross_entropy(
         NotImplementedError: The derivative of a gradient, forward-mode differentiation, or a platform without plans.
     """
     o = _options.filled("linear_cross_entropy", names_of(LossOptions), options, _MORE)
-    head = _prepared(jnp.asarray(hidden), jnp.asarray(weight), jnp.asarray(targets), o, return_stats)
+    head = _prepared(_gathered(hidden), _gathered(weight), _gathered(targets), o, return_stats)
     outputs = _of_shards(head) if o["vocab_axis"] else _of_whole(head)
     rows = head.rows
     loss = outputs["loss"].reshape(rows) if o["reduction"] == "none" else outputs["loss"]
@@ -149,6 +149,18 @@ def linear_cross_entropy(
 
 
 # ---- preparation
+
+
+def _gathered(value: ArrayLike) -> Array:
+    """Returns an array that is whole on each device, as far as its type says how a mesh cuts it.
+
+    Under jax.jit XLA gathers the operands of a foreign function. Where axes of a mesh are explicit, types must say it.
+    """
+    array = jnp.asarray(value)
+    place = jax.typeof(array).sharding
+    if any(place.spec):
+        array = jax.sharding.reshard(array, jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec()))
+    return array
 
 
 class _Head(NamedTuple):
@@ -171,7 +183,7 @@ class _Head(NamedTuple):
 
 def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], return_stats: Any) -> _Head:
     rows, several = hidden.shape[:-1], _options.has_several_targets(o, hidden, targets)
-    bias = None if o["bias"] is None else jnp.asarray(o["bias"])
+    bias = None if o["bias"] is None else _gathered(o["bias"])
     operands = {"hidden": hidden, "weight": weight, "bias": bias}
     _options.check_arrays(np.float64, operands, "targets", targets, several)
     for name in ("differentiable_stats", "recompute_logits"):
@@ -184,7 +196,7 @@ def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], r
     def add(name: str, shape: tuple[int, ...], meaning: str) -> None:
         if o[name] is None:
             return
-        array = jnp.asarray(o[name])
+        array = _gathered(o[name])
         _options.check_shape(name, array.shape, shape, meaning)
         if jnp.issubdtype(array.dtype, jnp.complexfloating):
             raise TypeError(f"{name}: expected real numbers, got {array.dtype}")

@@ -119,6 +119,22 @@ def test_arrays_that_jit_partitions_itself(mesh):
     oracle.compare(problem, got, upstream)
 
 
+@pytest.mark.parametrize("of_hidden", (P("x"), P(None, None, "x")), ids=("rows", "columns"))
+@pytest.mark.parametrize("reduction", ("mean", "none"))
+def test_arrays_whose_types_say_how_they_are_cut(reduction, of_hidden):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu"))
+    options = {"token_weight": RNG.uniform(0.1, 2, (4, 6)), "temperature": RNG.uniform(0.5, 2, (4, 6))}
+    problem = oracle.make((4, 6), 44, 16, bias=True, reduction=reduction, **options)
+    with jax.set_mesh(mesh):
+        for name in options:
+            problem.options[name] = jax.device_put(problem.options[name], P("x"))
+        places = {(4, 6, 16): of_hidden}  # all other arrays have their first dimension cut
+        got, upstream = oracle.solve(problem, place=lambda x: jax.device_put(x, places.get(x.shape, P("x"))))
+        assert jax.typeof(got["d_hidden"]).sharding.spec == P(*of_hidden, *[None] * (3 - len(of_hidden)))
+    problem.options |= options
+    oracle.compare(problem, jax.tree.map(np.asarray, got), upstream)
+
+
 def test_a_bad_target_is_nan_or_an_error(mesh):
     problem = oracle.make((4, 6), 44, 16)
     problem.targets[0, 0] = 44
