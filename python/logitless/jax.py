@@ -611,11 +611,14 @@ def _of_shards(head: _Head) -> Arrays:
         log_sums = 2 * below + part["log_sum_sq_probs"]
         outputs["log_sum_sq_probs"] = (most := largest(log_sums)) + jnp.log(add(jnp.exp(log_sums - most)))
     if "max_logit" in needed:
-        outputs["max_logit"] = largest(part["max_logit"])
+        nan = jnp.isnan(part["max_logit"])
+        outputs["max_logit"] = largest(part["max_logit"]) + add(jnp.where(nan, part["max_logit"], 0))
     counts = valid.any(-1) if head.several else valid
     outputs = {name: jnp.where(counts, value, 0) for name, value in outputs.items()}
     if wants_argmax:
-        ids = jnp.where(part["max_logit"] == outputs["max_logit"], part["argmax"].astype(int) + start, total)
+        # The first NaN is the largest logit, as in a whole vocabulary.
+        best = nan | (part["max_logit"] == outputs["max_logit"])
+        ids = jnp.where(best, part["argmax"].astype(int) + start, total)
         argmax = outputs["argmax"] = jnp.where(counts, jax.lax.pmin(ids, axis), -1)
         if not head.several:
             top = outputs["is_top1"] = counts & (argmax == targets)

@@ -74,6 +74,26 @@ def test_vocabulary(mesh, options, upstream):
     oracle.compare(problem, *on_mesh(mesh, problem, specs, upstream, vocab_axis="x"))
 
 
+def test_the_largest_of_not_finite_logits(mesh):
+    """It is the first NaN, else the first +inf."""
+    problem = oracle.make((3, 2), 12, 4, ignored=0.0, bias=True)
+    problem.hidden[0, 0] = np.nan
+    stats = ("argmax", "max_logit", "is_top1", "correct_count")
+    for values in ({}, {10: np.inf, 5: np.inf}, {10: np.nan, 4: np.nan, 2: np.inf}):
+        problem.options["bias"][list(values)] = list(values.values())
+
+        def run(hidden, weight, bias, **axis):
+            return logitless.jax.linear_cross_entropy(
+                hidden, weight, problem.targets, bias=bias, return_stats=stats, **axis
+            )[1:]
+
+        cut = jax.shard_map(
+            lambda *a: run(*a, vocab_axis="x"), mesh=mesh, in_specs=(P(), P("x"), P("x")), out_specs=P()
+        )
+        given = [jnp.asarray(array) for array in problem.matrices().values()]
+        jax.tree.map(np.testing.assert_array_equal, cut(*given), run(*given))
+
+
 @pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
 def test_tokens(mesh, reduction):
     options = {"token_weight": RNG.uniform(0.1, 2, (4, 6)), "class_weight": RNG.uniform(0.1, 2, 33), "shift": 1}
