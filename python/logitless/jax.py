@@ -477,6 +477,20 @@ def _alike(arrays: Arrays) -> Arrays:
     return {name: jax.lax.pcast(array, missing[name], to="varying") for name, array in arrays.items()}
 
 
+def _equal(arrays: Arrays, axes: str | tuple[str, ...]) -> Arrays:
+    """Marks arrays without a gradient as equal over mesh axes.
+
+    Those that jax.lax.all_gather returns are equal, but their types say that they differ. The loss's type would say so
+    too. A gradient inside the map would then be that of the sum of all devices' losses.
+    """
+    known = {axes} if isinstance(axes, str) else set(axes)
+    equal = {}
+    for name in arrays.keys() & {"targets", "token_weight", "class_weight", "target_weight", "num_items"}:
+        differs = tuple(sorted(known & jax.typeof(arrays[name]).mat.varying))
+        equal[name] = jax.lax.pmax(arrays[name], differs) if differs else arrays[name]
+    return arrays | equal
+
+
 def _call_of(head: _Head) -> tuple[_Call, Arrays]:
     """Returns a call for the arrays as they are, and its arrays."""
     o, arrays = dict(head.o), dict(head.arrays)
@@ -553,10 +567,12 @@ def _of_shards(head: _Head) -> Arrays:
     Each device computes the statistics of its own classes as those of a whole vocabulary. JAX merges them, and
     differentiates the merge: the gradient of the whole lse reaches a shard's lse times the shard's probability.
     """
-    o, axis, arrays = head.o, head.o["vocab_axis"], dict(head.arrays)
+    o, axis = head.o, head.o["vocab_axis"]
     if o["gradient"] != "exact":
         raise UnsupportedError(f'gradient: expected "exact" with vocab_axis, got {o["gradient"]!r}')
     _check_options(head)
+    head = head._replace(arrays=_equal(head.arrays, axis))
+    arrays = dict(head.arrays)
     classes, stats = arrays["weight"].shape[0], stats_of(arrays["hidden"])
     total, start = classes * jax.lax.axis_size(axis), jax.lax.axis_index(axis) * classes
     targets, valid = _targets(head)
@@ -628,8 +644,8 @@ def _of_shards(head: _Head) -> Arrays:
     if o["reduction"] == "none":
         return outputs
     tokens = o["token_axis"] or ()
-    loss = jax.lax.psum(outputs["loss"].sum(), tokens)
+    loss = outputs["loss"].sum()
     if o["reduction"] == "mean":
         items = jax.lax.psum(_weights(head, targets, valid).sum(), tokens) if num_items is None else num_items
         loss = loss / items
-    return outputs | {"loss": loss}
+    return outputs | {"loss": jax.lax.psum(loss, tokens)}

@@ -132,6 +132,29 @@ def test_gradients_inside_the_map(mesh):
         assert truth["d_weight"].shape == got["d_weight"].shape
 
 
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+def test_gathered_arrays_do_not_multiply_gradients_inside_the_map(mesh, reduction):
+    """Tokens are cut over the axis of the vocabulary, and gathered in front of the head."""
+    weights = {"token_weight": RNG.uniform(0.1, 2, (4, 6)), "class_weight": RNG.uniform(0.1, 2, 44)}
+    problem = oracle.make((4, 6), 44, 16, reduction=reduction, **weights)
+
+    def local(hidden, weight, targets, weights):
+        targets, options = jax.tree.map(lambda array: jax.lax.all_gather(array, "x", tiled=True), (targets, weights))
+
+        def loss(hidden, weight):
+            hidden = jax.lax.all_gather(hidden, "x", tiled=True)
+            return logitless.jax.linear_cross_entropy(
+                hidden, weight, targets, vocab_axis="x", reduction=reduction, **options
+            )
+
+        return jax.value_and_grad(loss, (0, 1))(hidden, weight)
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=P("x"), out_specs=(P(), P("x")))
+    loss, gradients = run(problem.hidden, problem.weight, problem.targets, weights)
+    got = {"loss": loss} | dict(zip(("d_hidden", "d_weight"), gradients))
+    oracle.compare(problem, got, {"loss": np.ones(())})
+
+
 def test_arrays_that_jit_partitions_itself(mesh):
     """XLA gathers them first, as it does for every foreign function."""
     problem = oracle.make((4, 6), 44, 16)
