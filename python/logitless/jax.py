@@ -204,7 +204,7 @@ def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], r
         arrays[name] = array.reshape(arrays["targets"].shape) if name == "target_weight" else array.ravel()
 
     of_rows = "one for each row" if several else "that of targets"
-    _axis_size("token_axis", o["token_axis"])
+    _check_axes(o["token_axis"], o["vocab_axis"], weight)
     add("class_weight", (weight.shape[0] * _axis_size("vocab_axis", o["vocab_axis"]),), "V")
     add("token_weight", rows, of_rows)
     add("target_weight", targets.shape, "that of targets")
@@ -463,6 +463,16 @@ def _axis_size(name: str, axes: Axes) -> int:
     if not checked:
         raise UnsupportedError(f"{name}: expected jax.shard_map with check_vma=True, which sums gradients, got False")
     return int(jax.lax.axis_size(axes))
+
+
+def _check_axes(token_axis: Axes, vocab_axis: Axes, weight: Array) -> None:
+    """Refuses axes that cannot cut what they are named for: losses would be wrong, and nothing else would show it."""
+    tokens, vocab = ({axes} if isinstance(axes, str) else set(axes or ()) for axes in (token_axis, vocab_axis))
+    _axis_size("token_axis", token_axis)
+    if both := sorted(tokens & vocab):
+        raise ValueError(f"vocab_axis: expected mesh axes other than those of token_axis, got {both} in both")
+    if _axis_size("vocab_axis", vocab_axis) > 1 and (whole := sorted(vocab - jax.typeof(weight).mat.varying)):
+        raise ValueError(f"vocab_axis: expected mesh axes that cut weight, got {whole}, over which it is the same")
 
 
 def _varying(arrays: Iterable[Array]) -> frozenset[str]:

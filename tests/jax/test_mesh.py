@@ -195,11 +195,11 @@ def test_refusals(mesh):
     problem = oracle.make((4, 6), 44, 16)
     arguments = tuple(map(jnp.asarray, (problem.hidden, problem.weight, problem.targets)))
 
-    def run(check_vma=True, **options):
+    def run(check_vma=True, of_weight=P("x"), **options):
         return jax.shard_map(
             lambda *a: logitless.jax.linear_cross_entropy(*a, **options),
             mesh=mesh,
-            in_specs=(P(), P("x"), P()),
+            in_specs=(P(), of_weight, P()),
             out_specs=P(),
             check_vma=check_vma,
         )(*arguments)
@@ -212,6 +212,10 @@ def test_refusals(mesh):
         logitless.jax.linear_cross_entropy(*arguments, vocab_axis="x")
     with pytest.raises(ValueError, match="token_axis: expected mesh axes of jax.shard_map"):
         run(token_axis="y")
+    with pytest.raises(ValueError, match="vocab_axis: expected mesh axes other than those of token_axis, got .'x'."):
+        run(vocab_axis="x", token_axis=("x",))
+    with pytest.raises(ValueError, match="vocab_axis: expected mesh axes that cut weight, got .'x'."):
+        run(of_weight=P(), vocab_axis="x")
     for name, value in (("label_smoothing", 1.5), ("z_loss", -1.0), ("shift", -1), ("reduction", "max")):
         with pytest.raises(ValueError, match=f"{name}: expected"):
             run(vocab_axis="x", **{name: value})
