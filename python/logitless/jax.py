@@ -188,6 +188,11 @@ def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], r
     _options.check_arrays(np.float64, operands, "targets", targets, several)
     for name in ("differentiable_stats", "recompute_logits"):
         _options.flag(name, o[name])
+    ignored = _options.target_of_none(o["ignore_index"])
+    limits = np.iinfo(targets.dtype)
+    if not limits.min <= ignored <= limits.max:
+        # Without x64 JAX has cut off the upper bits of targets, so they are another class.
+        raise ValueError(f"ignore_index: expected an integer of {targets.dtype}, the dtype of targets, got {ignored}")
     arrays = {"hidden": hidden.reshape(-1, weight.shape[1]), "weight": weight}
     arrays["targets"] = targets.reshape(-1, targets.shape[-1]) if several else targets.reshape(-1)
     if bias is not None:
@@ -557,8 +562,7 @@ def _shifted(head: _Head, values: Array, fill: int) -> Array:
 
 def _targets(head: _Head) -> tuple[Array, Array]:
     """Returns the targets of each row, and whether there are any."""
-    given = head.o["ignore_index"]
-    ignored = _options.DEFAULTS["ignore_index"] if given is None else _options.integer("ignore_index", given)
+    ignored = _options.target_of_none(head.o["ignore_index"])
     targets = _shifted(head, head.arrays["targets"], ignored)
     return targets, targets != ignored
 

@@ -37,6 +37,10 @@ ERRORS = {
     'num_items: expected None unless reduction is "mean"': {"num_items": 3, "reduction": "sum"},
     r"num_items: expected shape \[\]": {"num_items": jnp.ones(2)},
     "shift: expected an integer": {"shift": 0.5},
+    "ignore_index: expected an integer of int32, the dtype of targets, got -1099511627776": {
+        "targets": np.full(4, -(2**40)),
+        "ignore_index": -(2**40),
+    },
     "max_workspace_bytes: expected a positive number": {"max_workspace_bytes": "much"},
     "gradient: expected one of": {"gradient": "random"},
     "seed: expected a key of jax.random or an integer with sparsified": {"gradient": "sparsified"},
