@@ -247,7 +247,12 @@ def _place(platform: str | None, arrays: Iterable[Any]) -> int:
         device = next((device for array in known for device in array.devices()), default)
         platform = getattr(device, "platform", device)
     if platform in ("gpu", "cuda"):
-        return int(jax.local_devices(backend="gpu")[0].local_hardware_id)
+        try:
+            return int(jax.local_devices(backend="gpu")[0].local_hardware_id)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"platform: expected one whose devices JAX sees, got {platform!r} ({error})"
+            ) from None
     if platform != "cpu":
         raise UnsupportedError(f'platform: expected "cpu" or "cuda", got {platform!r}')
     return native.HOST

@@ -84,6 +84,13 @@ def test_arrays_without_a_gradient_refuse_one(name, wrap):
     assert not np.any(jax.grad(wrap(lambda x: loss(jax.lax.stop_gradient(x))))(jnp.ones(shape)))
 
 
+def test_a_platform_without_devices():
+    if jax.default_backend() != "cpu":
+        pytest.skip("jax sees a CUDA device")
+    with pytest.raises(logitless.UnsupportedError, match="platform: expected one whose devices JAX sees, got 'cuda'"):
+        logitless.jax.linear_cross_entropy(HIDDEN, WEIGHT, TARGETS, platform="cuda")
+
+
 def test_a_target_out_of_range():
     for target in (11, -1):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"targets: expected 0 <= target < 11 .* at targets\[2\]"):
