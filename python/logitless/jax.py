@@ -271,6 +271,7 @@ class _Call:
     recompute: bool
     device: int
     threads: int
+    of_shard: bool = False  # whether the vocabulary is a part of a larger one
 
     def flags(self) -> Flags:
         names = self.names
@@ -421,6 +422,9 @@ def _backward(call: _Call, residuals: Any, upstream: Arrays) -> tuple[Arrays]:
         known["loss"] = jnp.zeros(upstream["loss"].shape, kept["lse"].dtype)
     read = {name: array for name, array in kept.items() if name != "entropy" or name in known}
     read |= {f"grad_{name}": value for name, value in known.items()}
+    if call.of_shard:  # a row with all its probabilities in other shards has no gradient here
+        nowhere = jnp.isneginf(read["lse"])
+        read |= {name: jnp.where(nowhere, 0, read[name]) for name in (*LSE, "entropy") if name in read}
     flags = Flags(saves="saved" in kept).with_gradients(Wants(*(name in later for name in GRADIENTS)))
     outputs = call.run(PassKey(BACKWARD, flags), read, kept["saved"].size if "saved" in kept else 0)
     return (nothing | {name: outputs[f"d_{name}"] for name in later},)
@@ -525,7 +529,8 @@ def _call_of(head: _Head) -> tuple[_Call, Arrays]:
     device, threads = _place(o["platform"], arrays.values()), default_threads()
     if device != native.HOST:  # as XLA's own products of float32
         threads, options["allow_tf32"] = 1, jax.config.jax_default_matmul_precision in _TF32
-    made = _Call(tuple(options.items()), head.names, o["differentiable_stats"], o["recompute_logits"], device, threads)
+    flags = o["differentiable_stats"], o["recompute_logits"]
+    made = _Call(tuple(options.items()), head.names, *flags, device, threads, o.get("of_shard", False))
     return made, arrays
 
 
@@ -617,6 +622,7 @@ def _of_shards(head: _Head) -> Arrays:
         "label_smoothing": float(smoothing > 0),
         "z_loss": 0.0,
         "shift": 0,
+        "of_shard": True,
     }
     num_items = arrays.pop("num_items", o["num_items"])
     part = _of_head(_Head(arrays, o | inner | {"num_items": None}, tuple(sorted(needed)), head.rows, head.several))
@@ -627,7 +633,12 @@ def _of_shards(head: _Head) -> Arrays:
     def largest(values: Array) -> Array:
         return jax.lax.pmax(jax.lax.stop_gradient(values), axis)
 
-    lse = (most := largest(part["lse"])) + jnp.log(add(jnp.exp(part["lse"] - most)))
+    most = largest(part["lse"])
+    # A row whose probabilities are all in other shards has logits of -inf here. Its statistics would make sums NaN.
+    nowhere = jnp.isneginf(part["lse"]) & (most > -jnp.inf)
+    absent = {"lse": -1e18, "entropy": 0, "log_sum_sq_probs": 0}  # products with upstream gradients stay finite
+    part |= {name: jnp.where(nowhere, absent[name], part[name]) for name in part.keys() & absent.keys()}
+    lse = most + jnp.log(add(jnp.exp(part["lse"] - most)))
     below = part["lse"] - lse  # log of the shard's probability
     target_logit = add(part["target_logit"] if head.several else jnp.where(own, part["target_logit"], 0))
     wrong = valid & ~known

@@ -94,6 +94,20 @@ def test_the_largest_of_not_finite_logits(mesh):
         jax.tree.map(np.testing.assert_array_equal, cut(*given), run(*given))
 
 
+@pytest.mark.parametrize("upstream", (("loss",), oracle.DIFFERENTIABLE), ids=("loss", "stats"))
+def test_a_shard_without_probabilities(mesh, upstream):
+    """A mask may exclude all classes of a shard. The others' gradients are those of a head without these classes."""
+    problem = oracle.make((4, 6), 44, 16, bias=True)
+    problem.targets %= 33
+    less = {"hidden": problem.hidden, "weight": problem.weight[:33], "targets": problem.targets}
+    less = oracle.Problem(**less, options={"bias": problem.options["bias"][:33].copy()})
+    problem.options["bias"][33:] = -np.inf
+    got, upstream = on_mesh(mesh, problem, {"hidden": P(), "weight": P("x"), "bias": P("x")}, upstream, vocab_axis="x")
+    assert not np.any(got["d_weight"][33:]) and not np.any(got["d_bias"][33:])
+    got |= {name: got[name][:33] for name in ("d_weight", "d_bias")}
+    oracle.compare(less, {name: value for name, value in got.items() if name != "mean_logit"}, upstream)
+
+
 @pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
 def test_tokens(mesh, reduction):
     options = {"token_weight": RNG.uniform(0.1, 2, (4, 6)), "class_weight": RNG.uniform(0.1, 2, 33), "shift": 1}
