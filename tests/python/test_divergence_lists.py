@@ -164,6 +164,23 @@ def test_an_id_that_one_head_excludes(beta):
         assert got["d_student_hidden"].isfinite().all() or beta == infinite_at
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("given", [None, "shared", "offsets"])
+def test_a_row_of_weight_0_may_have_an_infinite_divergence(given, reduction):
+    case = oracle.make((3,), VOCAB, beta=1.0, reduction=reduction, token_weight=torch.tensor([0.0, 1.0, 1.0]))
+    case.tensors["teacher_bias"][7] = -math.inf
+    offsets = torch.tensor([0, 3, 5, 7])
+    options = {"ids": torch.tensor([3, 7, 11, 3, 11, 4, 5]), "offsets": offsets} if given == "offsets" else {}
+    if given == "shared":
+        options = {"ids": torch.tensor([3, 7, 11])}
+    got = oracle.run(case, **options)
+    assert got["divergence"][0].isinf() and not got["d_student_hidden"][0].any()
+    if reduction == "none":
+        assert got["loss"][0] == 0
+    if given == "offsets":
+        assert got["loss"].isfinite().all() and all(got[name].isfinite().all() for name in got if name[:2] == "d_")
+
+
 def test_rows_without_ids():
     case = oracle.make((3,), VOCAB, reduction="none")
     given = {"ids": torch.tensor([1, 2, 5]), "offsets": torch.tensor([0, 2, 2, 3])}

@@ -267,7 +267,7 @@ class Prepared(NamedTuple):
 
             numbers = Numbers(*given.options["numbers"])
             outputs: Any = divergences(
-                self.heads, self.lists, numbers, self.return_stats, linear_candidates or of_one_rank
+                self.heads, self.lists, numbers, weight, self.return_stats, linear_candidates or of_one_rank
             )
         elif any(given.flags.wants()):
             outputs = _Function.apply(given, *tensors)  # type: ignore[no-untyped-call]
@@ -277,7 +277,7 @@ class Prepared(NamedTuple):
         if sums:
             loss: Tensor = sums[0]
         elif self.by_row:
-            loss = (divergence * weight).reshape(shape)
+            loss = torch.where(weight == 0, 0, divergence * weight).reshape(shape)  # also of an infinite divergence
         else:
             loss = weighted_sum(divergence, weight)
         if self.divides_by_nothing:

@@ -49,30 +49,36 @@ def divergences(
     heads: Heads,
     lists: IdLists,
     numbers: Numbers,
+    weight: Tensor,
     with_entropy: bool,
     linear_candidates: Callable[..., candidates.LinearCandidatesOutput],
 ) -> tuple[Tensor, Tensor]:
     """Returns each row's divergence, which has gradients, and the student's entropy, or zeros without with_entropy.
 
-    Rows that the mask leaves out are left out of the products and have 0. linear_candidates: of a group or not.
+    Rows that the mask leaves out are left out of the products and have 0. Rows of weight 0 have no gradient.
+    linear_candidates: of a group or not.
     """
     rows, hiddens = heads.student.shape[0], [heads.student, heads.teacher]
     index = None if heads.mask is None else heads.mask.nonzero().reshape(-1)
     if index is not None:
-        hiddens = [hidden[index] for hidden in hiddens]
+        hiddens, weight = [hidden[index] for hidden in hiddens], weight[index]
     lists = lists.of_rows(rows, index)
 
     def of_head(name: str, other: str, hidden: Tensor, **more: bool) -> candidates.LinearCandidatesOutput:
         given = {n: v for n, v in numbers._asdict().items() if n != "beta" and not n.startswith(other)}
         given = {n.removeprefix(f"{name}_"): v for n, v in given.items()}
-        weight, bias = (getattr(heads, f"{name}_{part}") for part in ("weight", "bias"))
-        return linear_candidates(hidden, weight, lists.ids, lists.offsets, bias=bias, **given, **lists.options, **more)
+        classes, bias = (getattr(heads, f"{name}_{part}") for part in ("weight", "bias"))
+        return linear_candidates(hidden, classes, lists.ids, lists.offsets, bias=bias, **given, **lists.options, **more)
 
     student = of_head("student", "teacher", hiddens[0], return_entropy=with_entropy)
     with torch.no_grad():
         teacher = of_head("teacher", "student", hiddens[1])
+    log_probs = student.log_probs
+    elements = lists.ids.shape[0] if lists.offsets is not None else 0
+    # Where a row of weight 0 has an infinite divergence, its gradient would be 0 * inf.
+    is_left_out = Lists(weight.shape, elements, lists.offsets).spread(weight == 0)
     divergence = candidates.generalized_jsd(
-        student.log_probs,
+        torch.where(is_left_out, log_probs.detach(), log_probs),
         teacher.log_probs,
         lists.offsets,
         beta=numbers.beta,
