@@ -221,7 +221,8 @@ class Given(NamedTuple):
             lists = Lists((rows,), ids.shape[0] if self.offsets is not None else 0, self.offsets)
             z = z / lists.spread(torch.where(self.row_temperature > 0, self.row_temperature, math.nan))
         elif "temperature" in self.learned:
-            z = z / self.learned["temperature"]
+            is_excluded = z == -math.inf  # by a bias
+            is_none, z = is_none | is_excluded, z.masked_fill(is_excluded, 0) / self.learned["temperature"]
         elif temperature != 1:
             z = z / temperature
         return z.masked_fill(is_wrong, math.nan).masked_fill(is_none, -math.inf)

@@ -306,6 +306,25 @@ def test_learned_numbers_in_other_dtypes(device, kind, dtype):
         torch.testing.assert_close(value.double(), exact, rtol=torch.finfo(value.dtype).eps, atol=rounding)
 
 
+@pytest.mark.parametrize("kind", ["rows", "offsets", "shared"])
+def test_learned_numbers_beside_an_excluded_id(kind):
+    """Gradients are those of the other ids alone where a bias is -inf."""
+    lists = {"rows": [[0, 5, 2], [2, 3, 1]], "offsets": [[0, 5], [2, 3, 1]], "shared": [3, 2, 0]}[kind]
+    rows = 2 if kind == "shared" else None
+    case = oracle.make(lists, vocab=6, width=4, dtype=torch.float64, rows=rows, offsets=kind == "offsets")
+    results = []
+    for biased, ignore_id in ((-math.inf, -1), (0.0, 2)):
+        leaves = case.leaves()
+        numbers = [torch.tensor(number, dtype=torch.float64, requires_grad=True) for number in (-1.3, 0.7)]
+        leaves["bias"] = leaves["bias"].detach().index_fill(0, torch.tensor(2), biased)
+        learned = {"scale": numbers[0], "temperature": numbers[1]}
+        out = logitless.linear_candidates(**leaves, **learned, ignore_id=ignore_id, return_entropy=True)
+        gradients = torch.autograd.grad((out.lse + out.entropy).sum(), (leaves["hidden"], leaves["weight"], *numbers))
+        results.append((out.log_probs, *gradients))
+    for value, exact in zip(*results):
+        torch.testing.assert_close(value, exact)
+
+
 def test_learned_numbers_in_compiled_code():
     hidden, weight, bias = operands()
 
