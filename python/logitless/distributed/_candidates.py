@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..autograd import refuse_double_backward
+from ..autograd import for_each, refuse_double_backward
 from ..candidates import (
     CandidateOptions,
     Given,
@@ -52,8 +52,12 @@ class _SumOfLogits(torch.autograd.Function):
 def _with_sum_of_gradients(shared: Tensor, group: Any) -> Tensor:
     """Returns a tensor that all ranks have, whose gradient is then the sum over ranks."""
     own = shared.view_as(shared)
+
+    def summed(grad: Tensor) -> Tensor:
+        return for_each(lambda given: {"sum": _sum_over_ranks(given["grad"], group)}, {"grad": grad})["sum"]
+
     if own.requires_grad:
-        own.register_hook(lambda grad: _sum_over_ranks(grad, group))  # type: ignore[no-untyped-call]
+        own.register_hook(summed)  # type: ignore[no-untyped-call]
     return own
 
 

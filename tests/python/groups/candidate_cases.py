@@ -69,6 +69,19 @@ def case_learned_numbers_of_candidates(ranks):
                 torch.testing.assert_close(value, exact)
 
 
+def case_batches_of_gradients_of_candidates(ranks):
+    data = Data(ranks)
+    hidden, weight, _ = data.leaves(columns=data.shard)
+    scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(0, data.vocab, (ROWS, 9), generator=torch.Generator().manual_seed(1))
+    lse = logitless.distributed.linear_candidates(hidden, weight, ids, scale=scale, group=ranks.group).lse
+    upstream, leaves = torch.eye(ROWS, dtype=lse.dtype), (hidden, weight, scale)
+    batch = torch.autograd.grad(lse, leaves, upstream, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(lse, leaves, one, retain_graph=True) for one in upstream]
+    for got, expected in zip(batch, zip(*each)):
+        assert torch.equal(got, torch.stack(expected))
+
+
 def case_candidates_that_ranks_give_otherwise(ranks):
     data = Data(ranks)
     ids = torch.zeros(ROWS, 3, dtype=torch.int64)
