@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import check_integers
 from ..candidates import linear_candidates
 from ..options import shape_text
 from . import _group
@@ -76,6 +77,7 @@ def sample_support_scores(
         chunk_size: Accepted and not used.
 
     Raises:
+        TypeError: ``sampled_ids`` are neither int64 nor int32.
         ValueError: Shapes, the dtype of ``support_ids``, temperature or the range of ids do not fit, as in SkyRL; or
             there is no ``lm_head_weight``.
         InvalidTargetError: An id is out of range on the CPU. On CUDA its row is NaN.
@@ -93,6 +95,7 @@ def sample_support_scores(
                 raise ValueError(
                     f"{name}: expected one or a list for each row of {shape_text(rows)}, got {shape_text(shape)}"
                 )
+        check_integers("sampled_ids", sampled_ids)
         if support_ids.dtype != torch.int32:
             raise ValueError(f"support_ids: expected torch.int32, got {support_ids.dtype}")
         if not temperature > 0:
@@ -106,7 +109,8 @@ def sample_support_scores(
             )
     is_kept = support_ids >= 0
     is_valid = is_kept.any(-1)
-    ids = torch.cat([sampled_ids.unsqueeze(-1).to(torch.int32), support_ids], -1)
+    sampled = sampled_ids.clamp(-(2**31), 2**31 - 1).to(torch.int32)  # numbers out of range stay so
+    ids = torch.cat([sampled.unsqueeze(-1), support_ids], -1)
     ids = ids.masked_fill(~is_valid.unsqueeze(-1), -1)
     if alone:
         z = linear_candidates(logits_or_hidden, lm_head_weight, ids, temperature=temperature).logits

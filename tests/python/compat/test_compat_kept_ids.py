@@ -180,6 +180,8 @@ REFUSED_SUPPORT = [
     ({"vocab_start_index": 1, "vocab_end_index": VOCAB + 1}, ValueError, "from 0 on, got 1 and 30"),
     ({"support": IDS[0] + VOCAB}, logitless.InvalidTargetError, f"expected 0 <= id < {VOCAB}"),
     ({"sampled": torch.full((4,), VOCAB)}, logitless.InvalidTargetError, f"expected 0 <= id < {VOCAB}"),
+    ({"sampled": torch.full((4,), 2**32)}, logitless.InvalidTargetError, f"expected 0 <= id < {VOCAB}"),
+    ({"sampled": torch.full((4,), 1.7)}, TypeError, "sampled_ids: expected int64 or int32"),
 ]
 
 
