@@ -87,7 +87,7 @@ class FusedOutputLinear(nn.Linear):
             hidden_states: ``[B, S, D]``.
             labels: Class indices ``[B, S]``, or as many in another shape, already shifted. Rows with label -100 have 0
                 for both results.
-            temperature: One for each token, ``[B, S]``, or one for all.
+            temperature: One for each token, ``[B, S]`` or as many in another shape, or one for all.
             sampling_mask: The ids that sampling kept for each token, ``[B, S, K]``, int32 or int64, filled up with -1.
 
         Returns:
@@ -110,6 +110,8 @@ class FusedOutputLinear(nn.Linear):
             raise ValueError(f"hidden_states: expected shape [B, S, D], got {shape_text(hidden_states.shape)}")
         rows = hidden_states.shape[:-1]
         labels = indices("labels", labels, rows, RuntimeError, any_shape=True)
+        if isinstance(temperature, Tensor) and temperature.numel() == labels.numel():
+            temperature = temperature.reshape(rows)
         options: dict[str, Any] = {"reduction": "none", "softcap": self.softcap, "temperature": temperature}
         options["max_workspace_bytes"] = self.max_workspace_bytes
         outputs = linear_cross_entropy(hidden_states, self.weight, labels, return_stats=("entropy",), **options)

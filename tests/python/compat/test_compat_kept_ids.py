@@ -103,6 +103,16 @@ def test_a_sampling_mask_of_prime_rl_leaves_other_rows_alone():
     assert (plain["logprobs"][is_in] < replayed["logprobs"][is_in]).all() and replayed["logprobs"][2, 3] == 0
 
 
+@pytest.mark.parametrize("shape", [(-1,), (*ROWS, 1)])
+def test_temperatures_of_prime_rl_have_any_shape(shape):
+    leaves, mask, labels, _ = problem()
+    layer, input = prime_head(leaves["weight"].float(), None), leaves["input"].float()
+    temperature = torch.rand(ROWS, generator=torch.Generator().manual_seed(2)) + 0.5
+    for more in ((), (mask,)):
+        of_rows, other = (layer(input, labels, given, *more) for given in (temperature, temperature.reshape(shape)))
+        assert all(torch.equal(other[name], value) for name, value in of_rows.items())
+
+
 def call_prime_rl(mask):
     return prime_rl.FusedOutputLinear(7, VOCAB)(torch.ones(1, 4, 7), torch.zeros(1, 4).long(), torch.ones(1, 4), mask)
 
