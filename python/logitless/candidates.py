@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import call
 from . import options as _options
-from ._candidates.operators import ListArguments, logits_of, shared_logits
+from ._candidates.operators import ListArguments, check_budget, logits_of, shared_logits
 from ._candidates.samplers import Sampler, in_batch_negatives, with_negatives
 from ._candidates.segments import Lists
 from .errors import InvalidArgumentError, InvalidTargetError
@@ -125,9 +125,9 @@ def linear_candidates(
         weight_gradient: ``"dense"``, or ``"rows"`` for a sparse gradient of the ids that occur, as
             ``nn.Embedding(sparse=True)`` has. The latter is for eager mode and ``normalize="candidates"``, and waits
             for its device.
-        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for the workspace of each pass. Results,
-            numbers of all candidates that PyTorch's losses make, and the gathered rows of one list for all rows come
-            beside it.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for the workspace of each pass. It must also
+            be enough for a later backward pass. Results, numbers of all candidates that PyTorch's losses make, and the
+            gathered rows of one list for all rows come beside it.
 
     Returns:
         A :class:`LinearCandidatesOutput`. ``log_probs`` and ``logits`` have the shape ``[..., K]``, or ``[E]`` with
@@ -171,32 +171,46 @@ class Given(NamedTuple):
         """The shape of the logits of all lists."""
         return _shape_of_lists(self.hidden.shape[:-1], self.ids, self.offsets)
 
+    def _operands(self) -> tuple[Tensor, Tensor, int]:
+        """Returns the hidden states of all rows, the weight, and the dtype to which products round both."""
+        operands, compute_dtype = [self.hidden, self.weight], _options.F32
+        if torch.is_autocast_enabled(self.hidden.device.type):
+            operands, compute_dtype = call.cast_by_autocast(*operands)
+        return operands[0].reshape(-1, self.hidden.shape[-1]), operands[1], compute_dtype
+
+    def _has_shared_list(self) -> bool:
+        return self.offsets is None and self.ids.dim() == 1
+
+    def _of_kernel(self) -> tuple[Any, ...]:
+        """Returns the arguments of logits_of()."""
+        o, (hidden, weight, compute_dtype) = self.o, self._operands()
+        bias, row_temperature, numbers = o["bias"], self.row_temperature, self.numbers
+        if self.learned:  # the kernel makes products alone
+            bias, row_temperature, numbers = None, None, [_PRODUCTS[name] for name in LOGIT_NUMBERS]
+        starts = None if self.offsets is None else self.offsets.long()
+        integers = (o["ignore_id"], compute_dtype, _options.budget(o["max_workspace_bytes"]))
+        lists = ListArguments(self.ids, starts, row_temperature, numbers, *integers)
+        return hidden, weight, bias, lists, o["weight_gradient"] == "rows"
+
+    def check_budget(self) -> None:
+        """Raises BudgetTooSmallError unless the budget is enough for the lists, and for gradients that come later."""
+        if self.o["max_workspace_bytes"] is not None and not self._has_shared_list():
+            check_budget(*self._of_kernel())
+
     def logits(self) -> Tensor:
         """Returns the logits of all lists, without log_weights."""
-        hidden, ids, offsets, o = self.hidden, self.ids, self.offsets, self.o
-        operands, compute_dtype = [hidden, self.weight], _options.F32
-        if torch.is_autocast_enabled(hidden.device.type):
-            operands, compute_dtype = call.cast_by_autocast(hidden, self.weight)
-        flat, weight, is_sparse = operands[0].reshape(-1, hidden.shape[-1]), operands[1], o["weight_gradient"] == "rows"
-        starts = None if offsets is None else offsets.long()
-
-        def of_lists(bias: Tensor | None, row_temperature: Tensor | None, numbers: list[float]) -> Tensor:
-            integers = (o["ignore_id"], compute_dtype, _options.budget(o["max_workspace_bytes"]))
-            lists = ListArguments(ids, starts, row_temperature, numbers, *integers)
-            return logits_of(flat, weight, bias, lists, is_sparse)
-
-        if offsets is None and ids.dim() == 1:
+        ids, is_sparse = self.ids, self.o["weight_gradient"] == "rows"
+        if self._has_shared_list():
+            flat, weight, compute_dtype = self._operands()
             dtype = DTYPES[compute_dtype]
             if compute_dtype == _options.F32:
                 dtype = torch.promote_types(flat.dtype, weight.dtype)
             z = self._from_products(shared_logits(flat, weight, ids, dtype, is_sparse), ids)
-        elif self.learned:
-            # The kernel makes products alone. PyTorch differentiates what follows.
-            products = of_lists(None, None, [_PRODUCTS[name] for name in LOGIT_NUMBERS])
-            of_rows = ids if offsets is not None else ids.reshape(flat.shape[0], ids.shape[-1])
-            z = self._from_products(products.reshape(of_rows.shape), of_rows)
-        else:
-            z = of_lists(o["bias"], self.row_temperature, self.numbers)
+            return z.reshape(self.shape)
+        z = logits_of(*self._of_kernel())
+        if self.learned:  # PyTorch differentiates what follows
+            of_rows = ids.reshape(_shape_of_lists((math.prod(self.hidden.shape[:-1]),), ids, self.offsets))
+            z = self._from_products(z.reshape(of_rows.shape), of_rows)
         return z.reshape(self.shape)
 
     def _from_products(self, products: Tensor, ids: Tensor) -> Tensor:

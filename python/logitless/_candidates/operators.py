@@ -7,10 +7,13 @@ one vector ``[E]``, with ``offsets [N + 1]`` unless all lists are of one length.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import native
@@ -36,8 +39,8 @@ class Candidates(ctypes.Structure):
     )
 
 
-def _run(device: torch.device, **fields: Any) -> None:
-    """Runs a stage. fields: those of the struct. A tensor is a pointer, and may also set its stride and dtype."""
+def _given(fields: Mapping[str, Any]) -> Candidates:
+    """Returns the struct with these fields. A tensor is a pointer, and may also set its stride and dtype."""
     given = Candidates(accumulate_d_weight=0)
     for name, value in fields.items():
         if not isinstance(value, Tensor):
@@ -48,15 +51,29 @@ def _run(device: torch.device, **fields: Any) -> None:
             setattr(given, f"{name}_stride", row_stride(value))
         if hasattr(Candidates, f"{name}_dtype"):
             setattr(given, f"{name}_dtype", CODES[value.dtype])
+    return given
+
+
+def _context(device: torch.device) -> Any:
     on_host = device.type == "cpu"
-    context = native._context(torch.get_num_threads() if on_host else 1, None, native.HOST if on_host else device.index)
-    library, size = native.library(), ctypes.c_size_t()
-    native.check(library.logitless_candidates_workspace_bytes(context.pointer, ctypes.byref(given), ctypes.byref(size)))
-    workspace = torch.empty(size.value, dtype=torch.uint8, device=device)
-    stream = None if on_host else stream_of(device.index)
+    return native._context(torch.get_num_threads() if on_host else 1, None, native.HOST if on_host else device.index)
+
+
+def _workspace_bytes(device: torch.device, given: Candidates) -> int:
+    context, size = _context(device), ctypes.c_size_t()
+    function = native.library().logitless_candidates_workspace_bytes
+    native.check(function(context.pointer, ctypes.byref(given), ctypes.byref(size)))
+    return size.value
+
+
+def _run(device: torch.device, **fields: Any) -> None:
+    """Runs a stage. fields: as _given() takes them."""
+    context, given = _context(device), _given(fields)
+    workspace = torch.empty(_workspace_bytes(device, given), dtype=torch.uint8, device=device)
+    stream = None if device.type == "cpu" else stream_of(device.index)
     native.check(
-        library.logitless_candidates_run(
-            context.pointer, ctypes.byref(given), workspace.data_ptr() or None, size.value, stream
+        native.library().logitless_candidates_run(
+            context.pointer, ctypes.byref(given), workspace.data_ptr() or None, workspace.numel(), stream
         )
     )
 
@@ -241,9 +258,33 @@ def _sparse_d_weight(ctx: Any, grad: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(kept[None].long(), values, size, is_coalesced=True, check_invariants=False)
 
 
+def check_budget(hidden: Tensor, weight: Tensor, bias: Tensor | None, lists: ListArguments, sparse: bool) -> None:
+    """Raises BudgetTooSmallError unless the budget is enough for the logits, and for gradients that come later."""
+    has_values = not torch.compiler.is_compiling() and not isinstance(hidden, FakeTensor)
+    if lists.max_workspace_bytes in (0, _options.FASTEST) or not has_values:
+        return
+    shared = lists._replace(ids=lists.ids.reshape(-1)).fields(hidden, weight)
+    operands = {"hidden": shared["hidden"], "weight": shared["weight"], "bias": _in_order(bias)}
+    # Only whether a gradient is wanted counts, not where it is.
+    wanted = {
+        f"d_{name}": operands[name]
+        for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias))
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+    }
+    passes: list[dict[str, Any]] = [{"stage": LOGITS, "bias": operands["bias"]}]
+    if sparse and "d_weight" in wanted:  # which is a pass over at most these columns
+        columns = min(shared["vocab"], shared["elements"])
+        passes.append({"stage": GRADIENT, "d_weight": wanted.pop("d_weight"), "vocab": columns})
+    if wanted:
+        passes.append({"stage": GRADIENT, **wanted})
+    structs = [_given(shared | fields) for fields in passes]
+    native.enough(*(functools.partial(_workspace_bytes, hidden.device, given) for given in structs))
+
+
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, lists: ListArguments, sparse: bool) -> Tensor:
     """Returns the logits of all lists, ``[E]``. sparse: whether the weight's gradient has only the rows that occur."""
     arguments = (hidden, weight, bias, *lists._replace(ids=lists.ids.reshape(-1)))
+    check_budget(hidden, weight, bias, lists, sparse)
     try:
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             result: Tensor = SparseWeight.apply(*arguments)  # type: ignore[no-untyped-call]

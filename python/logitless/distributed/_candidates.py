@@ -104,6 +104,7 @@ def linear_candidates(
         start, total = (
             _group._classes(name, value) for name, value in (("vocab_start", vocab_start), ("vocab_total", vocab_total))
         )
+        given.check_budget()  # which shards of other sizes may exceed
     shard = _agreed(group, given, start, total)
     is_wrong = wrong_ids(ids, shard.total, given.o["ignore_id"])
     is_none, own = ids == given.o["ignore_id"], ids - shard.start

@@ -82,6 +82,22 @@ def case_batches_of_gradients_of_candidates(ranks):
         assert torch.equal(got, torch.stack(expected))
 
 
+def case_a_budget_of_candidates_that_one_shard_exceeds(ranks):
+    """The gradients of its many columns do not fit, so all ranks refuse the call that would make them later."""
+    rows = 4_000 if ranks.rank == 0 else 1
+    weight = torch.randn(rows, 8, dtype=torch.float64, requires_grad=True)
+    hidden, ids = torch.ones(ROWS, 8, dtype=torch.float64), torch.zeros(ROWS, 3, dtype=torch.int64)
+
+    def call(**options):
+        return logitless.distributed.linear_candidates(hidden, weight, ids, group=ranks.group, **options).lse
+
+    message = "at least" if ranks.rank == 0 else "rank 0 of the group refused its arguments: BudgetTooSmallError"
+    with pytest.raises(ValueError, match=message):
+        call(max_workspace_bytes="20KiB")
+    with torch.no_grad():
+        assert torch.equal(call(max_workspace_bytes="20KiB"), call())
+
+
 def case_candidates_that_ranks_give_otherwise(ranks):
     data = Data(ranks)
     ids = torch.zeros(ROWS, 3, dtype=torch.int64)
