@@ -355,10 +355,12 @@ def _check_options(o: Mapping[str, Any]) -> None:
 def _numbers(hidden: Tensor, o: Mapping[str, Any]) -> tuple[Tensor | None, list[float], dict[str, Tensor]]:
     """Returns the temperatures of rows, if they are given, the numbers of all rows, and those that are learned."""
     rows, temperature, stats = hidden.shape[:-1], o["temperature"], stats_dtype(hidden)
+    # torch.compile traces no name that a comprehension's condition assigns.
+    tensors = {name: o[name] for name in ("scale", "temperature") if isinstance(o[name], Tensor)}
     learned = {
         name: call.scalar(name, value, learned=True)
-        for name in ("scale", "temperature")
-        if isinstance(value := o[name], Tensor) and value.requires_grad and value.numel() == 1
+        for name, value in tensors.items()
+        if value.requires_grad and value.numel() == 1
     }
     call.check_devices(hidden.device, dict(learned))
     of_rows = None

@@ -344,6 +344,21 @@ def test_learned_numbers_in_compiled_code():
 # ---- PyTorch's modes
 
 
+@pytest.mark.parametrize("options", [{}, {"scale": 0.7, "temperature": 1.5, "max_workspace_bytes": "1MiB"}])
+def test_compiled_with_plain_numbers(options):
+    hidden, weight, _ = operands()
+    ids = torch.tensor(LISTS)
+
+    def loss(hidden, weight):
+        return log_probs(hidden, weight, ids, **options)[:, 0].sum()
+
+    torch._dynamo.reset()
+    values = [f(hidden, weight) for f in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager"))]
+    gradients = [torch.autograd.grad(value, (hidden, weight)) for value in values]
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize("kind", ["padded", "offsets", "shared"])
 def test_compiled(kind):
     lists = {"padded": LISTS, "offsets": UNEVEN, "shared": [3, 8, 3]}[kind]
