@@ -86,7 +86,28 @@ def linear_divergence(
         start, total = (_group._classes(name, value) for name, value in places.items())
         ranks = Ranks(group.group_name, dist.get_world_size(group), start, total, False, False, False)
         prepared = _divergence.prepared(*heads, return_stats, options, ranks)
+    if prepared.lists is not None:
+        _agree_on_rows(group, ranks, prepared)
     return prepared.result(functools.partial(linear_candidates, group=group, **places))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _agree_on_rows(group: Any, ranks: Ranks, prepared: _divergence.Prepared) -> None:
+    """Compares what linear_candidates of all ranks does not see: which rows the mask leaves, and beta."""
+    mask = prepared.heads.mask
+    fields = {
+        "device": prepared.weight.device.type,
+        "function": "linear_divergence with ids",
+        "mask": _text(mask),
+        "beta": Numbers(*prepared.call.options["numbers"]).beta,
+        "seed": None,
+        "vocab_start given": ranks.vocab_start >= 0,
+        "vocab_total": None if ranks.vocab_total < 0 else ranks.vocab_total,
+    }
+    own = _agreement.RankInfo(prepared.heads.student_weight.shape[0], ranks.vocab_start, 0, 0)
+    agreed = _agreement.agree(group, fields, own, mask, "mask", 0)
+    if agreed.new is not None:
+        _agreement.keep(group, agreed)
 
 
 class _Exchange:

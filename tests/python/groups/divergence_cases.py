@@ -182,9 +182,12 @@ def case_compiled_divergence(ranks):
 
 def case_divergences_that_ranks_call_otherwise(ranks):
     case = make(ranks, beta=0.5)
-    mask = torch.arange(ROWS) % 3 != 0
+    mask, ids = torch.arange(ROWS) % 3 != 0, torch.tensor([1, 3, 4])
     for name, here, there in (
         ("beta", {"beta": 0.4}, {}),
+        ("beta", {"ids": ids, "beta": 0.4}, {"ids": ids}),
+        ("function", {"ids": ids}, {}),
+        ("mask", {"ids": ids, "mask": mask}, {"ids": ids, "mask": mask.flip(0)}),
         ("temperature", {"temperature": 2.0}, {}),
         ("max_workspace_bytes", {"max_workspace_bytes": 1 << 20}, {}),
         ("mask", {"mask": mask}, {}),
