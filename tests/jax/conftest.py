@@ -1,21 +1,14 @@
-"""Finds the package as tests/python/conftest.py does. These tests need jax, and run without PyTorch."""
+"""Fixtures of the tests that need jax, and run without PyTorch."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-if not os.environ.get("LOGITLESS_LIBRARY") and importlib.util.find_spec("logitless") is None:
-    builds = [ROOT / "build" / name / "src" / "liblogitless.so" for name in ("test", "dev", "quick")]
-    newest = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
-    if newest is not None:
-        os.environ["LOGITLESS_LIBRARY"] = str(newest)
-if os.environ.get("LOGITLESS_LIBRARY"):
-    sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import find_package  # noqa: F401
 
 # XLA reads both when jax first needs a device.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
