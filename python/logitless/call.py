@@ -120,13 +120,11 @@ def check_plain(name: str, tensor: Tensor) -> None:
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(
-            f"{name}: logitless.linear_cross_entropy does not support the transforms of torch.func (vmap, grad, jvp); "
+            f"{name}: logitless does not support the transforms of torch.func (vmap, grad, jvp); "
             'use leading batch dimensions, reduction="none" and torch.autograd instead'
         )
     if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-        raise NotImplementedError(
-            f"{name}: logitless.linear_cross_entropy does not support forward-mode differentiation"
-        )
+        raise NotImplementedError(f"{name}: logitless does not support forward-mode differentiation")
 
 
 def _how_to_gather(name: str, tensor: Tensor) -> str:

@@ -203,6 +203,7 @@ IDS = torch.zeros(7, 3, dtype=torch.int64)
 BAD = {
     "offsets alone": ({"offsets": torch.zeros(8, dtype=torch.int64)}, "offsets: expected None without ids"),
     "normalize alone": ({"normalize": "vocabulary"}, "normalize: expected 'candidates' without ids"),
+    "ignore_id alone": ({"ignore_id": 5}, "ignore_id: expected -1 without ids"),
     "normalize": ({"ids": IDS, "normalize": "rows"}, "normalize: expected one of"),
     "shape": ({"ids": IDS[:5]}, r"ids: expected shape \[7, 3\]"),
     "range": ({"ids": IDS + 50}, "ids: expected 0 <= id < 50"),

@@ -233,9 +233,9 @@ def prepared(
 def _lists_of(o: Mapping[str, Any], hidden: Tensor, weight: Tensor, least_vocab: int) -> Any:
     """Returns the IdLists of a call, or None."""
     if o["ids"] is None:
-        for name, nothing in (("offsets", None), ("normalize", "candidates")):
-            if o[name] is not nothing and o[name] != nothing:
-                raise ValueError(f"{name}: expected {nothing!r} without ids, got {o[name]!r}")
+        for name in ("offsets", "normalize", "ignore_id"):
+            if o[name] is not _MORE[name] and o[name] != _MORE[name]:
+                raise ValueError(f"{name}: expected {_MORE[name]!r} without ids, got {o[name]!r}")
         return None
     from .lists import IdLists  # candidates.py needs this package
 
