@@ -59,9 +59,9 @@ typedef struct logitless_candidates {
   const void* weight; /* [V, D]; the second stage reads it for d_hidden only */
   int64_t weight_stride;
   const void* bias; /* [V], null: none */
-  const void*
-      row_temperature; /* [N] stats, in place of `temperature`, then 1; null: none. Out of range: z is NaN */
-  const void* ids;     /* [E]: row after row, ids in [0, V) or ignore_id */
+  /* [N] stats, null: none. `temperature` is 1 beside it. A row whose own one is out of range has z = NaN. */
+  const void* row_temperature;
+  const void* ids;        /* [E]: row after row, ids in [0, V) or ignore_id */
   const int64_t* offsets; /* [N + 1]: where rows begin, ascending from 0 to E; null: rows of equal length */
   void* logits;           /* [E] stats, z. With a softcap the second stage reads it */
   /* [2], null: not wanted. CUDA, which cannot check ids before a run: the number of ids out of range, and the

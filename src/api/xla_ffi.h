@@ -1,7 +1,8 @@
 #pragma once
-// The part of XLA's FFI C API that xla_ffi.cpp uses, in own words. So a build needs no jaxlib, and a wheel's
-// bits depend on none. XLA keeps these layouts within a major version and appends fields; struct_size tells
-// which there are. tests/jax/test_ffi_layout.py compares each field with the header of the installed jaxlib.
+// Our declarations of the part of XLA's FFI C API that xla_ffi.cpp uses. So a build needs no jaxlib, and a
+// wheel's bits depend on none. XLA keeps these layouts within a major version and appends fields; struct_size
+// tells which there are. tests/jax/test_ffi_layout.py compares each field with the header of the installed
+// jaxlib.
 #include <cstddef>
 #include <cstdint>
 
