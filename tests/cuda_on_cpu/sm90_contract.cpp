@@ -156,6 +156,25 @@ void make(const Row& r, const StatsArgs& args) {
   make_stats(r, args);
 }
 
+// Stores the exp logits of a tile that begins at column `first`.
+void store_exp_logits(const Row& r, const ExpLogitsArgs& args, int64_t first,
+                      const std::vector<float>& kept) {
+  int exponent = kKeptExponent;
+  if (r.product.dtype == DType::kF16) {
+    float largest = 0;
+    for (const float e : kept) {
+      if (!(e <= largest)) largest = e;
+    }
+    exponent = shared_exponent(largest);
+    args.exponents.data[r.row * args.exponents.stride + first / kExponentColumns] =
+        static_cast<int8_t>(exponent);
+  }
+  for (int64_t j = first; j < std::min<int64_t>(args.exp_logits.columns, first + std::ssize(kept)); ++j) {
+    store(args.exp_logits, r.product.dtype, r.row, j,
+          std::ldexp(kept[static_cast<size_t>(j - first)], exponent));
+  }
+}
+
 void make(const Row& r, const ExpLogitsArgs& args) {
   write_target_logit(r, args);
   const SplitOffset logit_offset = split_offset(args.logit_offset[r.row]);
@@ -165,15 +184,15 @@ void make(const Row& r, const ExpLogitsArgs& args) {
     join_maximum(r, args.stats, first, end);
     float sum = 0;
     RowStats<double> parts;
+    std::vector<float> kept;
     for (int64_t j = first; j < end; ++j) {
       const float e = exp_of(r.at(j), logit_offset);
       sum += e;
       add_options(parts, args.stats, double{r.at(j)}, weight_of(args, j),
                   r.at(j) - rounded_offset(logit_offset), double{e});
-      if (j >= args.exp_logits.columns) continue;
-      const float slope = softcap == 0 ? 1.0f : softcap_slope(r.at(j), inverse_cap);
-      store(args.exp_logits, r.product.dtype, r.row, j, std::ldexp(e * slope, kKeptExponent));
+      kept.push_back(softcap == 0 ? e : e * softcap_slope(r.at(j), inverse_cap));
     }
+    if (first < args.exp_logits.columns) store_exp_logits(r, args, first, kept);
     args.stats.sum[r.place(args.stats, first)] += sum;
     add_parts(args.stats, r.place(args.stats, first), parts);
   });

@@ -99,7 +99,7 @@ std::vector<Case> special_cases(const Engine& engine) {
   // Logits rise from column to column. Sums and kept exp logits of the first columns are relative to an
   // offset that suits no later ones.
   for (const bool is_invariant : {false, true}) {
-    for (const logitless_dtype dtype : {plain, LOGITLESS_BF16}) {
+    for (const logitless_dtype dtype : {plain, LOGITLESS_BF16, LOGITLESS_F16}) {
       Case c = plain_case(5, {24, fast ? 9000 : 3000, 8}, dtype);
       c.problem.dtype.bias = c.problem.dtype.d_bias = LOGITLESS_F32;
       for (size_t j = 0; j < c.bias.size(); ++j) {

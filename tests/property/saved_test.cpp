@@ -31,18 +31,20 @@ class Saved : public EngineTest {
   // Cases with upstream gradients that a row factor does not serve, and others.
   std::vector<Case> cases(PlainSize size) const {
     std::vector<Case> out;
-    Random random(11);
-    Case c = plain(1, size);
-    c.problem.reduction = LOGITLESS_REDUCTION_NONE;
-    c.grad_loss = uniform_values(random, size.tokens, -1, 2, stats_dtype(c.problem));
-    out.push_back(c);
-    c.problem.has.entropy = c.problem.has.grad_entropy = 1;
-    c.grad_entropy = uniform_values(random, size.tokens, -1, 1, stats_dtype(c.problem));
-    out.push_back(c);
-    c.problem.label_smoothing = 0.1;
-    out.push_back(c);
-    give_targets(random, &c, 5, -0.5, 1);
-    out.push_back(c);
+    for (const logitless_dtype dtype : engine().kept_dtypes()) {
+      Random random(11);
+      Case c = plain_case(1, size, dtype);
+      c.problem.reduction = LOGITLESS_REDUCTION_NONE;
+      c.grad_loss = uniform_values(random, size.tokens, -1, 2, stats_dtype(c.problem));
+      out.push_back(c);
+      c.problem.has.entropy = c.problem.has.grad_entropy = 1;
+      c.grad_entropy = uniform_values(random, size.tokens, -1, 1, stats_dtype(c.problem));
+      out.push_back(c);
+      c.problem.label_smoothing = 0.1;
+      out.push_back(c);
+      give_targets(random, &c, 5, -0.5, 1);
+      out.push_back(c);
+    }
     for (Case& each : out) each = saving(each);
     return out;
   }
@@ -54,7 +56,7 @@ TEST_P(Saved, TheBackwardPassHasTwoMatmuls) {
     SCOPED_TRACE(describe(c));
     const logitless::PlanInfo plan = backward(c);
     const auto size = static_cast<int64_t>(size_of(as_dtype(c.problem.dtype.hidden)));
-    const bool saves = is_device() && c.problem.dtype.hidden != LOGITLESS_F16;
+    const bool saves = engine().keeps_exp_logits(c.problem);
     EXPECT_EQ(plan.cached_columns, saves ? 903 : 0);
     if (saves) {
       EXPECT_EQ(plan.cost_matmuls, 2);
@@ -143,6 +145,28 @@ TEST_P(Saved, SizesThatNoPlanSaysAreRefused) {
     EXPECT_EQ(refusal([&] { context_.plans(forward); }).required_bytes, error.required_bytes);
     c.problem.saved_bytes = error.required_bytes;
     expect_truth(c);
+  }
+}
+
+// A tile's logits span 160 nats, and most targets are far below the row's maximum. The softcap's slope is near 0 at
+// both ends.
+TEST_P(Saved, LogitsOfAnyRange) {
+  for (const logitless_dtype dtype : engine().kept_dtypes()) {
+    Case c = plain_case(12, {60, 903, 24}, dtype);
+    c.problem.scale = 8;
+    for (const double softcap : {0.0, 50.0}) {
+      c.problem.softcap = softcap;
+      c.problem.has.saved = 0;
+      c.problem.saved_bytes = 0;
+      c.mode = Mode::kForwardBackward;
+      if (engine().keeps_exp_logits(c.problem)) {
+        logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
+        p.max_workspace_bytes = LOGITLESS_FASTEST;
+        EXPECT_EQ(logitless::Plan(context_, p).info().cached_columns, 903);
+      }
+      expect_truth(c, LOGITLESS_FASTEST);
+      expect_truth(saving(c), LOGITLESS_FASTEST);
+    }
   }
 }
 

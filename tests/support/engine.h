@@ -34,6 +34,15 @@ struct Engine {
   }
   // The most precise format of operands that it can run, apart from float64.
   logitless_dtype plain_dtype() const { return is_fused() ? LOGITLESS_BF16 : LOGITLESS_F32; }
+  // The 16-bit formats that a fused engine keeps exp logits in, or only plain_dtype().
+  std::vector<logitless_dtype> kept_dtypes() const {
+    if (is_fused()) return {LOGITLESS_BF16, LOGITLESS_F16};
+    return {plain_dtype()};
+  }
+  // Whether a run with gradients keeps exp logits of a problem without a softcap.
+  bool keeps_exp_logits(const logitless::Problem& problem) const {
+    return is_device() && (is_fused() || product_dtype(problem, problem.dtype.hidden) != LOGITLESS_F16);
+  }
   // Whether the products have operands in the same 16-bit format.
   static bool has_short_operands(const logitless::Problem& problem) {
     const logitless_dtype hidden = product_dtype(problem, problem.dtype.hidden);

@@ -155,10 +155,18 @@ struct StoredColumns {
   int64_t stride = 0;
 };
 
+// float16 cannot hold the range of exp logits. So the stored ones of a row in kExponentColumns columns share
+// an exponent, a byte: they are the exp logits times 2^exponent, and the largest is in [2^14, 2^15).
+inline constexpr int kExponentColumns = 192;
+struct Exponents {
+  int8_t* data = nullptr;  // [rows, groups of columns]
+  int64_t stride = 0;      // bytes between rows
+};
+
 // Sums are relative to the logit offset, and `weighted` is not made. A null max means that it is not wanted;
 // argmax and the optional sums are optional as well. If exp logits are kept in base 2, they and the sums are
 // relative to rounded_offset(), which is the logit offset up to rounding. The stored values are then
-// 2^kKeptExponent times the exp logits.
+// 2^kKeptExponent times the exp logits, or with float16 those of Exponents.
 struct ExpLogitsArgs : RowSums {
   // The offset that exp logits are relative to, for engines with offsets_first. Others may get the
   // targets' logits for a run's first window, as guesses of the maxima.
@@ -168,7 +176,8 @@ struct ExpLogitsArgs : RowSums {
   // where `exp_logits` begins.
   float* chosen_offset = nullptr;  // [rows]
   int64_t kept_before = 0;
-  StoredColumns exp_logits = {};  // bf16, or fp32 with fp32 operands
+  StoredColumns exp_logits = {};  // in the operands' dtype
+  Exponents exponents = {};       // with float16 operands; the launch begins with a group of columns
 };
 
 // dz = [p (a + b log p) + c w - g [target]] * slope of t (T times that of z), log p = z - lse - lse_residual

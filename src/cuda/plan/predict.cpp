@@ -88,9 +88,10 @@ class Prediction {
   double gradients_of_exp_logits(int64_t rows, int64_t columns) const {
     if (columns == 0) return 0;
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
-    if (exp_logits_become_dz(p_) && saves_exp_logits(p_, d_)) {
-      return KernelTimes::in_parts(columns, d_.vocab_window, [&](int64_t width) {
-        return moved(rows, width, 2 * size) + kLaunchSeconds + gradients(rows, width, true);
+    if (exp_logits_become_dz(p_)) {
+      const int64_t window = saves_exp_logits(p_, d_) ? d_.vocab_window : kept_window(p_, d_);
+      return KernelTimes::in_parts(columns, window, [&](int64_t width) {
+        return moved(rows, width, 2 * size) + kLaunchSeconds + gradients(rows, width, window < columns);
       });
     }
     const int64_t window = kept_window(p_, d_);

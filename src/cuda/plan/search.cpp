@@ -18,6 +18,7 @@ namespace {
 // With batch_invariant, both are EngineTraits::partial_columns.
 constexpr int64_t kSmallestWindow = 64;
 constexpr int64_t kWindowStep = 192;  // a tile of the fused kernel
+static_assert(kWindowStep % kExponentColumns == 0);
 // How many numbers of windows are tried, from the fewest on; the second applies after each number of kept
 // columns.
 constexpr int64_t kMoreWindows = 8, kMoreWindowsAfterKept = 3;
@@ -186,19 +187,18 @@ class Search {
                                  : std::vector<ScratchBlock>{{0, 0}};
   }
 
-  // Exp logits become gradients by a factor for each row, which is fp32, or with label smoothing become dz.
   bool has_exp_logits() const {
     const DType dtype = operand_dtype(p_);
-    if (dtype == DType::kF16 || dtype == DType::kF64) return false;
+    if (dtype == DType::kF64 || (dtype == DType::kF16 && !traits_.keeps_float16)) return false;
     // Sums of weighted logits would have other bits than those of passes that keep none.
     return !p_.smooths() || (is_linear(p_) && !p_.batch_invariant);
   }
   bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
 
-  // A row factor must make gradients of them, or make_dz(), which needs linear logits.
+  // An upstream gradient of the entropy needs linear logits.
   bool can_save_exp_logits() const {
     return p_.has.saved && p_.saved_bytes > 0 && !p_.is_sparsified() && has_exp_logits() && p_.tokens > 0 &&
-           !p_.is_unmerged_shard() && (is_linear(p_) || !exp_logits_become_dz(p_));
+           !p_.is_unmerged_shard() && (is_linear(p_) || !p_.has.grad_entropy);
   }
 
   // Whether the plan chooses of how many columns: only a backward pass may.
@@ -272,15 +272,18 @@ class Search {
   }
 
   // Returns the numbers of columns whose weight rows are copied at once; all, if the weight is not copied.
-  // The saved exp logits of a window must begin at a multiple of 16 bytes.
+  // The saved exp logits of a window must begin at a multiple of 16 bytes, and in float16 with a group.
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
-    const int64_t least = p_.batch_invariant || saved_columns_ > 0 ? smallest_window_ : 1;
+    const bool has_groups = saved_columns_ > 0 && operand_dtype(p_) == DType::kF16;
+    const int64_t least = has_groups                                 ? window_step_
+                          : p_.batch_invariant || saved_columns_ > 0 ? smallest_window_
+                                                                     : 1;
     for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
          most = ceil_div(ceil_div(most, 4), least) * least) {
       windows.push_back(in_whole_waves(most, chunk));
-      if (most <= smallest_window_) return windows;
+      if (most <= std::max(least, smallest_window_)) return windows;
     }
   }
 

@@ -1,5 +1,8 @@
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "core/host_device.h"
@@ -47,5 +50,16 @@ LOGITLESS_HD inline double rounded_offset(float logit_offset) {
 // Kept exp logits are stored times 2^kKeptExponent. Relative to the target's logit their sum is never below
 // 1, so unscaled they would use only half of bf16's exponents.
 inline constexpr int kKeptExponent = -58;
+
+// The exponent of a group of exp logits in float16, from the largest of them (Exponents in engines/logits.h).
+LOGITLESS_HD inline int shared_exponent(float largest) {
+  const int biased = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23 & 255);  // of NaN 255
+  return std::min(127 + 14 - biased, 126);
+}
+
+// 2^exponent, for exponents from -126 to 127.
+LOGITLESS_HD inline float power_of_two(int exponent) {
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
+}
 
 }  // namespace logitless::cuda

@@ -2,6 +2,7 @@
 
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/device_rows.cuh"
+#include "cuda/rows/logit_offset.h"
 #include "cuda/rows/vector8.cuh"
 
 namespace logitless::cuda {
@@ -24,8 +25,14 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
   const float inverse_sum = 1 / arena.kept_sum[r];
   const T* from = m.exp_logits.row<T>(r);
   T* to = m.dz.row<T>(r);
-  const auto dz_of = [&](const T& exp_logit, int64_t j) {
-    const float p = to_float(exp_logit) * inverse_sum;
+  // The factor that makes a stored value a probability.
+  const auto unit_of = [&](int64_t j) {
+    if constexpr (!std::is_same_v<T, __half>) return inverse_sum;
+    const int64_t group = (m.first_column + j) / kExponentColumns;
+    return inverse_sum * power_of_two(-m.exponents.data[r * m.exponents.stride + group]);
+  };
+  const auto dz_of = [&](const T& exp_logit, float unit, int64_t j) {
+    const float p = to_float(exp_logit) * unit;
     float dz = p == 0 ? 0.0f : p * (of_row.b != 0 ? fmaf(of_row.b, logf(p), of_row.a) : of_row.a);
     if (of_row.c != 0) dz += m.column_weight != nullptr ? of_row.c * m.column_weight[j] : of_row.c;
     return from_float<T>(is_ignored ? 0.0f : dz * scale);
@@ -36,16 +43,19 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
   for (int64_t j = 8 * (int64_t{blockIdx.y} * kThreads + threadIdx.x); j < m.columns; j += step) {
     if (j + 8 <= m.columns) {
       Vector8<T> elements = *reinterpret_cast<const Vector8<T>*>(from + j);
+      const float unit = unit_of(j);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) elements.x[k] = dz_of(elements.x[k], j + k);
+      for (int k = 0; k < 8; ++k) elements.x[k] = dz_of(elements.x[k], unit, j + k);
       *reinterpret_cast<Vector8<T>*>(to + j) = elements;
     } else {
-      for (int64_t k = j; k < m.columns; ++k) to[k] = dz_of(from[k], k);
+      for (int64_t k = j; k < m.columns; ++k) to[k] = dz_of(from[k], unit_of(k), k);
     }
     if (has_one_target && own_target >= j && own_target < min(j + 8, m.columns)) {
       const float w = m.column_weight != nullptr ? m.column_weight[own_target] : 1.0f;
       const float log_p = (arena.target_logit[r] - arena.lse[r]) - arena.lse_residual[r];
-      to[own_target] = from_float<T>(dz_element(of_row, log_p, w, 1.0f) * scale);
+      const float slope =
+          m.transform.slope(arena.target_logit[r], m.transform.inverse_temperature_of(m.first + r));
+      to[own_target] = from_float<T>(dz_element(of_row, log_p, w, 1.0f) * slope * scale);
     }
   }
 }

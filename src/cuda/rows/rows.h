@@ -348,16 +348,18 @@ void launch_smoothing_rows(const SmoothingRows& s, const Queue& queue);
 
 // ---- make_dz.cu
 //
-// Turns kept exp logits into dz where a factor for each row is not enough. Logits are linear. The sums of exp
-// logits are in arena.kept_sum. Entries of several targets come later.
+// Turns kept exp logits into dz where a factor for each row is not enough. With b or c, logits are linear.
+// The sums of exp logits are in arena.kept_sum. Entries of several targets come later.
 struct MakeDz {
   ConstMatrix exp_logits;         // [rows, columns], rows are pieces of 16 bytes
+  Exponents exponents;            // from column 0 of the shard on; with float16
   Matrix dz;                      // as exp_logits; may be these
   int64_t first, rows;            // of the chunk
   int64_t first_column, columns;  // of the window, in the shard
   const int32_t* row_count;
-  const float* column_weight;  // [columns] or null: ones
-  const float* scale;          // scalar; null: 1
+  const float* column_weight;       // [columns] or null: ones
+  LogitTransform<float> transform;  // of the computed rows
+  const float* scale;               // scalar; null: 1
 };
 void launch_make_dz(const Arena& arena, const MakeDz& m, const Queue& queue);
 // ---- dot_products.cu

@@ -69,10 +69,18 @@ bool saves_exp_logits(const Problem& p, const PlanDetail& d) {
   return p.has.saved && d.cached_columns > 0;
 }
 
+int64_t bytes_before_exponents(const Problem& p, const PlanDetail& d) {
+  return padded_columns(p, d.cached_columns) * static_cast<int64_t>(size_of(operand_dtype(p)));
+}
+
 int64_t exp_logits_stride(const Problem& p, const PlanDetail& d) {
-  const int64_t columns =
-      saves_exp_logits(p, d) ? d.cached_columns : std::max(d.cached_columns, dz_columns(p, d));
-  return rounded_up(columns, kLineBytes, operand_dtype(p));
+  const DType dtype = operand_dtype(p);
+  int64_t kept = d.cached_columns;
+  if (dtype == DType::kF16 && kept > 0) {
+    const int64_t bytes = bytes_before_exponents(p, d) + ceil_div(kept, kExponentColumns);
+    kept = ceil_div(bytes, static_cast<int64_t>(size_of(dtype)));
+  }
+  return rounded_up(saves_exp_logits(p, d) ? kept : std::max(kept, dz_columns(p, d)), kLineBytes, dtype);
 }
 
 int64_t dz_stride(const Problem& p, const PlanDetail& d) {

@@ -61,6 +61,8 @@ bool saves_exp_logits(const Problem& problem, const PlanDetail& detail);
 // length where dz takes the place of exp logits, so that rows which do not exist stay 0.
 int64_t exp_logits_stride(const Problem& problem, const PlanDetail& detail);
 int64_t dz_stride(const Problem& problem, const PlanDetail& detail);
+// Returns the bytes from the begin of a row of kept exp logits in float16 to the row's Exponents.
+int64_t bytes_before_exponents(const Problem& problem, const PlanDetail& detail);
 // Returns how many columns of kept exp logits products take at once: all, if the products can use weight and
 // d_weight in place.
 int64_t kept_window(const Problem& problem, const PlanDetail& detail);
@@ -129,10 +131,10 @@ using Arena = ArenaOf<float>;
 template <class Real>
 ArenaOf<Real> lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
-// Whether a factor for each row does not make gradients of saved exp logits. They then become dz, window by
-// window.
+// Whether a factor for each row does not make gradients of kept exp logits. They then become dz, saved ones
+// window by window.
 inline bool exp_logits_become_dz(const Problem& problem) {
-  return problem.has.grad_entropy;
+  return problem.has.grad_entropy || operand_dtype(problem) == DType::kF16;
 }
 // Whether label smoothing's part of dz, c_i w_j, stays apart from exp logits: d_hidden gets a product of two
 // vectors, and both operands of d_weight get kSmoothingRows further rows.

@@ -49,6 +49,13 @@ struct RunnerOf {
   // A matrix of the run's own, with rows as long as the operands'.
   Matrix padded(void* data, DType dtype) const { return {data, dtype, depth()}; }
   Matrix exp_logits() const { return {arena.exp_logits, dtype(), exp_logits_stride(problem, detail)}; }
+  // Returns the exponents of exp_logits(); none but in float16.
+  Exponents exponents() const {
+    if (dtype() != DType::kF16) return {};
+    const Matrix kept = exp_logits();
+    return {static_cast<int8_t*>(kept.data) + bytes_before_exponents(problem, detail),
+            kept.stride * static_cast<int64_t>(size_of(kept.dtype))};
+  }
   Matrix dz() const { return {arena.dz, dtype(), dz_stride(problem, detail)}; }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }

@@ -56,6 +56,9 @@ void check_epilogue(const LogitsArgs& args, const ExpLogitsArgs& own) {
   check_partials(args, own.stats);
   require(own.logit_offset != nullptr, "logit offsets must be given");
   require(own.exp_logits.columns <= args.columns, "more columns are stored than there are");
+  if (args.dtype != DType::kF16 || own.exp_logits.columns <= 0) return;
+  require(own.exponents.data != nullptr && args.column_offset % kExponentColumns == 0,
+          "float16 exp logits need exponents, and windows of whole groups");
 }
 
 void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
@@ -118,7 +121,6 @@ bool is_plain(const LogitsArgs& args) {
 
 bool supports(const LogitsArgs& args) {
   if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
-  if (args.dtype == DType::kF16 && args.epilogue() == Epilogue::kExpLogits) return false;
   const StoredColumns* stored = stored_by(args);
   return aligned(args.hidden, args.hidden_stride) && aligned(args.weight, args.weight_stride) &&
          (stored == nullptr || aligned(stored->data, stored->stride));

@@ -11,6 +11,7 @@ namespace logitless::cuda::fused {
 
 inline constexpr EngineTraits kTraits{.base_2 = true,
                                       .offsets_first = true,
+                                      .keeps_float16 = true,
                                       .top_tile = kTileColumns,
                                       .top_groups = kTopGroups,
                                       .partial_columns = kTileColumns};
@@ -19,8 +20,7 @@ inline constexpr EngineTraits kTraits{.base_2 = true,
 // and nothing optional.
 bool is_plain(const LogitsArgs& args);
 
-// Returns whether the operands are supported: 16-bit, rows of multiples of 16 bytes; for exp logits bf16
-// only.
+// Returns whether the operands are supported: 16-bit, rows of multiples of 16 bytes.
 bool supports(const LogitsArgs& args);
 
 // Returns the partials of a row where each tile of columns has its own.

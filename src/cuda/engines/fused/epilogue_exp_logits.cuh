@@ -5,7 +5,7 @@
 
 // Exp logits relative to the row's logit offset, in place of the logits, and their row sums. With softcap the
 // stored value is the exp times the slope of t, which the gradient needs; the sums are of the plain exp
-// logits.
+// logits. Those in float16 are multiplied by their groups' powers of two.
 namespace logitless::cuda::fused {
 
 // The maximum of the general kernel's rows, taken before the exp logits replace the logits.
@@ -29,10 +29,32 @@ __device__ __forceinline__ void exp_logits_maximum(const Accumulators& acc, cons
   stats.max[partial] = ptx::max_nan(old_max, tile_max);
 }
 
+// Multiplies each row by 2^exponent, and stores the exponent. A row of the tile is a group of columns.
+template <class View>
+__device__ __forceinline__ void share_exponents(Accumulators& acc, const View& tile,
+                                                const Exponents& exponents, bool live) {
+  int of_rows[kQuadRows];
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    of_rows[r] = shared_exponent(row_maximum(acc, r));
+    const float factor = power_of_two(of_rows[r]);
+#pragma unroll
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) *= factor;
+  }
+  const int own = own_of(of_rows);
+  if (!live) return;
+  exponents.data[tile.own_row() * exponents.stride + tile.first_column() / kExponentColumns] =
+      static_cast<int8_t>(own);
+}
+
+// The work on a tile's elements. Each kind includes those before it. Work that is not wanted would be
+// exposed.
+enum class ExpLogitsWork { kSums, kOffsets, kCapped, kSquares };
+
 // Elements that the compiler may work on at once, if it must work in pieces.
 inline constexpr int kExpLogitsAtOnce = 16;
 
-template <bool kGeneral, class View>
+template <bool kGeneral, DType kType, class View>
 __device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const View& tile,
                                                     const KernelParams<ExpLogitsArgs>& params) {
   const LogitsProduct& product = params.product;
@@ -44,6 +66,7 @@ __device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const Vie
     fill_tail(acc, tile, columns, -INFINITY);
   }
   const PartialStats& stats = args.stats;
+  const bool needs_logits = product.transform.softcap != 0.f || stats.sum_sq != nullptr;
   const int row = tile.own_row();
   const int target = row < tile.rows() && product.target != nullptr ? load_target(product, row) : -1;
   const bool live = row < tile.rows() && !is_ignored(product, target);
@@ -55,6 +78,7 @@ __device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const Vie
   if constexpr (kGeneral) {
     if (stats.max != nullptr) exp_logits_maximum(acc, tile, product, stats, live, partial);
     add_logits(acc, tile, columns, stats, live, partial);
+
   } else {
     own_offset = subtract_far_offsets(acc, own_offset, product.transform.scale);
   }
@@ -68,32 +92,39 @@ __device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const Vie
     const float shift = from_owner(own.shift, r);
     [[maybe_unused]] const float inverse_cap = kGeneral ? inverse_cap_of(params, tile, tile.row(r)) : 0.f;
     [[maybe_unused]] const float far = kGeneral ? from_owner(own.far, r) : 0.f;
-    float sum[2] = {}, sum_offset[2] = {};
-    const auto make_exp_logits = [&](auto squares) {
+    float sum[2] = {};
+    [[maybe_unused]] float sum_offset[2] = {};
+    const auto make_exp_logits = [&](auto wanted) {
+      constexpr ExpLogitsWork kWork = decltype(wanted)::value;
+      constexpr bool kNeedsLogits = kWork >= ExpLogitsWork::kCapped;
 #pragma unroll
       for (int first = 0; first < kRowElements; first += kExpLogitsAtOnce) {
         if (kGeneral && View::kInPieces && !ptx::always()) continue;
 #pragma unroll
         for (int i = first; i < first + kExpLogitsAtOnce; ++i) {
           float& z = element(acc, r, i);
-          const float exponent =
-              kGeneral ? fmaf(z - far, kLog2E, shift) : fmaf(z, params.exponent_scale, shift);
+          const float from_offset = kGeneral ? z - far : z;
+          const float exponent = fmaf(from_offset, kGeneral ? kLog2E : params.exponent_scale, shift);
           const float p = ptx::exp2_approx(exponent);
           sum[i & 1] += p;
-          if constexpr (kGeneral) {
+          if constexpr (kWork >= ExpLogitsWork::kOffsets)
             sum_offset[i & 1] = fmaf(p, as_factor(exponent), sum_offset[i & 1]);
-            if constexpr (decltype(squares)::value) sum_squares[r] = fmaf(p, p, sum_squares[r]);
-            z = p * softcap_slope(as_factor(z), inverse_cap);
-          } else {
-            z = p;
-          }
+          if constexpr (kWork == ExpLogitsWork::kSquares) sum_squares[r] = fmaf(p, p, sum_squares[r]);
+          z = kNeedsLogits ? p * softcap_slope(as_factor(z), inverse_cap) : p;
         }
       }
     };
-    if (kGeneral && stats.sum_sq != nullptr) {
-      make_exp_logits(std::true_type{});
-    } else {
-      make_exp_logits(std::false_type{});
+    using Work = ExpLogitsWork;
+    if (!kGeneral || (stats.sum_offset == nullptr && !needs_logits)) {
+      make_exp_logits(std::integral_constant<Work, Work::kSums>{});
+    } else if constexpr (kGeneral) {
+      if (!needs_logits) {
+        make_exp_logits(std::integral_constant<Work, Work::kOffsets>{});
+      } else if (stats.sum_sq == nullptr) {
+        make_exp_logits(std::integral_constant<Work, Work::kCapped>{});
+      } else {
+        make_exp_logits(std::integral_constant<Work, Work::kSquares>{});
+      }
     }
     sums[r] = sum[0] + sum[1];
     sum_offsets[r] = sum_offset[0] + sum_offset[1];
@@ -111,6 +142,15 @@ __device__ __forceinline__ void exp_logits_epilogue(Accumulators& acc, const Vie
     }
   }
   clear_dead_rows(acc, live);
+  if constexpr (kType == DType::kF16) {
+    if (tile.first_column() < static_cast<int>(args.exp_logits.columns))
+      share_exponents(acc, tile, args.exponents, live);
+  }
+}
+
+// The power of two that stored exp logits of a dtype lack.
+constexpr int exponent_of_stored(DType dtype) {
+  return dtype == DType::kF16 ? 0 : kKeptExponent;
 }
 
 }  // namespace logitless::cuda::fused

@@ -7,7 +7,8 @@
 // each thread, and hands them to an epilogue.
 namespace logitless::cuda::fused {
 
-inline constexpr int kTileColumns = 192;    // of the weight, one tile
+inline constexpr int kTileColumns = 192;  // of the weight, one tile
+static_assert(kTileColumns == kExponentColumns);
 inline constexpr int kWarpgroupRows = 128;  // of hidden, one warpgroup's tile
 // Bias or class weights of a tile in shared memory, for each warpgroup.
 inline constexpr int kVectorBytes = kTileColumns * 4;

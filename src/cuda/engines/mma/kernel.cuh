@@ -30,10 +30,10 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
   } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
     top_epilogue(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
-    exp_logits_epilogue<kInstance.general>(acc, view, params);
+    exp_logits_epilogue<kInstance.general, kInstance.dtype>(acc, view, params);
     if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) return;
-    store_tile<DType::kBF16, kKeptExponent>(acc, view, params.args.exp_logits, static_cast<int>(product.rows),
-                                            pass);
+    store_tile<kInstance.dtype, exponent_of_stored(kInstance.dtype)>(acc, view, params.args.exp_logits,
+                                                                     static_cast<int>(product.rows), pass);
   } else {
     gradient_epilogue<kInstance.general>(acc, view, params);
     store_tile<kInstance.dtype, 0>(acc, view, params.args.dz, static_cast<int>(product.rows), pass);

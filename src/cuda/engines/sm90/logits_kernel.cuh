@@ -197,8 +197,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
                                               const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
   constexpr bool kPingPong = !kConfig.cooperative;
-  constexpr DType kOutType = kInstance.epilogue == Epilogue::kGradient ? kInstance.dtype : DType::kBF16;
-  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExpLogits ? kKeptExponent : 0;
+  constexpr int kOutExponent =
+      kInstance.epilogue == Epilogue::kExpLogits ? exponent_of_stored(kInstance.dtype) : 0;
   const LogitsProduct& product = params.product;
   const TileView<kLayout> view{shared.view()};
 
@@ -230,7 +230,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     if constexpr (kInstance.epilogue == Epilogue::kStats) {
       stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
-      exp_logits_epilogue<kInstance.general>(acc, view, params);
+      exp_logits_epilogue<kInstance.general, kInstance.dtype>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
       draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) continue;
     }
     if constexpr (kConfig.staging_buffers > 0) {
-      store_tile<kConfig, kOutType, kOutExponent>(acc, view, &out, shared.staging());
+      store_tile<kConfig, kInstance.dtype, kOutExponent>(acc, view, &out, shared.staging());
     }
   }
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();

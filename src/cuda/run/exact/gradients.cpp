@@ -140,34 +140,45 @@ SmoothingRows smoothing_rows_of(const Runner& run, const Chunk& chunk) {
 
 }  // namespace
 
+namespace {
+
 template <class Real>
-void write_target_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window,
-                          bool are_exp_logits) {
+void write_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Matrix& to,
+                   bool are_exp_logits) {
   TargetEntries<Real> e{};
   e.first = chunk.first;
   e.rows = chunk.rows;
   e.row_count = chunk.row_count;
   e.first_column = window.first;
   e.columns = window.columns;
-  e.dz = are_exp_logits ? run.exp_logits() : run.dz();
+  e.dz = to;
   e.are_exp_logits = are_exp_logits;
   if (size_of(run.dtype()) == 2) e.scale = &run.arena.scalars->dz_scale;
   e.transform = run.transform;
   launch_target_entries(run.rows, run.arena, e, run.queue);
 }
 
-void make_dz(const Runner& run, const Chunk& chunk, const Window& window) {
+// Turns a window's kept exp logits into dz.
+void make_dz(const Runner& run, const Chunk& chunk, const Window& window, const Matrix& dz) {
   launch_make_dz(run.arena,
                  {.exp_logits = run.exp_logits().from(0, window.first),
-                  .dz = run.dz(),
+                  .exponents = run.exponents(),
+                  .dz = dz,
                   .first = chunk.first,
                   .rows = chunk.rows,
                   .first_column = window.first,
                   .columns = window.columns,
                   .row_count = chunk.row_count,
                   .column_weight = class_weight_of(run, window),
+                  .transform = run.transform,
                   .scale = size_of(run.dtype()) == 2 ? &run.arena.scalars->dz_scale : nullptr},
                  run.queue);
+}
+
+}  // namespace
+
+void write_target_entries(const Runner& run, const Chunk& chunk) {
+  write_entries(run, chunk, {0, run.detail.cached_columns}, run.exp_logits(), /*are_exp_logits=*/true);
 }
 
 void save_smoothing_rows(const Runner& run, const Chunk& chunk) {
@@ -256,25 +267,29 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
   const Problem& p = run.problem;
   const ArenaOf<Real>& a = run.arena;
   const int64_t kept = run.detail.cached_columns;
-  const Matrix dz = run.dz();
   // dz of 16 bits is stored times dz_scale, which is 1 for other dtypes.
   const float* factor = run.dtype() != DType::kF64 ? &a.scalars->dz_unscale : nullptr;
-  const auto gradients = [&](const Window& window, const ConstMatrix& weight) {
-    if (p.targets_per_row > 0) write_target_entries(run, chunk, window, /*are_exp_logits=*/false);
+  const auto gradients = [&](const Window& window, const Matrix& dz, const ConstMatrix& weight) {
+    if (p.targets_per_row > 0) write_entries(run, chunk, window, dz, /*are_exp_logits=*/false);
     if (p.has.d_hidden && run.products) add_d_hidden(run, chunk, window, dz, weight);
     if (p.has.d_weight && run.products) add_d_weight(run, chunk, window, dz, hidden, chunk.rows, factor);
     if (p.has.d_bias) add_d_bias(run, chunk, window, dz, nullptr, factor);
   };
   if constexpr (std::is_same_v<Real, float>) {
-    if (makes_dz_of_saved(run)) {
-      for_windows(0, kept, run.detail.vocab_window, [&](const Window& window) {
-        make_dz(run, chunk, window);
-        gradients(window, load_weight(run, window));
+    // dz takes the place of exp logits that are not saved.
+    const bool saved = makes_dz_of_saved(run);
+    const int64_t width = saved ? run.detail.vocab_window : kept_window(p, run.detail);
+    if (exp_logits_become_dz(p)) {
+      for_windows(0, kept, width, [&](const Window& window) {
+        const Matrix dz = saved ? run.dz() : run.exp_logits().from(0, window.first);
+        make_dz(run, chunk, window, dz);
+        gradients(window, dz, load_weight(run, window));
       });
     }
   }
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window);
+    const Matrix dz = run.dz();
     const GradientArgsOf<Real> args{.lse = a.lse,
                                     .lse_residual = a.lse_residual,
                                     .a = a.a,
@@ -285,7 +300,7 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
                                     .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
                                     .dz = {dz.data, window.columns, dz.stride}};
     launch_logits(run, {logits_product(run, chunk, hidden, window, weight), args});
-    gradients(window, weight);
+    gradients(window, dz, weight);
   });
 }
 
@@ -312,9 +327,8 @@ void store_d_hidden(const RunnerOf<Real>& run, const Chunk& chunk, const float* 
   launch_store_d_hidden(s, run.rows, run.arena.scalars, run.queue);
 }
 
-#define LOGITLESS_INSTANTIATE(Real)                                                             \
-  template void write_target_entries(const RunnerOf<Real>&, const Chunk&, const Window&, bool); \
-  template void gradients_of_lse(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&);      \
+#define LOGITLESS_INSTANTIATE(Real)                                                        \
+  template void gradients_of_lse(const RunnerOf<Real>&, const Chunk&, const ConstMatrix&); \
   template void store_d_hidden(const RunnerOf<Real>&, const Chunk&, const float*);
 LOGITLESS_INSTANTIATE(float)
 LOGITLESS_INSTANTIATE(double)

@@ -34,6 +34,8 @@ void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix
     args.exp_logits = {exp_logits.data,
                        std::min(run.detail.cached_columns - args.kept_before, window.columns),
                        exp_logits.stride};
+    args.exponents = run.exponents();
+    if (args.exponents.data != nullptr) args.exponents.data += args.kept_before / kExponentColumns;
     launch_logits(run, {product, args});
   });
 }
@@ -92,11 +94,10 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   finish_chunk(run, chunk, hidden, relative_to_offset);
   if (run.problem.top_k > 0) write_top(run, chunk);
   if (!run.problem.needs_backward()) return;
-  const bool by_factor = kept && !makes_dz_of_saved(run);
+  const bool by_factor = kept && !exp_logits_become_dz(run.problem);
   if constexpr (kMayKeep) {
     if (by_factor) {
-      if (run.problem.targets_per_row > 0)
-        write_target_entries(run, chunk, {0, run.detail.cached_columns}, true);
+      if (run.problem.targets_per_row > 0) write_target_entries(run, chunk);
       gradients_of_exp_logits(run, chunk, hidden);
       if (!all_kept) rescale_for_lse(run, chunk);
     }
