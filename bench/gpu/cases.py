@@ -229,8 +229,8 @@ def later(bench: Bench) -> Iterator[Case]:
     def log_probs(ids: Tensor, upstream: Tensor) -> Callable[[], None]:
         return lambda: logitless.linear_log_probs(hidden, weight, ids).backward(upstream)
 
-    def scaled_half() -> None:
-        (logitless.linear_cross_entropy(*half) * 1024).backward()
+    def scaled_half(budget: int | str | None) -> Callable[[], None]:
+        return lambda: (logitless.linear_cross_entropy(*half, max_workspace_bytes=budget) * 1024).backward()
 
     def with_grads(name: str, call: Callable[[], None]) -> Case:
         def fresh() -> None:
@@ -241,8 +241,8 @@ def later(bench: Bench) -> Iterator[Case]:
         return Case(name, fresh, ("three matmuls",), _bytes(*leaves[:2]))
 
     yield from _products("three matmuls", bench.inputs)
-    yield with_grads("mean", mean())
     for name, budget in bench.budgets():
+        yield with_grads(f"mean, {name}", mean(max_workspace_bytes=budget))
         yield with_grads(f"reduction none, {name}", token_losses(max_workspace_bytes=budget))
         yield with_grads(f"loss and entropy, {name}", with_entropy(max_workspace_bytes=budget))
     yield with_grads("reduction none, recompute_logits", token_losses(recompute_logits=True))
@@ -252,8 +252,10 @@ def later(bench: Bench) -> Iterator[Case]:
     class_weight = torch.rand(vocab, device=device)
     given = {"label_smoothing": 0.1, "class_weight": class_weight, "z_loss": 1e-4, "bias": bias, "softcap": 30.0}
     for name, value in given.items():
-        yield with_grads(f"mean, {name}", mean(**{name: value}))
-    yield with_grads("float16, scaled", scaled_half)
+        for named, budget in bench.budgets():
+            yield with_grads(f"mean, {name}, {named}", mean(**{name: value}, max_workspace_bytes=budget))
+    for name, budget in bench.budgets():
+        yield with_grads(f"float16, scaled, {name}", scaled_half(budget))
 
 
 def candidates(bench: Bench) -> Iterator[Case]:
