@@ -110,8 +110,8 @@ Raster make_checked(const LogitsArgs& args, const Tiling& tiling) {
 
 bool is_plain(const LogitsArgs& args) {
   const LogitTransform<float>& t = args.transform;
-  if (args.dtype != DType::kBF16 || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr ||
-      t.inverse_temperature != nullptr)
+  const bool has_plain = args.dtype == DType::kBF16 || args.epilogue() == Epilogue::kExpLogits;
+  if (!has_plain || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr || t.inverse_temperature != nullptr)
     return false;
   // The general kernel rounds the logits once more if there is a scale. A choice between the two kernels
   // would then let requested options change bits.

@@ -16,8 +16,8 @@ inline constexpr EngineTraits kTraits{.base_2 = true,
                                       .top_groups = kTopGroups,
                                       .partial_columns = kTileColumns};
 
-// Returns whether the epilogue's plain kernel computes everything requested: bf16 operands, a positive scale,
-// and nothing optional.
+// Returns whether the epilogue has a plain kernel for the operands, and it computes everything requested: a
+// positive scale, and nothing optional.
 bool is_plain(const LogitsArgs& args);
 
 // Returns whether the operands are supported: 16-bit, rows of multiples of 16 bytes.
