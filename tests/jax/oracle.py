@@ -6,6 +6,7 @@ tolerance: twice that error plus the rounding of a float32 computation (``units`
 
 import contextlib
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -127,8 +128,9 @@ def units(problem, truth, upstream, eps, kept):
     """Returns what rounding to float32 (or float64) may cost each output and gradient.
 
     A logit of size Z has an error of eps Z, and so has lse; exp makes it a relative error of the probabilities. A sum
-    over V, N or D adds such errors, weighted by its other factor. Gradients are rounded once more. `kept`: half a unit
-    in the last place of exp logits or dz that are kept, in 16 bits or float32.
+    over V, N or D adds such errors, weighted by its other factor. A sum of n terms in one order also rounds n times,
+    which adds up as a random walk: eps sqrt(n) / 2 of the terms. The naive sums are in blocks. Gradients are rounded
+    once more. `kept`: half a unit in the last place of exp logits or dz that are kept, in 16 bits or float32.
     """
     info, o = truth["_"], problem.options
     size, rows = info["size"], info["valid"].shape
@@ -138,12 +140,14 @@ def units(problem, truth, upstream, eps, kept):
         factor = {"loss": info["reach"] / info["divisor"], "entropy": 1 + 2 * size}.get(name, 1.0)
         by_row = by_row + np.abs(g).reshape(-1) * factor if np.ndim(g) else by_row + abs(g) * factor
     logits = info["p"] + np.abs(info["onehot"]) + np.abs(info["w"]) / len(info["w"])
-    logits = by_row[:, None] * (spread * logits + kept * (logits + 2 * info["p"])) * info["valid"][:, None]
-    logits = logits / np.asarray(o.get("temperature", 1.0), np.float64).reshape(-1, 1)
+    by_row = by_row[:, None] * info["valid"][:, None] / np.asarray(o.get("temperature", 1.0), np.float64).reshape(-1, 1)
+    terms = by_row * logits
+    logits = by_row * (spread * logits + kept * (logits + 2 * info["p"]))
     hidden = np.abs(problem.hidden.astype(np.float64)).reshape(-1, problem.hidden.shape[-1])
     scale = abs(o.get("scale", 1.0))
-    sums = {"d_hidden": scale * logits @ np.abs(problem.weight.astype(np.float64))}
-    sums |= {"d_weight": scale * logits.T @ hidden, "d_bias": logits.sum(0)}
+    over_vocab, over_rows = (logits + eps * math.sqrt(n) / 2 * terms for n in reversed(logits.shape))
+    sums = {"d_hidden": scale * over_vocab @ np.abs(problem.weight.astype(np.float64))}
+    sums |= {"d_weight": scale * over_rows.T @ hidden, "d_bias": over_rows.sum(0)}
     result = {}
     for name, array in problem.matrices().items():
         value, last = np.abs(truth[f"d_{name}"]), jnp.finfo(array.dtype)

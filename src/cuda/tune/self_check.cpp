@@ -98,6 +98,8 @@ std::string difference_of(const Results& a, const Results& b) {
 std::vector<Problem> problems_of(const Head& head, DType dtype) {
   std::vector<Problem> all{head.problem(Work::kLoss), head.problem(Work::kExact), head.problem(Work::kExact)};
   all[2].softcap = 5;
+  all.push_back(all[2]);
+  all[3].label_smoothing = 0.5;  // no exp logits are kept
   if (dtype != DType::kBF16) return all;
   all.push_back(head.problem(Work::kSparsified));
   all.back().threshold = 0x1p-126;  // keeps everything, so the gradient is exact
