@@ -48,6 +48,15 @@ class LibraryThatMeasures:
         return 0
 
 
+@pytest.fixture
+def _interruptible():
+    """A shell's background job ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("progress", [None, lambda share: None])
 def test_an_interrupt_ends_it(monkeypatch, progress):
     monkeypatch.setattr(native, "library", LibraryThatMeasures)
