@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -16,10 +15,10 @@
 #include <vector>
 
 // The language's variables, for the fiber that runs.
-thread_local uint3 threadIdx;
-thread_local uint3 blockIdx;
-thread_local dim3 blockDim;
-thread_local dim3 gridDim;
+LOGITLESS_INITIAL_EXEC thread_local uint3 threadIdx;
+LOGITLESS_INITIAL_EXEC thread_local uint3 blockIdx;
+LOGITLESS_INITIAL_EXEC thread_local dim3 blockDim;
+LOGITLESS_INITIAL_EXEC thread_local dim3 gridDim;
 
 namespace cuda_on_cpu {
 namespace {
@@ -75,8 +74,10 @@ struct Thread {
   uint3 index{};
   unsigned number = 0;
   size_t any_calls = 0;
-  std::deque<std::vector<Copy>> copies{1};  // groups that are not done; the last one is open
+  std::vector<std::vector<Copy>> copies;  // groups that are not done; the last one is open
   bool has_ended = false;
+  const uint64_t* awaited = nullptr;  // a count that the thread waits for, while it is this
+  uint64_t count = 0;
   context::fiber fiber;
 };
 
@@ -110,7 +111,7 @@ class Block {
     const uint64_t generation = generation_;
     ++arrived_;
     release_block();
-    while (generation_ == generation) pause();
+    wait_while(generation_, generation);
   }
 
   int any(int value) {
@@ -130,7 +131,7 @@ class Block {
       named.arrived = 0;
       ++named.generation;
     }
-    while (named.generation == generation) pause();
+    wait_while(named.generation, generation);
   }
 
   const Lanes& exchange(unsigned mask, uint64_t mine, const uint32_t* words = nullptr, size_t count = 0) {
@@ -146,7 +147,7 @@ class Block {
       group.arrived = 0;
       ++group.generation;
     }
-    while (group.generation == generation) pause();
+    wait_while(group.generation, generation);
     return lanes;
   }
 
@@ -173,22 +174,25 @@ class Block {
     }
     shared_at(copy.to, 16);
     if (next_random() % 2 != 0) {
+      if (running_->copies.empty()) running_->copies.emplace_back();
       running_->copies.back().push_back(copy);
     } else {
       finish(copy);
     }
   }
-  void copy_async_commit() { running_->copies.emplace_back(); }
+  void copy_async_commit() {
+    if (!running_->copies.empty()) running_->copies.emplace_back();
+  }
   void copy_async_wait(size_t pending) {
-    std::deque<std::vector<Copy>>& groups = running_->copies;
-    for (; groups.size() > pending + 1; groups.pop_front()) {
+    std::vector<std::vector<Copy>>& groups = running_->copies;
+    for (; groups.size() > pending + 1; groups.erase(groups.begin())) {
       for (const Copy& copy : groups.front()) finish(copy);
     }
   }
 
   const char* kernel() const { return grid_.kernel; }
 
-  static thread_local Block* current;
+  static thread_local Block* current LOGITLESS_INITIAL_EXEC;
 
  private:
   struct Named {
@@ -248,13 +252,19 @@ class Block {
   }
 
   void resume(Thread& thread) {
-    if (thread.has_ended) return;
+    if (thread.has_ended || (thread.awaited != nullptr && *thread.awaited == thread.count)) return;
+    thread.awaited = nullptr;
     running_ = &thread;
     threadIdx = thread.index;
     thread.fiber = std::move(thread.fiber).resume();
   }
 
-  void pause() { caller_ = std::move(caller_).resume(); }
+  void wait_while(const uint64_t& awaited, uint64_t count) {
+    if (awaited != count) return;
+    running_->awaited = &awaited;
+    running_->count = count;
+    caller_ = std::move(caller_).resume();
+  }
 
   void release_block() {
     ++progress_;

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <functional>
 
+// For variables of a thread that are used all the time: finding them takes no call.
+#define LOGITLESS_INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+
 namespace cuda_on_cpu {
 
 // run() calls body() once for every thread of the grid, with threadIdx and its kin set. A barrier that not

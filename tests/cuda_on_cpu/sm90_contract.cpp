@@ -1,6 +1,7 @@
 // The contract of engines/logits.h for the Hopper engine, one row at a time in plain C++. So plans, row
 // kernels and gradients are tested with the values that it stores. Its own kernels need a Hopper GPU.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/sparsification.h"
@@ -50,7 +51,8 @@ struct Row {
   float inverse_temperature;
   std::vector<float> z;  // logits of the window
 
-  Row(const LogitsProduct& given, int64_t number)
+  // Takes the weight's elements as numbers.
+  Row(const LogitsProduct& given, const std::vector<float>& weight, int64_t number)
       : product(given),
         row(number),
         target(given.target == nullptr ? -1 : given.target[number]),
@@ -62,11 +64,8 @@ struct Row {
           operand(product.hidden, product.dtype, row * product.hidden_stride + k);
     }
     for (int64_t j = 0; j < product.columns; ++j) {
-      float dot = 0;
-      for (int64_t k = 0; k < product.depth; ++k) {
-        dot += hidden[static_cast<size_t>(k)] *
-               operand(product.weight, product.dtype, j * product.weight_stride + k);
-      }
+      const float dot =
+          std::inner_product(hidden.begin(), hidden.end(), weight.begin() + j * product.depth, 0.0f);
       z[static_cast<size_t>(j)] =
           product.transform.logit(dot, product.transform.bias_of(j), inverse_temperature);
     }
@@ -171,7 +170,7 @@ void store_exp_logits(const Row& r, const ExpLogitsArgs& args, int64_t first,
   }
   for (int64_t j = first; j < std::min<int64_t>(args.exp_logits.columns, first + std::ssize(kept)); ++j) {
     store(args.exp_logits, r.product.dtype, r.row, j,
-          std::ldexp(kept[static_cast<size_t>(j - first)], exponent));
+          kept[static_cast<size_t>(j - first)] * power_of_two(exponent));
   }
 }
 
@@ -294,13 +293,13 @@ void clear_row(const LogitsArgs& args, int64_t row) {
   for (int64_t j = 0; j < stored->columns; ++j) store(*stored, args.dtype, row, j, 0);
 }
 
-void make_row(const LogitsArgs& args, int64_t row) {
+void make_row(const LogitsArgs& args, const std::vector<float>& weight, int64_t row) {
   if (args.row_block_active != nullptr && args.row_block_active[row / kRowBlock] == 0) return;
   const int64_t count = existing(args.row_count, args.rows);
   if (row >= (count + kRowBlock - 1) / kRowBlock * kRowBlock) return;
   if (row >= count || (args.target != nullptr && args.target[row] == kIgnoredRow))
     return clear_row(args, row);
-  const Row r(args, row);
+  const Row r(args, weight, row);
   std::visit([&](const auto& of_epilogue) { make(r, of_epilogue); }, args.of_epilogue);
 }
 
@@ -308,7 +307,13 @@ void make_row(const LogitsArgs& args, int64_t row) {
 
 void launch_logits(const LogitsArgs& args, const Queue& queue) {
   queue.call([args](cudaStream_t) {
-    for (int64_t row = 0; row < args.rows; ++row) make_row(args, row);
+    std::vector<float> weight;
+    for (int64_t j = 0; j < args.columns; ++j) {
+      for (int64_t k = 0; k < args.depth; ++k) {
+        weight.push_back(operand(args.weight, args.dtype, j * args.weight_stride + k));
+      }
+    }
+    for (int64_t row = 0; row < args.rows; ++row) make_row(args, weight, row);
   });
 }
 

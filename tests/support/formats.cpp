@@ -1,6 +1,7 @@
 #include "formats.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -24,6 +25,11 @@ const Format& format_of(logitless_dtype dtype) {
   return kFormats[dtype - LOGITLESS_F32];
 }
 
+// 2 to the exponent of a normal number. Numbers are rounded all the time, and std::ldexp is slow.
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
 // A 16-bit format has its sign first, then the exponent, then the fraction. The exponent's bias is the
 // largest exponent.
 double decode(uint16_t bits, const Format& format) {
@@ -32,7 +38,7 @@ double decode(uint16_t bits, const Format& format) {
   const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
   if (exponent == most) return stored != 0 ? NAN : sign * INFINITY;
   const int mantissa = stored + (exponent > 0 ? 1 << fraction : 0);
-  return sign * std::ldexp(mantissa, std::max(exponent, 1) - format.max_exponent - fraction);
+  return sign * mantissa * power_of_two(std::max(exponent, 1) - format.max_exponent - fraction);
 }
 
 uint16_t encode(double value, const Format& format) {
@@ -42,7 +48,7 @@ uint16_t encode(double value, const Format& format) {
   if (std::isinf(value)) return static_cast<uint16_t>(sign | most << fraction);
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
   // The first bit of a normal number adds one to the exponent.
-  const int mantissa = static_cast<int>(std::ldexp(std::fabs(value), fraction - exponent));
+  const int mantissa = static_cast<int>(std::fabs(value) * power_of_two(fraction - exponent));
   return static_cast<uint16_t>(sign | (((exponent + format.max_exponent - 1) << fraction) + mantissa));
 }
 
@@ -80,8 +86,8 @@ double rounded(double value, logitless_dtype dtype) {
   if (dtype == LOGITLESS_F64 || value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
   const int last_bit = exponent - (format.precision - 1);
-  const double result = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
-  const double largest = std::ldexp(2 - std::ldexp(1.0, 1 - format.precision), format.max_exponent);
+  const double result = std::nearbyint(value * power_of_two(-last_bit)) * power_of_two(last_bit);
+  const double largest = (2 - power_of_two(1 - format.precision)) * power_of_two(format.max_exponent);
   return std::fabs(result) > largest ? std::copysign(INFINITY, value) : result;
 }
 

@@ -26,10 +26,10 @@
 #define __grid_constant__
 #endif
 
-extern thread_local uint3 threadIdx;
-extern thread_local uint3 blockIdx;
-extern thread_local dim3 blockDim;
-extern thread_local dim3 gridDim;
+extern thread_local constinit uint3 threadIdx LOGITLESS_INITIAL_EXEC;
+extern thread_local constinit uint3 blockIdx LOGITLESS_INITIAL_EXEC;
+extern thread_local constinit dim3 blockDim LOGITLESS_INITIAL_EXEC;
+extern thread_local constinit dim3 gridDim LOGITLESS_INITIAL_EXEC;
 inline constexpr int warpSize = 32;
 
 // Barriers.

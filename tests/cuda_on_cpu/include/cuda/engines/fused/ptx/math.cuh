@@ -41,7 +41,7 @@ uint32_t pack_scaled(float low, float high) {
   const auto one = [](float value) {
     const uint32_t packed = pack_one<kType>(value);
     if constexpr (kExponent == 0) return packed;
-    return pack_one<kType>(std::ldexp(std::bit_cast<float>(packed << 16), kExponent));
+    return pack_one<kType>(std::bit_cast<float>(packed << 16) * std::ldexp(1.0f, kExponent));
   };
   return one(high) << 16 | one(low);
 }
