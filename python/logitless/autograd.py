@@ -1,7 +1,8 @@
 """Runs a prepared call by one autograd function. In eager mode it runs the library directly, else through one operator,
 which PyTorch's compilers, modes and transforms see.
 
-``torch.ops.logitless.run`` is a pass over tensors that its text argument names. ``run_into`` is a backward pass that
+``torch.ops.logitless.run`` is a pass over tensors that its text argument names; a copy of this package under another
+name has a namespace of its own. ``run_into`` is a backward pass that
 adds the gradient of the weight to a buffer. Neither has a formula of autograd, as the function serves both ways: a
 forward pass that torch.utils.checkpoint computes again may go the other way. A new option changes no schema.
 """
@@ -30,6 +31,7 @@ from .call import (
     pack_numbers,
     seed_tensor,
 )
+from .native import NAMESPACE
 from .options import DRAW_STATS, SAVED, Flags
 from .passes import GRADIENTS, PassKey, Result, results
 from .run import (
@@ -81,6 +83,7 @@ def _passes(pass_key: PassKey) -> OtherPasses:
 # ---- the operator
 
 
+_operators = getattr(torch.ops, NAMESPACE)
 _SCHEMA = "float[] numbers, SymInt[] integers, str text"
 _TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # options in the text
 _INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
@@ -159,7 +162,7 @@ def _fake(tensors: Sequence[Tensor], numbers: Sequence[float], integers: Sequenc
     }
 
 
-@torch.library.custom_op("logitless::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
+@torch.library.custom_op(f"{NAMESPACE}::run", mutates_args=(), schema=f"(Tensor[] tensors, {_SCHEMA}) -> Tensor[]")
 def run(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     outputs = _run(tensors, None, *rest)
     pass_key, given, options = _unpacked(tensors, *rest)
@@ -176,7 +179,7 @@ _INTO = tuple(name for name in GRADIENTS if name != "d_weight")
 
 
 @torch.library.custom_op(
-    "logitless::run_into",
+    f"{NAMESPACE}::run_into",
     mutates_args=("main_grad",),
     schema=f"(Tensor[] tensors, Tensor(a!) main_grad, {_SCHEMA}) -> ({', '.join(f'Tensor {name}' for name in _INTO)})",
 )
@@ -202,12 +205,10 @@ def run_traced(
     rest = options["numbers"], whole, _text(pass_key, options, given)
     values = list(given.values())
     if main_grad is not None:
-        outputs = torch.ops.logitless.run_into.default(values, main_grad, *rest)
+        outputs = _operators.run_into.default(values, main_grad, *rest)
         wants = pass_key.flags.wants()._replace(weight=False)
         return {name: outputs[_INTO.index(name)] for name, on in zip(GRADIENTS, wants) if on}
-    return dict(
-        zip(_passes(pass_key).results(pass_key, given, options), torch.ops.logitless.run.default(values, *rest))
-    )
+    return dict(zip(_passes(pass_key).results(pass_key, given, options), _operators.run.default(values, *rest)))
 
 
 # ---- batches of upstream gradients: torch.vmap and autograd.grad(is_grads_batched=True)
@@ -282,7 +283,7 @@ def _flops(tensors: Any, *rest: Any, **_: Any) -> int:
     return (1 + (gradients if pass_key.kind == _options.FORWARD_BACKWARD else 0)) * product
 
 
-register_flop_formula((torch.ops.logitless.run, torch.ops.logitless.run_into))(_flops)
+register_flop_formula((_operators.run, _operators.run_into))(_flops)
 
 
 # ---- first passes

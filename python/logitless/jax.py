@@ -56,7 +56,7 @@ __all__ = ["LinearCrossEntropyOutput", "linear_cross_entropy"]
 
 Arrays = dict[str, Any]  # by the names of tensors.def
 GRADIENTS = ("hidden", "weight", "bias")
-_TARGET = "logitless_run"  # of the foreign function
+_TARGET = f"{native.NAMESPACE}_run"  # of the foreign function
 _TF32 = (None, "default", "bfloat16", "tensorfloat32", "TF32_TF32_F32")  # values of jax_default_matmul_precision
 
 

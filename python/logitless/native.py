@@ -33,6 +33,11 @@ ABI_VERSION = 1
 
 LIBRARY_VARIABLE = "LOGITLESS_LIBRARY"
 
+# Hugging Face's kernels imports this package under another name. What the whole process sees, such as operators, has
+# names that derive from the package's, so that two copies work side by side.
+PACKAGE = __name__.rpartition(".")[0]
+NAMESPACE = PACKAGE.replace(".", "_")
+
 
 # Functions of logitless/distributed.h: data (and where to receive), count, dtype, stream, host.
 ALL_GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p)

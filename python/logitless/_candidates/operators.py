@@ -21,9 +21,11 @@ from .. import options as _options
 from .._divergence.passes import unit_of
 from ..autograd import refuse_double_backward
 from ..errors import InvalidTargetError
+from ..native import NAMESPACE
 from ..run import CODES, DTYPES, row_stride, rows, stats_dtype, stream_of
 
 LOGITS, GRADIENT = range(2)
+_operators = getattr(torch.ops, NAMESPACE)
 
 
 class Candidates(ctypes.Structure):
@@ -121,7 +123,7 @@ _SCHEMA = (
 
 
 @torch.library.custom_op(
-    "logitless::candidate_logits",
+    f"{NAMESPACE}::candidate_logits",
     mutates_args=(),
     schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {_SCHEMA}) -> Tensor",
 )
@@ -138,7 +140,7 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *rest: A
 
 
 @torch.library.custom_op(
-    "logitless::candidate_gradients",
+    f"{NAMESPACE}::candidate_gradients",
     mutates_args=(),
     schema="(Tensor grad, Tensor? logits, Tensor hidden, Tensor weight, int bias_dtype, bool d_hidden, "
     f"SymInt d_weight, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
@@ -195,7 +197,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     refuse_double_backward("linear_candidates")
     hidden, weight, logits, *lists = ctx.saved_tensors
     wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-    gradients = torch.ops.logitless.candidate_gradients.default(
+    gradients = _operators.candidate_gradients.default(
         grad,
         logits,
         hidden,
@@ -218,7 +220,7 @@ class SparseWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output: Tensor = torch.ops.logitless.candidate_logits.default(*inputs)
+        output: Tensor = _operators.candidate_logits.default(*inputs)
         _save(ctx, inputs, output)
         return output
 
@@ -251,7 +253,7 @@ def _sparse_d_weight(ctx: Any, grad: Tensor) -> Tensor:
     count = kept.shape[0]
     values = weight.new_empty((0, weight.shape[1]))
     if count > 0:
-        values = torch.ops.logitless.candidate_gradients.default(
+        values = _operators.candidate_gradients.default(
             grad, logits, hidden, weight, -1, False, count, *of._replace(ids=numbered, ignore_id=-1)
         )[1]
     size = weight.shape
@@ -289,7 +291,7 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, lists: ListAr
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             result: Tensor = SparseWeight.apply(*arguments)  # type: ignore[no-untyped-call]
         else:
-            result = torch.ops.logitless.candidate_logits.default(*arguments)
+            result = _operators.candidate_logits.default(*arguments)
     except InvalidTargetError as error:
         raise _options.named_target(error, lists.ids.shape, "ids") from None
     return result
@@ -307,7 +309,7 @@ def _product(a: Tensor, b: Tensor, out: torch.dtype) -> Tensor:
 
 
 @torch.library.custom_op(
-    "logitless::dense_logits", mutates_args=(), schema="(Tensor hidden, Tensor weight, ScalarType dtype) -> Tensor"
+    f"{NAMESPACE}::dense_logits", mutates_args=(), schema="(Tensor hidden, Tensor weight, ScalarType dtype) -> Tensor"
 )
 def dense_logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns hidden @ weight.T in float32 (float64), with operands rounded to a dtype."""
@@ -328,14 +330,12 @@ def _dense_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | Non
     refuse_double_backward("linear_candidates")
     hidden, weight = ctx.saved_tensors
     wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-    d_hidden, d_weight = torch.ops.logitless.dense_gradients.default(
-        grad, hidden, weight, ctx.dtype, wants_hidden, wants_weight
-    )
+    d_hidden, d_weight = _operators.dense_gradients.default(grad, hidden, weight, ctx.dtype, wants_hidden, wants_weight)
     return d_hidden if wants_hidden else None, d_weight if wants_weight else None, None
 
 
 @torch.library.custom_op(
-    "logitless::dense_gradients",
+    f"{NAMESPACE}::dense_gradients",
     mutates_args=(),
     schema="(Tensor grad, Tensor hidden, Tensor weight, ScalarType dtype, bool d_hidden, bool d_weight) -> "
     "(Tensor, Tensor)",
@@ -379,19 +379,19 @@ def shared_logits(hidden: Tensor, weight: Tensor, ids: Tensor, dtype: torch.dtyp
     """
     places = ids.long().clamp(0, weight.shape[0] - 1)
     gathered = torch.nn.functional.embedding(places, weight, sparse=sparse)
-    products: Tensor = torch.ops.logitless.dense_logits.default(hidden, gathered, dtype)
+    products: Tensor = _operators.dense_logits.default(hidden, gathered, dtype)
     return products
 
 
 # ---- FLOP
 
 
-@register_flop_formula(torch.ops.logitless.candidate_logits)
+@register_flop_formula(_operators.candidate_logits)
 def _(hidden: Any, weight: Any, bias: Any, ids: Any, *_: Any, **__: Any) -> int:
     return 2 * int(ids[0]) * int(hidden[1])
 
 
-@register_flop_formula(torch.ops.logitless.candidate_gradients)
+@register_flop_formula(_operators.candidate_gradients)
 def _(
     grad: Any,
     logits: Any,
@@ -407,11 +407,11 @@ def _(
     return (int(d_hidden) + int(d_weight > 0)) * 2 * int(ids[0]) * int(hidden[1])
 
 
-@register_flop_formula(torch.ops.logitless.dense_gradients)
+@register_flop_formula(_operators.dense_gradients)
 def _(grad: Any, hidden: Any, weight: Any, dtype: Any, d_hidden: bool, d_weight: bool, *_: Any, **__: Any) -> int:
     return (int(d_hidden) + int(d_weight)) * 2 * int(hidden[0]) * int(hidden[1]) * int(weight[0])
 
 
-@register_flop_formula(torch.ops.logitless.dense_logits)
+@register_flop_formula(_operators.dense_logits)
 def _(hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 2 * int(hidden[0]) * int(hidden[1]) * int(weight[0])

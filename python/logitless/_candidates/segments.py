@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..native import NAMESPACE
+
+_operators = getattr(torch.ops, NAMESPACE)
+
 
 @torch.library.custom_op(
-    "logitless::segment_sum", mutates_args=(), schema="(Tensor values, Tensor offsets, Tensor rows) -> Tensor"
+    f"{NAMESPACE}::segment_sum", mutates_args=(), schema="(Tensor values, Tensor offsets, Tensor rows) -> Tensor"
 )
 def segment_sum(values: Tensor, offsets: Tensor, rows: Tensor) -> Tensor:
     """Returns the sum of each segment, in float64 until it is rounded."""
@@ -25,7 +29,7 @@ def _(values: Tensor, offsets: Tensor, rows: Tensor) -> Tensor:
 
 
 @torch.library.custom_op(
-    "logitless::segment_spread", mutates_args=(), schema="(Tensor of_rows, Tensor offsets, Tensor rows) -> Tensor"
+    f"{NAMESPACE}::segment_spread", mutates_args=(), schema="(Tensor of_rows, Tensor offsets, Tensor rows) -> Tensor"
 )
 def segment_spread(of_rows: Tensor, offsets: Tensor, rows: Tensor) -> Tensor:
     """Returns for each element the number of its row. PyTorch's own indexing would add gradients in any order."""
@@ -42,11 +46,11 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 
 segment_sum.register_autograd(
-    lambda ctx, grad: (torch.ops.logitless.segment_spread.default(grad.contiguous(), *ctx.saved_tensors), None, None),
+    lambda ctx, grad: (_operators.segment_spread.default(grad.contiguous(), *ctx.saved_tensors), None, None),
     setup_context=_save,
 )
 segment_spread.register_autograd(
-    lambda ctx, grad: (torch.ops.logitless.segment_sum.default(grad.contiguous(), *ctx.saved_tensors), None, None),
+    lambda ctx, grad: (_operators.segment_sum.default(grad.contiguous(), *ctx.saved_tensors), None, None),
     setup_context=_save,
 )
 
@@ -75,14 +79,14 @@ class Lists:
         """Returns the sum of each row's elements."""
         if self.offsets is None:
             return values.sum(-1)
-        sums: Tensor = torch.ops.logitless.segment_sum.default(values, self.offsets, self.rows)
+        sums: Tensor = _operators.segment_sum.default(values, self.offsets, self.rows)
         return sums.reshape(self.shape)
 
     def spread(self, of_rows: Tensor) -> Tensor:
         """Returns the rows' numbers for their elements."""
         if self.offsets is None:
             return of_rows.unsqueeze(-1)
-        spread: Tensor = torch.ops.logitless.segment_spread.default(of_rows.reshape(-1), self.offsets, self.rows)
+        spread: Tensor = _operators.segment_spread.default(of_rows.reshape(-1), self.offsets, self.rows)
         return spread
 
     def max(self, values: Tensor) -> Tensor:

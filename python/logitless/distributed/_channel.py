@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from ..native import NAMESPACE
+
 _WAITS = (
     "logitless.distributed: gloo does not connect all hosts of the group, so each call waits for the device. Name a "
     "network interface in GLOO_SOCKET_IFNAME, or give the group a backend for the host: "
@@ -67,7 +69,7 @@ class Channel:
     def _beside(self, group: Group) -> Any:
         """Returns a gloo connection of all ranks, or None on all of them."""
         store, connection = (
-            distributed_c10d.PrefixStore("logitless", distributed_c10d._get_process_group_store(group)),
+            distributed_c10d.PrefixStore(NAMESPACE, distributed_c10d._get_process_group_store(group)),
             None,
         )
         if not self._on_all(_has_gloo_device()):  # a rank without a device would keep the others waiting

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from .. import options as _options
+from ..native import PACKAGE
 
 # Packages between a model's forward and its caller. trl.models is among them: it calls a trainer's function.
 _AROUND = tuple(
-    f"{name}." for name in "logitless torch transformers accelerate peft deepspeed contextlib trl.models".split()
+    f"{name}." for name in (PACKAGE, *"torch transformers accelerate peft deepspeed contextlib trl.models".split())
 )
 ADVICE = "logitless.trl.patch() gives TRL's trainers the fused head"
 

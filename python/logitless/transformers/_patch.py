@@ -110,8 +110,9 @@ def patch(
 
     Raises:
         TypeError: The model has no ``forward(labels=...)`` or no ``get_output_embeddings()``.
-        UnsupportedError: The head is no plain linear layer; or in training, the model transforms the logits in an
-            unknown way, or the self-check failed.
+        UnsupportedError: The head is no plain linear layer; another copy of this package, such as one from Hugging
+            Face's Hub, has patched the model; or in training, the model transforms the logits in an unknown way, or
+            the self-check failed.
     """
     check_names("patch", options, names_of(TrainingOptions))
     method = checked_training(options)
@@ -120,6 +121,13 @@ def patch(
     if "labels" not in parameter_names(target.forward, target):
         raise TypeError(f"model: expected a model whose forward takes labels, got {owner}")
     layers_of(_head(target), owner)
+    state = target.__dict__.get(KEY)
+    if state is not None and not isinstance(state, _Patch):
+        other = type(state).__module__.removesuffix("._patch")
+        raise UnsupportedError(
+            f"model: expected one without the patch of another copy of this package, got a {owner} with that of "
+            f"{other}; first call that copy's unpatch(model)"
+        )
     warn_where_imported(owner, stacklevel=2)
     target.__dict__[KEY] = _Patch(method, ROWS if check else 0, evaluate, tp_mesh)
     wear(target)
@@ -129,7 +137,8 @@ def patch(
 def unpatch(model: Model) -> Model:
     """Gives a patched model its own forward back, and leaves wrappers of others; does nothing to other models."""
     target = _inner(model)
-    if target.__dict__.pop(KEY, None) is not None:
+    if isinstance(target.__dict__.get(KEY), _Patch):
+        del target.__dict__[KEY]
         shed(target)
     return model
 

@@ -31,6 +31,10 @@ class _Replaced(NamedTuple):
         """Returns the object that has the name now, or None."""
         return getattr(sys.modules.get(self.home), self.name, None)
 
+    def stands_in(self) -> bool:
+        """Whether that is a stand-in: of this package, or of a copy of it under another name."""
+        return type(self.current()).__name__ == self.stand_in.__name__
+
     def parameters(self) -> tuple[str, ...]:
         return tuple(inspect.signature(self.stand_in.apply).parameters)[1:]
 
@@ -82,15 +86,14 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
 def unpatch() -> None:
     """Gives TRL its own functions back; does nothing if TRL is not patched."""
     for replaced in _ALL:
-        current = replaced.current()
-        if isinstance(current, replaced.stand_in):
-            _replace(current, current.original)
+        if replaced.stands_in():
+            _replace(replaced.current(), replaced.current().original)
 
 
 def current_options() -> dict[str, Any] | None:
     """Returns the options of ``patch``, or None where TRL's trainers have their own head."""
-    current = _LOG_PROBS.current()
-    return current.options if isinstance(current, LogProbs) else None
+    options: dict[str, Any] | None = _LOG_PROBS.current().options if _LOG_PROBS.stands_in() else None
+    return options
 
 
 def _known(replaced: _Replaced) -> Any:
@@ -102,7 +105,7 @@ def _known(replaced: _Replaced) -> Any:
             raise
         return None
     current = replaced.current()
-    original = current.original if isinstance(current, replaced.stand_in) else current
+    original = current.original if replaced.stands_in() else current
     forward, expected = getattr(original, "forward", None), replaced.parameters()
     parameters = {} if forward is None else dict(inspect.signature(forward).parameters)
     names = tuple(parameters)[1:]  # without ctx
