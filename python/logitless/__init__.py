@@ -31,7 +31,7 @@ from .native import PlanInfo
 from .tuning import tune
 
 if TYPE_CHECKING:
-    from . import candidates, compat, distributed, nn, numpy, transformers, trl
+    from . import candidates, compat, distributed, layers, nn, numpy, transformers, trl
     from . import jax as jax  # not in __all__: an import of all names must not need it beside PyTorch
     from ._divergence import LinearDivergenceOutput, linear_divergence
     from .candidates import LinearCandidatesOutput, linear_candidates
@@ -64,6 +64,7 @@ __all__ = [
     "check_targets",
     "compat",
     "distributed",
+    "layers",
     "linear_candidates",
     "linear_cross_entropy",
     "linear_divergence",
@@ -100,7 +101,7 @@ def __getattr__(name: str) -> Any:
     """Imports PyTorch, numpy, or the native library, which knows the version, at the first use that needs it."""
     if name == "__version__":
         return version()
-    if name in ("candidates", "compat", "distributed", "jax", "nn", "numpy", "transformers", "trl"):
+    if name in ("candidates", "compat", "distributed", "jax", "layers", "nn", "numpy", "transformers", "trl"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _TORCH:
         raise AttributeError(f"module 'logitless' has no attribute {name!r}")

@@ -51,6 +51,7 @@ def of_readme(where: Place) -> None:
 PAGES = {
     "README.md": of_readme,
     "docs/distributed.md": of_one_rank,
+    "docs/hub.md": language_model,
     "docs/pytorch.md": with_criterion,
 }
 

@@ -29,6 +29,8 @@ NOT_RUN = {
     ".venv/bin/python -m pytest": "runs in stage python of ./scripts/test",
     "python examples/": "runs in tests/python/test_example_clients.py",
     "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
+    "python hub/make.py": "runs in tests/install/test_hub.py",
+    "kernel-builder": "publishes the package",
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
     "python -m pytest": "runs in stage python of ./scripts/test",
 }

@@ -2,12 +2,13 @@
 
 ``LigerFusedLinearCrossEntropyLoss`` is a name of ``liger_kernel.transformers``, ``liger_fused_linear_cross_entropy`` of
 ``liger_kernel.transformers.functional``, ``LigerFusedLinearCrossEntropyFunction`` of ``liger_kernel.ops``. See
-docs/pytorch.md.
+docs/pytorch.md. ``LigerForCausalLMLoss`` is a name of version 3 of ``kernels-community/liger-kernels`` on the Hub.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from ._targets import check_matrix, indices
 
 __all__ = [
     "CrossEntropyOutput",
+    "LigerForCausalLMLoss",
     "LigerFusedLinearCrossEntropyFunction",
     "LigerFusedLinearCrossEntropyLoss",
     "liger_fused_linear_cross_entropy",
@@ -183,6 +185,65 @@ class LigerFusedLinearCrossEntropyFunction:
             return_predicted_tokens,
         )
         return _run(_input, weight, target, bias, options)
+
+
+_OF_CAUSAL_LM = ("ce_weight", "lse_square_scale", "label_smoothing", "accum_dtype", "use_token_scaling")
+
+
+def LigerForCausalLMLoss(
+    logits: None,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: int | Tensor | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    hidden_states: Tensor | None = None,
+    lm_head_weight: Tensor | None = None,
+    lm_head_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """The loss function of transformers' causal language models, from hidden states instead of logits.
+
+    Args:
+        logits: Not used.
+        labels: ``[..., S]``; position s predicts ``labels[..., s + 1]``.
+        vocab_size: Not used: the weight has as many rows.
+        num_items_in_batch: Divisor of the sum over all tokens. None means their number.
+        ignore_index: The label of tokens that are left out of the loss.
+        shift_labels: Labels that each position predicts, in place of ``labels``.
+        hidden_states: ``[..., S, D]``; needed.
+        lm_head_weight: ``[V, D]``; needed.
+        lm_head_bias: ``[V]``, or None.
+        **kwargs: ``final_logit_softcapping``, and ``ce_weight``, ``lse_square_scale``, ``label_smoothing``,
+            ``accum_dtype`` and ``use_token_scaling`` of :func:`liger_fused_linear_cross_entropy`. Others are not used,
+            as in transformers' own function.
+
+    Raises:
+        ValueError: ``hidden_states``, ``lm_head_weight`` or labels are missing.
+    """
+    given = {"hidden_states": hidden_states, "lm_head_weight": lm_head_weight}
+    given["labels or shift_labels"] = labels if shift_labels is None else shift_labels
+    for name, tensor in given.items():
+        if tensor is None:
+            raise ValueError(f"{name}: expected a tensor, got None: this loss is made without the logits")
+    assert hidden_states is not None and lm_head_weight is not None
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss: Any = liger_fused_linear_cross_entropy(
+        hidden_states.reshape(-1, hidden_states.shape[-1]),
+        lm_head_weight,
+        shift_labels.reshape(-1).to(hidden_states.device),
+        lm_head_bias,
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        softcap=kwargs.get("final_logit_softcapping"),
+        **{name: kwargs[name] for name in _OF_CAUSAL_LM if name in kwargs},
+    )
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(hidden_states.device)
+    total: Tensor = loss if num_items_in_batch is None else loss / num_items_in_batch
+    return total
 
 
 def _check_chunk_mem_const(count: object) -> None:
