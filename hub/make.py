@@ -114,9 +114,12 @@ def architectures(library: bytes) -> list[str]:
         position, end = position + header, position + header + size
         while position < end:
             kind, _, header, size = struct.unpack_from("<HHIQ", library, position)
-            found.add((struct.unpack_from("<I", library, position + 28)[0], kind == 1))
+            (arch,), (flags,) = (struct.unpack_from("<I", library, position + at) for at in (28, 40))
+            only = "a" if flags & 0x100000 else "f" if flags & 0x200000 else ""
+            found.add((arch, only, "+PTX" if kind == 1 else ""))
             position += header + size
-    return [f"{arch // 10}.{arch % 10}{'+PTX' if is_ptx else ''}" for arch, is_ptx in sorted(found)]
+    newest = max(found, default=(0,))[0]  # its PTX is for GPUs that are newer still; other PTX is not for all kernels
+    return [f"{arch // 10}.{arch % 10}{only}{ptx}" for arch, only, ptx in sorted(found) if not ptx or arch == newest]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The wheel LOGITLESS_WHEEL as a kernel repository of Hugging Face, on the CPU, or on CUDA if PyTorch is built for it.
+"""The wheel LOGITLESS_WHEEL as a kernel repository of Hugging Face, on CUDA if the wheel has kernels for it.
 
 `kernels` imports the package under another name, so an installed package is another copy of it, in the same process.
 """
@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import warnings
@@ -28,10 +29,12 @@ os.environ.pop("LOGITLESS_LIBRARY", None)  # of all copies of the package
 import kernels  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNELS = runpy.run_path(str(ROOT / "hub" / "make.py"))["KERNELS"]
+MAKE = runpy.run_path(str(ROOT / "hub" / "make.py"))
 WHEEL = pathlib.Path(os.environ["LOGITLESS_WHEEL"]).resolve()
-CUDA = torch.version.cuda
-DEVICE = "cpu" if CUDA is None else "cuda"
+ARCHITECTURES = MAKE["architectures"](zipfile.ZipFile(WHEEL).read("logitless/liblogitless.so"))
+CUDA, DEVICE = (torch.version.cuda, "cuda") if ARCHITECTURES else (None, "cpu")
+torch.version.cuda = CUDA  # for a PyTorch with CUDA `kernels` takes variants with CUDA alone
+LIKE_HERE = f"import sys, torch; torch.version.cuda = {CUDA!r}"
 MODES = [kernels.Mode.INFERENCE, kernels.Mode.TRAINING, kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE]
 
 
@@ -50,8 +53,8 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kernel(repository):
-    installed = importlib.metadata.version("kernels")
-    assert installed in KERNELS, f"kernels: expected one of {KERNELS}, got {installed}, which has not been tried"
+    installed, known = importlib.metadata.version("kernels"), MAKE["KERNELS"]
+    assert installed in known, f"kernels: expected one of {', '.join(known)}, got {installed}, which has not been tried"
     return kernels.get_local_kernel(repository)
 
 
@@ -152,9 +155,9 @@ def test_repository(repository):
 
     described = json.loads(files.pop("metadata.json").read_text())
     assert described["backend"]["type"] == DEVICE
-    assert DEVICE == "cpu" or "9.0" in described["backend"]["archs"]
+    assert described["backend"].get("archs", []) == ARCHITECTURES
     digests = {name: base64.b64encode(hashlib.sha256(p.read_bytes()).digest()).decode() for name, p in files.items()}
-    assert described["kernels-minver"] == KERNELS[0]
+    assert described["kernels-minver"] == MAKE["KERNELS"][0]
     assert described["digest"] == {"algorithm": "sha256", "files": digests}
     card = (repository / "build" / "CARD.md").read_text()
     assert f"version={described['version']}" in card
@@ -168,6 +171,7 @@ def test_get_kernel(repository, kernel, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="the page has a module of PyTorch 2.13")
 def test_page(repository, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")  # whose model the page patches
     monkeypatch.syspath_prepend(ROOT / "tests" / "site")
     import blocks
 
@@ -177,9 +181,20 @@ def test_page(repository, tmp_path, monkeypatch):
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / "hub").symlink_to(repository)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "site")}
-    command = [sys.executable, "-c", f"import stand_ins\n{lines}"]
+    command = [sys.executable, "-c", f"{LIKE_HERE}\nimport stand_ins\n{lines}"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert texts and done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_architectures(tmp_path):
+    (tmp_path / "kernel.cu").write_text("__global__ void kernel(float* x) { *x = 1; }")
+    codes = ("80,code=sm_80", "90,code=[sm_90,compute_90]", "90a,code=sm_90a", "100f,code=sm_100f")
+    codes += ("120,code=[sm_120,compute_120]",)
+    options = [option for code in codes for option in ("-gencode", f"arch=compute_{code}")]
+    subprocess.run(["nvcc", "-fatbin", "-o", "fat", "kernel.cu", *options], cwd=tmp_path, check=True)
+    found = MAKE["architectures"]((tmp_path / "fat").read_bytes())
+    assert found == ["8.0", "9.0", "9.0a", "10.0f", "12.0", "12.0+PTX"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -336,7 +351,7 @@ def test_beside_an_installed_package(kernel, package):
 def test_either_may_come_first(repository, package, script):
     load = "import pathlib, kernels; kernel = kernels.get_local_kernel(pathlib.Path(sys.argv[1]))"
     lines = [
-        "import sys, torch",
+        LIKE_HERE,
         script.format(load=load),
         f"h, w = torch.randn(8, 16, device='{DEVICE}'), torch.randn(32, 16, device='{DEVICE}')",
         "t = torch.arange(8, device=h.device)",
