@@ -148,8 +148,8 @@ TEST_P(Saved, SizesThatNoPlanSaysAreRefused) {
   }
 }
 
-// A tile's logits span 160 nats, and most targets are far below the row's maximum. The softcap's slope is near 0 at
-// both ends.
+// A tile's logits span 160 nats, and most targets are far below the row's maximum. The softcap's slope is
+// near 0 at both ends.
 TEST_P(Saved, LogitsOfAnyRange) {
   for (const logitless_dtype dtype : engine().kept_dtypes()) {
     Case c = plain_case(12, {60, 903, 24}, dtype);

@@ -41,10 +41,10 @@ Problem Head::problem(Work work) const {
   return p;
 }
 
-Head::Planned Head::plan(const Problem& problem, const Engine& engine) {
+Head::Planned Head::plan(const Problem& problem, const Engine& engine, bool smallest) {
   const Problem valid = validated(problem);
   const auto within = [&](uint64_t budget) { return search_plans(valid, device_, {&engine, ""}, budget); };
-  const Plan chosen = chosen_plan(valid, within, /*budget=*/0);
+  const Plan chosen = smallest ? within(1).back() : chosen_plan(valid, within, /*budget=*/0);
   if (chosen.workspace_bytes > workspace_bytes_) {
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     workspace_bytes_ = 0;

@@ -25,8 +25,9 @@ class Head {
     Plan plan;
     Buffers buffers;
   };
-  // Makes an engine's plan by default. All plans of a head share its outputs and a workspace.
-  Planned plan(const Problem& problem, const Engine& engine);
+  // Makes an engine's plan by default, or the one with the smallest workspace. All plans of a head share its
+  // outputs and a workspace.
+  Planned plan(const Problem& problem, const Engine& engine, bool smallest = false);
   void run(const Planned& planned) const;
   const HeadSizes& sizes() const { return sizes_; }
 
