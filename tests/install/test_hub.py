@@ -43,6 +43,11 @@ def make(out, *arguments):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
 
+def beside(folder):
+    """Returns the environment of a process that finds a folder's modules, and this process's."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     out = tmp_path_factory.mktemp("hub") / "logitless"
@@ -180,7 +185,7 @@ def test_page(repository, tmp_path, monkeypatch):
     lines = f"where = stand_ins.of_page({page!r})\nfor line, text in {texts!r}:\n    exec(text, where)"
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / "hub").symlink_to(repository)
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "site")}
+    environment = beside(ROOT / "tests" / "site")
     command = [sys.executable, "-c", f"{LIKE_HERE}\nimport stand_ins\n{lines}"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert texts and done.returncode == 0, done.stderr
@@ -357,7 +362,7 @@ def test_either_may_come_first(repository, package, script):
         "t = torch.arange(8, device=h.device)",
         "assert torch.equal(kernel.linear_cross_entropy(h, w, t), logitless.linear_cross_entropy(h, w, t))",
     ]
-    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(package.__file__).parents[1])}
+    environment = beside(pathlib.Path(package.__file__).parents[1])
     command = [sys.executable, "-c", "\n".join(lines), str(repository)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
