@@ -286,6 +286,25 @@ TEST_P(Groups, ACommonOffsetOfAllLogits) {
   }
 }
 
+// A rank without a row's target keeps exp logits relative to 0, and one with it relative to a logit far below
+// lse. The sums of all ranks leave the range of a single one's.
+TEST_P(Groups, LogitsFarAboveTheirOffsets) {
+  for (const logitless_dtype dtype : engine().kept_dtypes()) {
+    Case c = plain_case(14, {40, 450, 16}, dtype);
+    c.problem.dtype.bias = c.problem.dtype.d_bias = LOGITLESS_F32;
+    for (const double above : {75.0, 84.0}) {
+      for (size_t j = 0; j < c.bias.size(); ++j) c.bias[j] = j < 30 ? 0 : above;
+      for (size_t i = 0; i < c.targets.size(); ++i)
+        c.targets[i] = static_cast<int64_t>(i) * (i % 2 == 0 ? 10 : 1) % 450;
+      for (const Case& each : {c, saving(c)}) {
+        const Expected expected(each);
+        for (const Sizes& sizes : {Sizes{450}, Sizes{200, 250}, Sizes{30, 0, 420}})
+          expect_group_agrees(each, expected, sizes);
+      }
+    }
+  }
+}
+
 LOGITLESS_TEST_ON(Groups, engines());
 
 }  // namespace

@@ -147,6 +147,26 @@ TEST(CudaPlans, EveryKindIsChosenByABudget) {
   }
 }
 
+// An engine that is the fastest for losses may keep no exp logits of the backward pass's.
+TEST(CudaPlans, BothPassesOfSavedExpLogitsHaveOneEngine) {
+  Device device = h200();
+  device.measured.engines = {"portable", "sm90", "portable"};
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    Problem p = head_problem({512, 5000, 256}, Pass::kBackward, dtype);
+    p.has.saved = true;
+    p.saved_bytes = static_cast<int64_t>(kFastest);
+    const Plan backward = make_plans(validated(p), device, "", 0).front();
+    EXPECT_EQ(backward.engine, "sm90");
+    Problem first = head_problem({512, 5000, 256}, Pass::kForward, dtype);
+    first.has.saved = true;
+    first.saved_bytes = static_cast<int64_t>(backward.saved_bytes);
+    for (const Plan& forward : make_plans(validated(first), device, "", 0)) {
+      EXPECT_EQ(forward.engine, "sm90");
+      EXPECT_EQ(forward.saved_bytes, backward.saved_bytes);
+    }
+  }
+}
+
 TEST(CudaPlans, EveryPlanSaysWhichKernelsAndWhy) {
   Device ampere = h200();
   ampere.capability = 80;

@@ -109,7 +109,8 @@ const std::vector<const Engine*>& engines();
 // Returns null if no engine has this name.
 const Engine* engine_named(const std::string& name);
 
-// Returns the kind of a problem. With batch_invariant all passes are of one kind, as their bits must agree.
+// Returns the kind of a problem. With batch_invariant all passes are of one kind, as their bits must agree,
+// and so are those that share saved exp logits.
 Work work_of(const Problem& problem);
 
 // The engine for a problem on a device, with the reason. `requested` is an engine's name or empty.

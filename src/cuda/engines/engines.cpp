@@ -22,7 +22,8 @@ const Engine* engine_named(const std::string& name) {
 
 Work work_of(const Problem& problem) {
   if (problem.is_sparsified()) return Work::kSparsified;
-  return problem.needs_backward() || problem.batch_invariant ? Work::kExact : Work::kLoss;
+  const bool is_exact = problem.needs_backward() || problem.has.saved || problem.batch_invariant;
+  return is_exact ? Work::kExact : Work::kLoss;
 }
 
 Choice choose_engine(const Problem& problem, const Device& device, const std::string& requested) {

@@ -189,7 +189,7 @@ double predict_seconds(const Problem& p, PlanKind kind, int64_t chunk, const Pla
     } else if (p.needs_backward()) {
       seconds += predict.gradients_of_exp_logits(rows, d.cached_columns) + predict.gradients_of_lse(rows);
       if (!whole_copy) seconds += predict.copies_for_gradients();
-      if (d.cached_columns > 0 && d.cached_columns < p.vocab) {
+      if (d.cached_columns > 0 && d.cached_columns < p.vocab && !exp_logits_become_dz(p)) {
         seconds += predict.moved(rows, p.hidden, 8 + 2 * exp_logits) + 8 * kLaunchSeconds;
       }
       if (chunks == 1) seconds += predict.stored_weight();

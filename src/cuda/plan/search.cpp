@@ -509,7 +509,7 @@ class Search {
     d.relative_to_offset = is_relative_to_offset(d);
     // Label smoothing has further rows of hidden behind the copies. Upstream gradients do not decide about
     // them: with fewer of these, saved exp logits must not need more memory.
-    const bool more_rows = d.cached_columns > 0 && p_.has.d_weight && p_.smooths();
+    const bool more_rows = d.cached_columns > 0 && p_.has.d_weight && has_smoothing_rows(p_);
     if (d.source == HiddenSource::kOutput && more_rows) d.source = HiddenSource::kWorkspace;
     return d;
   }

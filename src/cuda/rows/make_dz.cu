@@ -39,11 +39,14 @@ __global__ void __launch_bounds__(kThreads) make_dz_kernel(Arena arena, MakeDz m
   // The factor that makes a stored value a probability.
   const auto unit_of = [&](int j) {
     if constexpr (!std::is_same_v<T, __half>) return inverse_sum;
-    return inverse_sum * power_of_two(-exponents[(first_column + j) / kExponentColumns]);
+    // In this order no factor leaves float32's range. The sum has the unit 2^kKeptExponent, the stored values
+    // do not.
+    return inverse_sum * power_of_two(-exponents[(first_column + j) / kExponentColumns]) *
+           power_of_two(kKeptExponent);
   };
   const auto dz_of = [&](const T& exp_logit, float unit, int j) {
     const float p = to_float(exp_logit) * unit;
-    float dz = p * (b != 0 && p >= 0x1p-126f ? fmaf(b, log2_of<T>(p), a) : a);
+    float dz = p == 0 ? 0.0f : p * (b != 0 && p >= 0x1p-126f ? fmaf(b, log2_of<T>(p), a) : a);
     if (c != 0) dz += m.column_weight != nullptr ? c * m.column_weight[j] : c;
     return from_float<T>(scale == 0 ? 0.0f : dz);
   };

@@ -142,6 +142,11 @@ inline bool smooths_apart(const Problem& problem) {
   return problem.smooths() && !exp_logits_become_dz(problem);
 }
 inline constexpr int64_t kSmoothingRows = 4;
+// Whether it may stay apart: upstream gradients do not decide about the rows. In float16 exp logits always
+// become dz.
+inline bool has_smoothing_rows(const Problem& problem) {
+  return problem.smooths() && operand_dtype(problem) != DType::kF16;
+}
 // Takes what sum_weighted_logits() needs, and the sum that it leaves from the last one.
 void take_weight_sums(const Problem& problem, Arena& arena, Workspace& workspace, Workspace& of_sum);
 

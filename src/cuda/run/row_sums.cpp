@@ -134,8 +134,7 @@ void finish_chunk(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
   f.stats.relative_to_offset = relative_to_offset;
   f.stats.has_max = tracks_max(run);
   f.stats.base_2 = run.traits().base_2;
-  const bool has_unit = run.detail.cached_columns > 0 && f.stats.base_2 && run.dtype() != DType::kF16;
-  f.stats.sum_unit = has_unit ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
+  f.stats.sum_unit = run.detail.cached_columns > 0 && f.stats.base_2 ? std::ldexp(1.0f, kKeptExponent) : 1.0f;
   f.stats.is_shard = p.is_unmerged_shard();
   f.stats.writes_loss = p.needs_forward() && !p.is_unmerged_shard() && chunk.is_last;
   f.coefficients = coefficients_of(run);

@@ -13,7 +13,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w,
   const int64_t chunks = std::max<int64_t>((p.tokens + rows - 1) / rows, 1);
   const int64_t depth = padded_hidden(p);
   const bool kept = d.cached_columns > 0, saves = saves_exp_logits(p, d);
-  const int64_t smoothing_rows = kept && p.smooths() ? kSmoothingRows : 0;
+  const int64_t smoothing_rows = kept && has_smoothing_rows(p) ? kSmoothingRows : 0;
   ArenaOf<Real> a = lay_out_rows<Real>(p, d, w);
   // Flags of blocks to do again, or with rows in place, of blocks that are not all ignored.
   if (kept || d.relative_to_offset || d.source == HiddenSource::kCaller)
@@ -30,7 +30,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w,
         a.exp_logits = take_elements(saved, dtype, (rows + smoothing_rows) * exp_logits_stride(p, d));
       }
       if (p.needs_backward()) a.row_factor = saves ? take<float>(w, rows) : a.kept_sum;
-      if (p.needs_backward() && p.smooths()) {  // also where they are not apart: see Search::completed()
+      if (p.needs_backward() && has_smoothing_rows(p)) {  // also where they are not apart
         a.kept_sum_of_weight = d.cached_columns == p.vocab ? a.weight_sum : take<float>(w, p.hidden);
         a.hidden_sum = take<float>(w, p.hidden);
       }

@@ -279,12 +279,16 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
     // dz takes the place of exp logits that are not saved.
     const bool saved = makes_dz_of_saved(run);
     const int64_t width = saved ? run.detail.vocab_window : kept_window(p, run.detail);
-    if (exp_logits_become_dz(p)) {
-      for_windows(0, kept, width, [&](const Window& window) {
-        const Matrix dz = saved ? run.dz() : run.exp_logits().from(0, window.first);
-        make_dz(run, chunk, window, dz);
-        gradients(window, dz, load_weight(run, window));
-      });
+    const auto of_kept = [&](const Window& window) {
+      const Matrix dz = saved ? run.dz() : run.exp_logits().from(0, window.first);
+      make_dz(run, chunk, window, dz);
+      const bool is_loaded = p.needs_forward() && window.first + window.columns == p.vocab;
+      const auto weight = [&] { return is_loaded ? loaded_weight(run, window) : load_weight(run, window); };
+      gradients(window, dz, p.has.d_hidden ? weight() : ConstMatrix{});
+    };
+    if (kept > 0 && exp_logits_become_dz(p)) {
+      // After a pass over the whole vocabulary, the last window of the weight is still there.
+      saved ? for_windows(0, kept, width, of_kept) : for_windows_backwards(kept, width, of_kept);
     }
   }
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {

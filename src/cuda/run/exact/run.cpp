@@ -79,7 +79,8 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
         keep_exp_logits(run, chunk, hidden, active);
         if (run.problem.smooths()) {
           sum_weighted_logits(run, chunk, hidden);
-          if (saves_exp_logits(run.problem, run.detail)) save_smoothing_rows(run, chunk);
+          if (saves_exp_logits(run.problem, run.detail) && has_smoothing_rows(run.problem))
+            save_smoothing_rows(run, chunk);
         }
       } else {
         throw Error(Status::kInternal, "exp logits of float64 are kept");
