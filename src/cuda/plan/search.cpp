@@ -189,7 +189,7 @@ class Search {
 
   bool has_exp_logits() const {
     const DType dtype = operand_dtype(p_);
-    if (dtype == DType::kF64 || (dtype == DType::kF16 && !traits_.keeps_float16)) return false;
+    if (dtype == DType::kF64 || (has_exponents(p_) && !traits_.keeps_float16)) return false;
     // Sums of weighted logits would have other bits than those of passes that keep none.
     return !p_.smooths() || (is_linear(p_) && !p_.batch_invariant);
   }
@@ -276,10 +276,8 @@ class Search {
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
-    const bool has_groups = saved_columns_ > 0 && operand_dtype(p_) == DType::kF16;
-    const int64_t least = has_groups                                 ? window_step_
-                          : p_.batch_invariant || saved_columns_ > 0 ? smallest_window_
-                                                                     : 1;
+    int64_t least = p_.batch_invariant || saved_columns_ > 0 ? smallest_window_ : 1;
+    if (saved_columns_ > 0 && has_exponents(p_)) least = window_step_;
     for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
          most = ceil_div(ceil_div(most, 4), least) * least) {
       windows.push_back(in_whole_waves(most, chunk));

@@ -10,8 +10,8 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors =
-    4;  // of a thread at once: enough loads are then on their way to use the memory's rate
+// A thread works on four at once: with as many loads under way, memory is used at its rate.
+constexpr int kVectors = 4;
 constexpr int64_t kStep = int64_t{8} * kThreads * kVectors;  // elements of a row that a block changes at once
 
 // log2(p) with the precision of kept exp logits.

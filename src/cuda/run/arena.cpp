@@ -76,7 +76,7 @@ int64_t bytes_before_exponents(const Problem& p, const PlanDetail& d) {
 int64_t exp_logits_stride(const Problem& p, const PlanDetail& d) {
   const DType dtype = operand_dtype(p);
   int64_t kept = d.cached_columns;
-  if (dtype == DType::kF16 && kept > 0) {
+  if (has_exponents(p) && kept > 0) {
     const int64_t bytes = bytes_before_exponents(p, d) + ceil_div(kept, kExponentColumns);
     kept = ceil_div(bytes, static_cast<int64_t>(size_of(dtype)));
   }

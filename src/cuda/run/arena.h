@@ -61,7 +61,7 @@ bool saves_exp_logits(const Problem& problem, const PlanDetail& detail);
 // length where dz takes the place of exp logits, so that rows which do not exist stay 0.
 int64_t exp_logits_stride(const Problem& problem, const PlanDetail& detail);
 int64_t dz_stride(const Problem& problem, const PlanDetail& detail);
-// Returns the bytes from the begin of a row of kept exp logits in float16 to the row's Exponents.
+// Returns the bytes from the beginning of a row of kept exp logits to the row's Exponents.
 int64_t bytes_before_exponents(const Problem& problem, const PlanDetail& detail);
 // Returns how many columns of kept exp logits products take at once: all, if the products can use weight and
 // d_weight in place.
@@ -131,10 +131,14 @@ using Arena = ArenaOf<float>;
 template <class Real>
 ArenaOf<Real> lay_out_rows(const Problem& problem, const PlanDetail& detail, Workspace& workspace);
 
+// Whether kept exp logits have Exponents.
+inline bool has_exponents(const Problem& problem) {
+  return operand_dtype(problem) == DType::kF16;
+}
 // Whether a factor for each row does not make gradients of kept exp logits. They then become dz, saved ones
 // window by window.
 inline bool exp_logits_become_dz(const Problem& problem) {
-  return problem.has.grad_entropy || operand_dtype(problem) == DType::kF16;
+  return problem.has.grad_entropy || has_exponents(problem);
 }
 // Whether label smoothing's part of dz, c_i w_j, stays apart from exp logits: d_hidden gets a product of two
 // vectors, and both operands of d_weight get kSmoothingRows further rows.
@@ -142,10 +146,10 @@ inline bool smooths_apart(const Problem& problem) {
   return problem.smooths() && !exp_logits_become_dz(problem);
 }
 inline constexpr int64_t kSmoothingRows = 4;
-// Whether it may stay apart: upstream gradients do not decide about the rows. In float16 exp logits always
-// become dz.
+// Whether operands have room for these rows. Upstream gradients do not decide about it, and with Exponents no
+// pass needs them.
 inline bool has_smoothing_rows(const Problem& problem) {
-  return problem.smooths() && operand_dtype(problem) != DType::kF16;
+  return problem.smooths() && !has_exponents(problem);
 }
 // Takes what sum_weighted_logits() needs, and the sum that it leaves from the last one.
 void take_weight_sums(const Problem& problem, Arena& arena, Workspace& workspace, Workspace& of_sum);

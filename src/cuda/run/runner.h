@@ -51,7 +51,7 @@ struct RunnerOf {
   Matrix exp_logits() const { return {arena.exp_logits, dtype(), exp_logits_stride(problem, detail)}; }
   // Returns the exponents of exp_logits(); none but in float16.
   Exponents exponents() const {
-    if (dtype() != DType::kF16) return {};
+    if (!has_exponents(problem)) return {};
     const Matrix kept = exp_logits();
     return {static_cast<int8_t*>(kept.data) + bytes_before_exponents(problem, detail),
             kept.stride * static_cast<int64_t>(size_of(kept.dtype))};

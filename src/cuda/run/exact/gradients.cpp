@@ -138,10 +138,6 @@ SmoothingRows smoothing_rows_of(const Runner& run, const Chunk& chunk) {
           .hidden_sum = run.arena.hidden_sum};
 }
 
-}  // namespace
-
-namespace {
-
 template <class Real>
 void write_entries(const RunnerOf<Real>& run, const Chunk& chunk, const Window& window, const Matrix& to,
                    bool are_exp_logits) {
