@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
     from .nn import LinearCrossEntropyLoss
     from .outputs import LinearCrossEntropyOutput, LinearTopK
+    from .quantized import QuantizedWeight
 
     __version__: str
 
@@ -58,6 +59,7 @@ __all__ = [
     "LinearTopK",
     "OutOfMemoryError",
     "PlanInfo",
+    "QuantizedWeight",
     "UnsupportedError",
     "backends",
     "candidates",
@@ -90,6 +92,7 @@ _TORCH = {
     "LinearCrossEntropyLoss": "nn",
     "LinearDivergenceOutput": "_divergence",
     "LinearTopK": "outputs",
+    "QuantizedWeight": "quantized",
     "linear_divergence": "_divergence",
     "linear_log_probs": "functional",
     "linear_top_k": "functional",

@@ -116,7 +116,8 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected a plain torch.Tensor, got a DTensor {_how_to_gather(name, tensor)}")
     if hasattr(type(tensor), "__tensor_flatten__"):  # quantised weights and other wrappers
         raise TypeError(
-            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} (unwrap or dequantise it first)"
+            f"{name}: expected a plain torch.Tensor, got {type(tensor).__name__} (unwrap or dequantise it first; "
+            "logitless.linear_cross_entropy takes a logitless.QuantizedWeight of a frozen quantised head)"
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from . import options as _options
-from .call import Arguments, can_run_eagerly, has_dtensor, with_row_temperature
-from .errors import InvalidTargetError, UnsupportedError
+from .call import Arguments, can_run_eagerly, check_integers, check_tensor, has_dtensor, with_row_temperature
+from .errors import BudgetTooSmallError, InvalidTargetError, UnsupportedError
+from .inspection import plan
 from .options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
+from .quantized import BYTES, PIECE, QuantizedWeight, Saved, made_again
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,7 +103,8 @@ def linear_cross_entropy(
             float64, as gradcheck needs it: correct and slow. Rows may have any stride. They are copied unless the last
             dimension is contiguous.
         weight: The head's weight, ``[V, D]``, in any of these dtypes. It may differ from the dtype of ``hidden``, but
-            all are float64 or none is.
+            all are float64 or none is. A :class:`logitless.QuantizedWeight` takes its place for a frozen quantised
+            head, without statistics, several targets a row, sparsified gradients and ``batch_invariant``.
         targets: Class indices, int64 or int32, of shape ``hidden.shape[:-1]``. With ``target_weight`` the shape is
             ``[..., K]`` with K <= 64 targets a row. Among these, ``ignore_index`` stands for no target, and a row is
             ignored if all of its targets are. Probabilities of all V classes are not supported.
@@ -189,6 +194,8 @@ def linear_cross_entropy(
     permits it (``torch.backends.cuda.matmul``).
     """
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
+    if isinstance(weight, QuantizedWeight):
+        return _of_quantized(hidden, weight, targets, return_stats=return_stats, **options)
     a = Arguments(hidden, weight, targets, return_stats=return_stats, **options)
     if isinstance(a.temperature, Tensor):
         a = with_row_temperature(a, getattr(hidden, "shape", ())[:-1])
@@ -320,3 +327,214 @@ def _warm(device: torch.device, dtype: torch.dtype) -> None:
         for reduction in ("mean", "none"):
             loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction, gradient=gradient, seed=seed)
             torch.autograd.grad(loss.sum(), (hidden, weight))
+
+
+# ---- quantised weights
+
+
+class _Cut:
+    """How many rows of hidden and of the weight a call of the library gets, and the budget that is left for it."""
+
+    def __init__(
+        self, tokens: int, weight: QuantizedWeight, dtype: torch.dtype, device: str, options: dict[str, Any]
+    ) -> None:
+        vocab, width = weight.shape
+        self.tokens, self.vocab, self.left = tokens, vocab, options["max_workspace_bytes"]
+        self.piece = PIECE
+        budget = _options.budget(self.left)
+        if budget == _options.FASTEST or tokens == 0:
+            return
+        trains = any(part.requires_grad for part in weight.columns)
+        row = width * dtype.itemsize * (1 + trains)  # bytes of a dequantised row, and of its gradient
+        if budget == 0:
+            if vocab * row <= 2 * tokens * vocab:  # half of the float32 logits; the library's default comes on top
+                return
+            budget = tokens * vocab + (64 << 20) + weight.bytes_beside
+        bias = options["bias"]
+        gradients = ("hidden", *["weight"] * trains, *["bias"] * (bias is not None and bias.requires_grad))
+        names = {"dtype": dtype, "gradients": gradients, "bias": bias is not None, "device": device}
+        least = next(bytes for bytes in _from(budget) if self._fits(tokens, weight, row, bytes, names))
+        if least > budget and options["max_workspace_bytes"] is not None:
+            raise BudgetTooSmallError(
+                f"max_workspace_bytes: expected at least {least} bytes for {tokens} rows and this quantised head, got "
+                f"{budget}",
+                least,
+            )
+
+    def _fits(self, tokens: int, weight: QuantizedWeight, row: int, budget: int, names: dict[str, Any]) -> bool:
+        """Whether there is a plan within the budget, which decides all attributes."""
+        vocab, width = weight.shape
+        self.piece = min(PIECE, budget // (16 * BYTES))
+        beside = weight.bytes_beside + BYTES * max(self.piece, weight.unit * width)
+        self.tokens, self.vocab, self.left = tokens, vocab, budget - beside - vocab * row
+        if self.left >= budget // 4 and self._has_plan(weight, names):
+            return True
+        # A half is for the window, a quarter for float32 hidden states, their gradients and statistics.
+        self.vocab, self.left = min(vocab, (budget // 2 - beside) // row), budget // 4
+        if self.vocab < 1:
+            return False
+        self.tokens = min(tokens, budget // 4 // (16 * width + 24 * -(-vocab // self.vocab)))
+        while self.tokens and not self._has_plan(weight, names):
+            self.tokens //= 2
+        return self.tokens > 0
+
+    def _has_plan(self, weight: QuantizedWeight, names: dict[str, Any]) -> bool:
+        with contextlib.suppress(BudgetTooSmallError):
+            sizes = self.tokens, self.vocab, weight.shape[1]
+            return all(plan(*sizes, max_workspace_bytes=self.left, later=later, **names) for later in (False, True))
+        return False
+
+
+def _from(budget: int) -> Iterator[int]:
+    """Yields the budget, and larger ones, which do not depend on it: quarters of powers of two."""
+    yield budget
+    power = 1 << 16
+    while True:
+        yield from (power * quarters // 4 for quarters in range(4, 8) if power * quarters // 4 > budget)
+        power *= 2
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _of_quantized(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, **given: Any) -> Tensor:
+    """Computes linear_cross_entropy() with these options, of a quantised weight."""
+    options = _options.DEFAULTS | given
+    check_tensor("hidden", hidden)
+    check_tensor("targets", targets)
+    check_integers("targets", targets)
+    _check(hidden, weight, targets, options)
+    dtype = weight.dtype_for(hidden)
+    hidden = weight.rounded(hidden)
+    cut = _Cut(targets.numel(), weight, dtype, hidden.device.type, options)
+    if (cut.tokens, cut.vocab) == (targets.numel(), weight.shape[0]):
+        dequantise = functools.partial(weight.rows, 0, cut.vocab, dtype, cut.piece)
+        whole = dequantise()
+        with made_again((whole, Saved(weight.reads(), dequantise))):
+            given |= {"max_workspace_bytes": cut.left}
+            result: Any = linear_cross_entropy(hidden, whole, targets, **given)
+        made: Tensor = result
+        return made
+    return _of_windows(hidden, weight, targets, options, dtype, cut)
+
+
+def _check(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, options: dict[str, Any]) -> None:
+    for name in ("target_weight", "main_grad", "batch_invariant", "return_stats", "gradient"):
+        value = options.get(name)
+        if isinstance(value, Tensor) or value not in (None, False, "exact"):
+            got = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise UnsupportedError(f"{name}: expected its default with a QuantizedWeight, got {got}")
+    _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
+    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1] or hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"hidden: expected shape {[*targets.shape, weight.shape[1]]} for targets {list(targets.shape)} and a "
+            f"weight {list(weight.shape)}, got {list(hidden.shape)}"
+        )
+    if hidden.device != weight.device:
+        raise ValueError(f"weight: expected the device of hidden, {hidden.device}, got {weight.device}")
+
+
+def _of_windows(
+    hidden: Tensor,
+    weight: QuantizedWeight,
+    targets: Tensor,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    cut: _Cut,
+) -> Tensor:
+    vocab, width = weight.shape
+    stats = torch.float64 if dtype == torch.float64 else torch.float32
+    ignored, shift = _options.target_of_none(options["ignore_index"]), options["shift"]
+    place = targets.new_full(targets.shape, ignored)
+    place[..., : targets.shape[-1] - shift] = targets[..., shift:]
+    flat = place.reshape(-1).long()
+    if not flat.is_cuda:
+        check_targets(targets, vocab, ignore_index=ignored)
+    valid = flat != ignored
+    wrong = valid & ((flat < 0) | (flat >= vocab))
+    of_rows = options["temperature"]
+    of_rows = of_rows.reshape(-1) if isinstance(of_rows, Tensor) and of_rows.numel() == flat.numel() > 1 else None
+    parts = []
+    chunks = torch.split(hidden.reshape(-1, width), cut.tokens)
+    for start, rows in zip(range(0, len(flat), cut.tokens), chunks, strict=True):
+        chunk = slice(start, start + cut.tokens)
+        chosen = options if of_rows is None else options | {"temperature": of_rows[chunk]}
+        parts.append(_chunk(rows, weight, flat[chunk].where(valid[chunk] & ~wrong[chunk], -100), chosen, dtype, cut))
+    nll, lse, smoothing = (torch.cat(each) for each in zip(*parts, strict=True))
+
+    share, class_weight, token_weight = options["label_smoothing"], options["class_weight"], options["token_weight"]
+    of_class: Any = 1.0 if class_weight is None else class_weight.to(stats)[flat.where(valid & ~wrong, 0)]
+    of_token: Any = 1.0 if token_weight is None else token_weight.reshape(-1).to(stats)
+    loss: Tensor = (1 - share) * of_class * nll + share / vocab * smoothing + options["z_loss"] * lse.square()
+    loss = (of_token * loss).where(valid, 0.0).where(~wrong, math.nan)
+    if options["reduction"] != "none":
+        loss, items = loss.sum(), options["num_items"]
+        if options["reduction"] == "mean":
+            loss /= (of_token * of_class * valid).sum() if items is None else items
+        return loss
+    return loss.reshape(targets.shape)
+
+
+def _chunk(
+    rows: Tensor,
+    weight: QuantizedWeight,
+    targets: Tensor,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    cut: _Cut,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns nll, lse and the sum over classes of class_weight * (lse - logit), of rows with targets or -100."""
+    wide = (rows, Saved([rows]))
+    if dtype.itemsize == 2:  # the gradients of windows are added in float32
+        wide = (rows.float(), Saved([rows], rows.detach().float))
+    starts = range(0, weight.shape[0], cut.vocab)
+    each = [
+        _window(slice(start, min(start + cut.vocab, weight.shape[0])), wide, weight, targets, options, dtype, cut)
+        for start in starts
+    ]
+    own, picked, smoothed, factors = zip(*each, strict=True)
+    lse = torch.logsumexp(torch.stack(own), 0)
+    smoothing = sum((s + f * (lse - o) for s, f, o in zip(smoothed, factors, own)), torch.zeros_like(lse))
+    return lse - sum(picked), lse, smoothing
+
+
+def _window(
+    window: slice,
+    wide: tuple[Tensor, Saved],
+    weight: QuantizedWeight,
+    targets: Tensor,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    cut: _Cut,
+) -> tuple[Tensor, Tensor, Any, Any]:
+    """Returns a window's lse, its logits of targets, the sum over classes of class_weight * (lse - logit), and that of
+    class_weight; the last two are 0 without label smoothing."""
+    start, stop = window.start, window.stop
+    dequantise = functools.partial(weight.rows, start, stop, dtype, cut.piece)
+    rows = dequantise()
+    inside = (targets >= start) & (targets < stop)
+    smooths, of_class = options["label_smoothing"] != 0, None
+    if smooths and options["class_weight"] is not None:
+        of_class = options["class_weight"][window]
+    bias = options["bias"]
+    if bias is not None:
+        bias = bias[window]
+        bias = bias.where(~bias.isneginf().all(), -1e30)  # a window of padding would have the lse minus infinity
+    short = dtype.itemsize == 2
+    made = ((rows, Saved(weight.reads(), dequantise)), wide)
+    with made_again(*made), torch.autocast(rows.device.type, dtype, enabled=short):
+        result: Any = linear_cross_entropy(
+            wide[0],
+            rows,
+            (targets - start).where(inside, targets.clamp(max=0)),  # elsewhere a class of the window, or -100
+            bias=bias,
+            class_weight=of_class,
+            reduction="none",
+            label_smoothing=float(smooths),
+            return_stats=("nll", "lse"),
+            recompute_logits=True,
+            max_workspace_bytes=cut.left,
+            **{name: options[name] for name in ("scale", "softcap", "temperature")},
+        )
+    picked = (result.lse - result.nll).where(inside, 0.0)
+    if not smooths:
+        return result.lse, picked, 0.0, 0.0
+    return result.lse, picked, result.loss * (stop - start), stop - start if of_class is None else of_class.sum()

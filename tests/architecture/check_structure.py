@@ -23,7 +23,7 @@ OPTION_FILES = {
     "top_k": 38,
     "batch_invariant": 22,
     "allow_tf32": 14,
-    "compute_dtype": 25,
+    "compute_dtype": 26,
     "max_workspace_bytes": 66,
 }
 # Measures of scripts/measure_structure; its option --places lists where they occur.

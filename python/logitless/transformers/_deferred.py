@@ -265,7 +265,7 @@ _KNOWN: dict[str, Callable[[Logits, Any, Any, dict[str, Any]], Tensor]] = _table
         "add __add__ __radd__": _add,
         "tanh": _tanh,
         "to float double half bfloat16 type type_as": _cast,
-        "contiguous": _same,
+        "contiguous clone": _same,
         "view reshape flatten squeeze unsqueeze": _reshape,
         "__getitem__": _index,
         "cross_entropy": _loss,

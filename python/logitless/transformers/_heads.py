@@ -13,6 +13,7 @@ from torch.nn.modules import module as module_hooks
 
 from ..errors import UnsupportedError
 from ..nn import FusedHead
+from ..quantized import QuantizedWeight, kind_of
 from ._deferred import DeferredLogits
 from ._logits import Logits, Session, Term, is_dtensor
 from ._probe import logits_of, some_rows
@@ -24,8 +25,8 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     """Returns the layers of ``head`` that make logits: the head itself, or layers inside a wrapper of PEFT.
 
     Raises:
-        UnsupportedError: The head is no plain linear layer, such as a quantised one, or it has an adapter of PEFT other
-            than LoRA.
+        UnsupportedError: The head is no plain linear layer and no frozen quantised one of a known kind, or it has an
+            adapter of PEFT other than LoRA.
     """
     for module in head.modules():
         if adapter := _unknown_adapter(module):
@@ -45,10 +46,13 @@ def layers_of(head: nn.Module, owner: str) -> list[nn.Linear]:
     makers = [module for module, (_, size) in zip(linear, sizes, strict=True) if size == vocab]
     for module in makers:
         kind = type(module)
-        if kind.forward not in _PLAIN:
+        if kind_of(module) and (kind.forward in _PLAIN or kind.forward.__module__.startswith("bitsandbytes.")):
+            QuantizedWeight(module)  # refuses those that are trained
+        elif kind.forward not in _PLAIN:
             raise UnsupportedError(
                 f"logitless.transformers: the head of {owner} is a {kind.__module__}.{kind.__name__} (quantised?); "
-                "expected a torch.nn.Linear: keep the head out of the quantisation (modules_to_not_convert)"
+                "expected a torch.nn.Linear, or a frozen one that bitsandbytes or torchao has quantised to 8 bits, or "
+                "to 4 by bitsandbytes: keep the head out of the quantisation (modules_to_not_convert)"
             )
     return makers
 
@@ -117,7 +121,7 @@ def _replaced(layer: nn.Linear, session: Session) -> Iterator[None]:
             )
         own = layer.__dict__.get(name)
         sharded = is_dtensor(layer._parameters.get("weight"))  # tensor parallelism replaces forward
-        if own is not None and not sharded and getattr(own, "__func__", None) not in _PLAIN:
+        if own is not None and not sharded and getattr(own, "__func__", None) not in (*_PLAIN, type(layer).forward):
             raise UnsupportedError(
                 f"logitless.transformers: the head of {session.owner} has a forward of its own, whose backward pass "
                 "may be another; expected that of torch.nn.Linear, or logitless.transformers.unpatch(model)"
@@ -151,14 +155,15 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
     # Read once and with gradients: a parametrization may change its state at each read, and a cache keeps the result.
-    weight: Tensor = layer.weight
+    weight: Any = QuantizedWeight(layer) if kind_of(layer) else layer.weight
     bias: Tensor | None = layer.bias
     probed = probe = None
     if session.probing:
         probed = some_rows(hidden)
         plain = getattr(original, "__func__", None) in _PLAIN
         probe = logits_of(None if plain else original, weight, bias, probed, session.owner)
-    versions = tuple((tensor, tensor._version) for tensor in (hidden, weight) if not tensor.is_inference())
+    read = (hidden, *(weight.reads() if isinstance(weight, QuantizedWeight) else [weight]))
+    versions = tuple((tensor, tensor._version) for tensor in read if not tensor.is_inference())
     term = Term(hidden, weight, probed=probed, versions=versions, layer=layer)
     if bias is not None and hasattr(layer, "unshard"):
         bias = bias.clone()  # FSDP2 frees the bias when this call ends

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
+from ..quantized import QuantizedWeight
 
 ROWS = 8  # rows of logits that the self-check compares
 
@@ -46,14 +47,15 @@ class Term:
     """``factor * hidden @ weight.T`` with hidden [..., D] and weight [V, D]; ``probed`` has rows of hidden."""
 
     hidden: Tensor
-    weight: Tensor
+    weight: Any  # a tensor, or a QuantizedWeight
     factor: float = 1.0
     probed: Tensor | None = None
     versions: tuple[tuple[Tensor, int], ...] = ()  # hidden and weight with their versions at the head's call
     layer: nn.Module | None = None  # the owner of the weight
 
     def in_memory(self) -> bool:
-        return self.weight.untyped_storage().nbytes() >= self.weight.numel() * self.weight.element_size()
+        size: int = self.weight.numel() * self.weight.element_size()
+        return bool(self.weight.untyped_storage().nbytes() >= size)
 
     def changed(self) -> bool:
         return any(tensor._version != version for tensor, version in self.versions)
@@ -76,7 +78,7 @@ class Logits:
 
     @property
     def vocab(self) -> int:
-        return self.terms[0].weight.shape[0]
+        return int(self.terms[0].weight.shape[0])
 
     @property
     def shape(self) -> torch.Size:
@@ -147,14 +149,20 @@ def fused_operands(logits: Logits) -> tuple[Tensor, dict[str, Any]]:
     return hidden, {"weight": weight, "bias": bias, "scale": factor, "softcap": cap}
 
 
-def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Tensor]:
+def joined(logits: Logits, hiddens: list[Tensor]) -> tuple[Tensor, Any]:
     """Joins several products into one, [h, f A h] times [W, B].
 
-    This copies the weights, and the gradient of the copy is as large.
+    This copies the weights, and the gradient of the copy is as large. A quantised weight, the first, is not copied.
     """
     terms, unit = logits.terms, logits.unit
     if len(terms) == 1 and terms[0].factor == unit:
         return hiddens[0], terms[0].weight
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in (*hiddens, *(term.weight for term in terms))])
+    first, *others = (term.weight for term in terms)
+    if isinstance(first, QuantizedWeight):
+        hiddens = [first.rounded(hiddens[0]), *hiddens[1:]]
+        dtype = functools.reduce(torch.promote_types, [t.dtype for t in hiddens])
     parts = [h.to(dtype) * (t.factor / unit) if t.factor != unit else h.to(dtype) for t, h in zip(terms, hiddens)]
+    if isinstance(first, QuantizedWeight):
+        return torch.cat(parts, dim=-1), first.joined(others, hiddens[0])
     return torch.cat(parts, dim=-1), torch.cat([term.weight.to(dtype) for term in terms], dim=-1)

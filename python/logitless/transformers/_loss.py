@@ -10,6 +10,7 @@ from torch import Tensor
 from ..call import check_integers
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
+from ..quantized import QuantizedWeight
 from ._logits import Logits, Session, Term, fused_operands, is_dtensor, on_all_ranks
 from ._probe import compare
 
@@ -62,6 +63,8 @@ def _present(term: Term, session: Session) -> Term:
         raise UnsupportedError(
             "logitless.transformers: hidden states or weight of the head were changed in place between head and loss"
         )
+    if isinstance(weight, QuantizedWeight):
+        return term
     if hasattr(weight, "ds_id"):
         raise UnsupportedError(
             "logitless.transformers: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
+from ..quantized import QuantizedWeight
 from ._logits import ROWS, Logits, fused_operands, is_dtensor, on_all_ranks
 
 _BLOCK = 1 << 22  # elements of the weight that are widened at a time
@@ -28,13 +29,15 @@ def some_rows(hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | None, rows: Tensor, owner: str) -> Tensor:
+def logits_of(own: Callable[..., Any] | None, weight: Any, bias: Tensor | None, rows: Tensor, owner: str) -> Tensor:
     """Returns the head's logits of these rows, in float32 where the head makes 16 bits.
 
     16 bits would hide a wrong factor of 1.01. The head makes the logits by its ``own`` forward, or where that is None
     as torch.nn.Linear does, with the weight that was read. A result in 16 bits must be the rounded float32 product,
-    where neither overflows.
+    where neither overflows. A quantised head has no logits of its own here, as it may round the hidden states, too.
     """
+    if isinstance(weight, QuantizedWeight):
+        return _product(weight.rounded(rows), weight, bias, weight.dtype_for(rows))[0]
     made: Tensor = nn.functional.linear(rows, weight, bias) if own is None else own(rows)
     if made.dtype not in (torch.bfloat16, torch.float16) or type(weight) not in (Tensor, nn.Parameter):
         return made
@@ -54,22 +57,25 @@ def logits_of(own: Callable[..., Any] | None, weight: Tensor, bias: Tensor | Non
     return wide
 
 
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """Returns the float32 product of operands in ``dtype``, and the norm of the weight's finite elements."""
+def _product(rows: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """Returns the product of operands in ``dtype``, in float32 or more, and the norm of the weight's finite numbers."""
     with torch.autocast(rows.device.type, enabled=False):
-        left, parts, norms = rows.to(dtype).float(), [], []
-        for part in _blocks(weight):
-            right = part.to(dtype).float()
+        wide = torch.promote_types(dtype, torch.float32)
+        left, parts, norms = rows.to(dtype).to(wide), [], []
+        for part in _blocks(weight, dtype):
+            right = part.to(dtype).to(wide)
             parts.append(left @ right.T)
             norms.append(torch.linalg.vector_norm(_numbers(right)))
         product = torch.cat(parts, dim=-1)
         if bias is not None:
-            product += bias.to(dtype).float()
+            product += bias.to(dtype).to(wide)
         return product, float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
-def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(weight, max(1, _BLOCK // weight.shape[1]))
+def _blocks(weight: Any, dtype: torch.dtype = torch.float32) -> Iterable[Tensor]:
+    """Returns the rows of the weight, some at a time, of a quantised one in ``dtype``."""
+    count = max(1, _BLOCK // weight.shape[1])
+    return weight.blocks(count, dtype) if isinstance(weight, QuantizedWeight) else torch.split(weight, count)
 
 
 def _numbers(values: Tensor) -> Tensor:
@@ -118,9 +124,11 @@ def _comparable(logits: Logits) -> tuple[Logits, Tensor]:
     A bias of minus infinity stays: entries that pad the vocabulary have it, and they add nothing to other targets'
     losses.
     """
-    terms = tuple(replace(t, hidden=_whole(t.probed), weight=_whole(t.weight).detach()) for t in logits.terms)
+    terms = tuple(replace(t, hidden=_whole(t.probed), weight=_detached(t.weight)) for t in logits.terms)
     values, bias = _whole(logits.probe), _whole(logits.bias)
     values = values if values.dtype == torch.float64 else values.float()
+    if any(isinstance(term.weight, QuantizedWeight) for term in terms):
+        return replace(logits, terms=terms, bias=bias if bias is None else bias.detach()), values
     finite = [torch.linalg.vector_norm(term.weight, ord=math.inf, dim=-1).isfinite() for term in terms]
     if bias is not None:
         bias = bias.detach()
@@ -140,6 +148,10 @@ def _targets(logits: Logits, values: Tensor) -> list[Tensor]:
     if len(entries) == 0:
         return []
     return [values.argmax(-1), entries[torch.arange(len(values), device=values.device) * 7919 % len(entries)]]
+
+
+def _detached(weight: Any) -> Any:
+    return weight if isinstance(weight, QuantizedWeight) else _whole(weight).detach()
 
 
 def _whole(tensor: Any) -> Any:
@@ -170,7 +182,7 @@ def _rounding(logits: Logits) -> float:
     return bound
 
 
-def _longest(matrix: Tensor) -> float:
+def _longest(matrix: Any) -> float:
     """Returns the largest norm of a row, in at least float32, as 16 bits may not hold it."""
     wide = torch.promote_types(matrix.dtype, torch.float32)
     norms = [torch.linalg.vector_norm(part, dim=-1, dtype=wide).max() for part in _blocks(matrix)]
