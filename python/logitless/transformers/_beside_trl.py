@@ -36,7 +36,7 @@ def run(model: nn.Module, options: dict[str, Any], call: Callable[..., Any], arg
 
 
 def before_head_is_read(model: nn.Module) -> None:
-    """Checks who reads the head.
+    """Prepares TRL where one of its trainers is made, which would refuse LoRA on the head.
 
     Raises:
         UnsupportedError: A trainer computes a loss from the head's weight, in no call of the model.
@@ -47,7 +47,9 @@ def before_head_is_read(model: nn.Module) -> None:
     module = str(caller.f_globals.get("__name__"))
     if not module.startswith("trl."):
         return
-    from ..trl import _step
+    from ..trl import _adapters, _patch, _step
 
-    if caller.f_code.co_name == "_compute_loss" and model.training and _step.current() is None:
+    if module in _adapters.TRAINERS:
+        _patch.install()
+    elif caller.f_code.co_name == "_compute_loss" and model.training and _step.current() is None:
         raise _step.refused(type(model).__name__)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
 from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
+from ._adapters import TRAINERS, AddFusedHead, Refused
 from ._divergence import Divergences
 from ._log_probs import LogProbs
 from ._step import StandIn
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 KNOWN = ("1.16.0",)
+_REFUSED = "BaseTunerLayer"  # the trainers' name for classes that they refuse as a head
 
 
 class _Replaced(NamedTuple):
@@ -40,6 +42,7 @@ _LOG_PROBS = _Replaced("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbs)
 _ALL = (
     _LOG_PROBS,
     _Replaced("trl.kernels.chunked_divergence", "ChunkedDivergenceFunction", Divergences, required=False),
+    _Replaced("trl.trainer.utils", "add_fused_lm_head", AddFusedHead),
 )
 
 
@@ -48,8 +51,8 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 
     SFT, DPO, KTO, GRPO and RLOO call one function for log-probabilities and entropies, Distillation another one for
-    divergences. Both are replaced in every module of TRL that has them, so existing trainers use the new ones. Calling
-    it again replaces the options.
+    divergences. Both are replaced in every module of TRL that has them, so existing trainers use the new ones. Trainers
+    that are made later, except Distillation, take LoRA on the head. Calling it again replaces the options.
 
     Args:
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
@@ -71,6 +74,9 @@ def unpatch() -> None:
     for replaced in _ALL:
         if replaced.stands_in():
             _replace(replaced.current(), replaced.current().original)
+    for trainer in map(sys.modules.get, TRAINERS):
+        if type(getattr(trainer, _REFUSED, None)).__name__ == Refused.__name__:
+            setattr(trainer, _REFUSED, getattr(trainer, _REFUSED).original)
 
 
 def install(options: dict[str, Any] | None = None) -> None:
@@ -82,6 +88,11 @@ def install(options: dict[str, Any] | None = None) -> None:
         if original is not None:
             kept = options or getattr(replaced.current(), "options", None)
             _replace(replaced.current(), replaced.stand_in(original, kept))
+    for name in TRAINERS:
+        trainer = importlib.import_module(name)
+        adapters = getattr(trainer, _REFUSED, None)  # None without PEFT
+        if isinstance(adapters, type):
+            setattr(trainer, _REFUSED, Refused(adapters))
 
 
 def _known(replaced: _Replaced) -> Any:
