@@ -1,84 +1,55 @@
-"""Warns that TRL's trainers compute the loss themselves, so that the patch of a model has no effect in them."""
+"""Trainers of TRL with a patched model: they train with the fused head and the model's options, or raise an error."""
 
 from __future__ import annotations
 
 import sys
-import warnings
-from types import FrameType
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-from .. import options as _options
-from ..native import PACKAGE
-
-# Packages between a model's forward and its caller. trl.models is among them: it calls a trainer's function.
-_AROUND = tuple(
-    f"{name}." for name in (PACKAGE, *"torch transformers accelerate peft deepspeed contextlib trl.models".split())
-)
-ADVICE = "logitless.trl.patch() gives TRL's trainers the fused head"
+from torch import nn
 
 
-class Patched(Protocol):
-    options: dict[str, Any]
-    warned: bool  # whether warn_of_step has warned
+def is_of_trl(owner: str, call: Callable[..., Any]) -> bool:
+    """Whether a trainer of TRL computes the loss itself in a call without labels, by functions that have stand-ins.
 
-
-def trl_options() -> dict[str, Any] | None:
-    """Returns the options of ``logitless.trl.patch``, or None where TRL's trainers have their own head."""
-    from ..trl._patch import current_options
-
-    return current_options()
-
-
-def trl_has(options: dict[str, Any]) -> bool:
-    """Whether ``logitless.trl.patch`` has the same options, however a budget is written."""
-    of_trl = trl_options()
-
-    def plain(given: dict[str, Any]) -> dict[str, Any]:
-        return given | {"max_workspace_bytes": _options.budget(given["max_workspace_bytes"])}
-
-    return of_trl is not None and plain(of_trl) == plain(options)
-
-
-def warn_where_imported(owner: str, stacklevel: int) -> None:
-    """Warns, when ``patch`` is called, if TRL is imported and its trainers do not have the fused head."""
-    if "trl" in sys.modules and trl_options() is None:
-        warnings.warn(
-            "logitless.transformers.patch: TRL is imported, whose trainers (SFT, DPO, KTO, GRPO, RLOO and others) do "
-            f"not call the model's own loss: for them this patch of {owner} changes nothing, and {ADVICE}. With "
-            "other trainers, such as transformers' Trainer, ignore this",
-            stacklevel=stacklevel + 1,
-        )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def warn_of_step(state: Patched, owner: str, has_trl_head: bool) -> None:
-    """Warns, once for each patch, in a step whose loss a trainer of TRL computes.
-
-    Args:
-        state: The patch of the model.
-        owner: The model's class, for the message.
-        has_trl_head: Whether the call is one for the head that TRL gave the model. If not, the callers on the stack
-            show whether it comes from TRL.
+    Raises:
+        UnsupportedError: It computes the loss from logits.
     """
-    options, callers = trl_options(), _modules(sys._getframe())
-    if has_trl_head and options is not None:
-        reason = f"its patch's options do not count here, but those of logitless.trl.patch: {state.options}, {options}"
-    elif options is None and (has_trl_head or any(name.startswith("trl.") for name in callers)):
-        reason = f"with its own head: the patch of this model changes nothing here, and {ADVICE}"
-    else:
+    if "trl" not in sys.modules or not torch.is_grad_enabled():
+        return False
+    from ..trl._step import refused, trainer
+
+    if trainer() is None:
+        return False
+    if getattr(call, "__module__", None) != "trl.models.utils":  # Distillation's loss inside the model's forward
+        raise refused(owner)
+    return True
+
+
+def run(model: nn.Module, options: dict[str, Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs a call of the model whose loss a trainer of TRL computes."""
+    from ..trl import _patch, _step
+
+    _patch.install()
+    return _step.run(model, options, call, args, kwargs)
+
+
+def before_head_is_read(model: nn.Module) -> None:
+    """Prepares TRL where one of its trainers is made, which would refuse LoRA on the head.
+
+    Raises:
+        UnsupportedError: A trainer computes a loss from the head's weight, in no call of the model.
+    """
+    if "trl" not in sys.modules or torch.compiler.is_compiling():
         return
-    state.warned = True
-    message = f"logitless.transformers: a trainer of TRL makes the loss of {owner} itself, {reason}"
-    level = next((level for level, name in enumerate(callers, 1) if not name.startswith(_AROUND)), 1)
-    warnings.warn(message, stacklevel=level)
+    caller = sys._getframe(3)  # above this function, that of the state and that of the model
+    module = str(caller.f_globals.get("__name__"))
+    if not module.startswith("trl."):
+        return
+    from ..trl import _adapters, _patch, _step
 
-
-def _modules(frame: FrameType | None) -> list[str]:
-    """Returns the modules of the functions on the stack, from this frame outwards, each with a dot at the end."""
-    modules = []
-    while frame is not None:
-        modules.append(f"{frame.f_globals.get('__name__')}.")
-        frame = frame.f_back
-    return modules
+    if module in _adapters.TRAINERS:
+        _patch.install()
+    elif caller.f_code.co_name == "_compute_loss" and model.training and _step.current() is None:
+        raise _step.refused(type(model).__name__)

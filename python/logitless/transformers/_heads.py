@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from ..errors import UnsupportedError
 from ..nn import FusedHead
 from ..quantized import QuantizedWeight, kind_of
 from ._deferred import DeferredLogits
-from ._logits import Logits, Session, Term, is_dtensor
+from ._logits import Logits, Session, Term, fused_operands, is_dtensor
+from ._loss import present
 from ._probe import logits_of, some_rows
 
 _PLAIN = (nn.Linear.forward, FusedHead.forward)  # FusedHead's is Linear's where it is called without targets
@@ -94,6 +96,25 @@ def check_backward_hooks(model: nn.Module, layers: list[nn.Linear], owner: str) 
                 f"logitless.transformers: {name} of {owner} has a backward hook, which would not be called: the "
                 "gradient of the logits is not made; remove it, or logitless.transformers.unpatch(model)"
             )
+
+
+def operands_of(head: nn.Module, hidden: Tensor, owner: str) -> tuple[Tensor, dict[str, Any]]:
+    """Returns hidden states and options of the fused head that makes the logits which ``head`` makes of ``hidden``."""
+    if any(hasattr(parameter, "ds_id") for parameter in head.parameters()):
+        raise UnsupportedError(
+            f"logitless.trl: the head of {owner} has an adapter and weights that DeepSpeed ZeRO-3 partitions and takes "
+            "away before the loss; expected ZeRO-2, or no adapter on the head"
+        )
+    session = Session(owner, {}, None, probing=0)
+    with deferring(layers_of(head, owner), session):
+        made = head(hidden)
+    if not isinstance(made, DeferredLogits):
+        raise UnsupportedError(
+            f"logitless.transformers: the head of {owner} has a forward of its own, which leaves out its adapter; "
+            "expected that of PEFT"
+        )
+    terms = tuple(present(term, session) for term in made.logits.terms)
+    return fused_operands(replace(made.logits, terms=terms))
 
 
 @contextlib.contextmanager

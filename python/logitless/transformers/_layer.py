@@ -37,6 +37,8 @@ class State(Protocol):
         """Runs a call of a layer around ``inner``, whose parameters have these names."""
         ...
 
+    def before_head_is_read(self, model: nn.Module) -> None: ...
+
 
 class _Slot:
     """A method that others may replace by an attribute of the model; reading it always returns a layer."""
@@ -96,6 +98,12 @@ class Layered:
     _logitless_class: type  # the model's own class
     forward = _Slot()
     _old_forward = _Slot()
+
+    def get_output_embeddings(self) -> Any:
+        state = self.__dict__.get(KEY)
+        if state is not None:
+            state.before_head_is_read(self)
+        return super().get_output_embeddings()  # type: ignore[misc]
 
     def __init_subclass__(cls) -> None:
         """Does nothing; the method of the model's class would register another model."""

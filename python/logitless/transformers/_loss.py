@@ -35,7 +35,7 @@ def cross_entropy(
             f"cross_entropy() of logits of shape {list(logits.shape)} and a target of {target.dtype} and shape "
             f"{list(target.shape)}; expected [N, V] and [N] indices"
         )
-    logits = replace(logits, terms=tuple(_present(term, logits.session) for term in logits.terms))
+    logits = replace(logits, terms=tuple(present(term, logits.session) for term in logits.terms))
     if logits.session.probing:
         compare(logits)
     hidden, operands = fused_operands(logits)
@@ -56,7 +56,7 @@ def cross_entropy(
     return local.to_local() if is_dtensor(loss) and not logits.as_dtensor else loss
 
 
-def _present(term: Term, session: Session) -> Term:
+def present(term: Term, session: Session) -> Term:
     """Returns the term with its weight in memory; a weight that FSDP2 has freed is gathered again."""
     weight = term.weight
     if term.changed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from torch import nn
 
 from ..errors import UnsupportedError
 from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
+from . import _beside_trl
 from ._absent import without_logits
-from ._beside_trl import trl_has, warn_of_step, warn_where_imported
 from ._deferred import DeferredLogits
 from ._heads import check_backward_hooks, deferring, layers_of
 from ._layer import KEY, parameter_names, shed, wear
@@ -36,7 +35,6 @@ class _Patch:
     check: int  # rows of logits still to be compared with those of the model's own operations
     evaluate: bool
     tp_mesh: Any
-    warned: bool = False  # whether it has warned that a trainer of TRL does not use the patch
     layers: dict[str, Any] = field(default_factory=dict)
     open: dict[int, _Open] = field(default_factory=dict)  # by thread
 
@@ -50,14 +48,17 @@ class _Patch:
             _step_aside(self)
         given = dict(zip(names, args, strict=False)) | kwargs
         part = any(_is_some(given.get(name)) for name in ("logits_to_keep", "num_logits_to_keep"))
-        has_trl_head = bool(kwargs.get("fused_lm_head"))  # TRL's trainers add this argument to the model's forward
         bare = given.get("labels") is None
-        if not self.warned and (has_trl_head or (bare and _may_be_of_trl())) and not trl_has(self.options):
-            warn_of_step(self, type(model).__name__, has_trl_head)
+        # TRL's trainers add this argument to the model's forward.
+        if kwargs.get("fused_lm_head") or (bare and _beside_trl.is_of_trl(type(model).__name__, inner)):
+            return _beside_trl.run(model, self.options, inner, args, kwargs)
         wanted = (torch.is_grad_enabled() or self.evaluate) and not _is_exporting()
-        if has_trl_head or bare or part or not wanted:
+        if bare or part or not wanted:
             return inner(*args, **kwargs)
         return _fused(model, self, inner, args, kwargs)
+
+    def before_head_is_read(self, model: nn.Module) -> None:
+        _beside_trl.before_head_is_read(model)
 
 
 @dataclass
@@ -86,7 +87,8 @@ def patch(
 
     The original forward runs without labels, without gradients (see ``evaluate``), in ``generate``, with
     ``logits_to_keep`` and in ``torch.export``. Signature, hooks and state dict do not change. Wrappers that others put
-    around forward stay, before or after.
+    around forward stay, before or after. Trainers of TRL whose loss has a fused head use these options for this model;
+    others raise an error.
 
     Args:
         model: A causal, masked or encoder-decoder language model of transformers, or a PEFT model around one. LoRA on
@@ -128,7 +130,6 @@ def patch(
             f"model: expected one without the patch of another copy of this package, got a {owner} with that of "
             f"{other}; first call that copy's unpatch(model)"
         )
-    warn_where_imported(owner, stacklevel=2)
     target.__dict__[KEY] = _Patch(method, ROWS if check else 0, evaluate, tp_mesh)
     wear(target)
     return model
@@ -163,10 +164,6 @@ def _head(model: nn.Module) -> nn.Module:
         if isinstance(head, nn.Module):
             return head
     raise UnsupportedError(f"logitless.transformers: {type(model).__name__}.get_output_embeddings() has no head")
-
-
-def _may_be_of_trl() -> bool:
-    return not torch.compiler.is_compiling() and "trl" in sys.modules and torch.is_grad_enabled()
 
 
 def _is_some(count: object) -> bool:

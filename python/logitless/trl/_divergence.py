@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .._divergence import linear_divergence
-from ._log_probs import StandIn, check_present
+from ._step import StandIn, fused_head
 
 
 class Divergences(StandIn):
-    def apply(
+    def fused(
         self,
+        options: dict[str, Any],
         student_hidden: Tensor,
         student_weight: Tensor,
         student_bias: Tensor | None,
@@ -30,26 +33,24 @@ class Divergences(StandIn):
         tensors may require grad and get no gradient. TRL's logits are ``t(scale * (h . w + b)) / temperature``; the
         fused heads add the bias after the factor.
         """
-        check_present(student_hidden, student_weight, student_bias)
+        student_hidden, student_weight, student_bias, student_scale = fused_head(
+            student_hidden, student_weight, student_bias, student_logit_scale
+        )
         outputs = linear_divergence(
             student_hidden,
             student_weight,
             teacher_hidden.detach(),
             teacher_weight.detach(),
-            student_bias=_scaled(student_bias, student_logit_scale),
-            teacher_bias=_scaled(None if teacher_bias is None else teacher_bias.detach(), teacher_logit_scale),
+            student_bias=student_bias,
+            teacher_bias=None if teacher_bias is None else teacher_bias.detach() * teacher_logit_scale,
             beta=beta,
             temperature=temperature,
-            student_scale=student_logit_scale,
+            student_scale=student_scale,
             teacher_scale=teacher_logit_scale,
             student_softcap=student_final_logit_softcapping,
             teacher_softcap=teacher_final_logit_softcapping,
             reduction="none",
             return_stats=True,
-            max_workspace_bytes=self.options["max_workspace_bytes"],
+            max_workspace_bytes=options["max_workspace_bytes"],
         )
         return outputs.loss, outputs.entropy
-
-
-def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
-    return bias if bias is None or scale == 1.0 else bias * scale

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
+from ._step import StandIn, fused_head
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 STATS = {"mean_logits": "mean_logit"}  # outputs that have another name here
@@ -16,27 +15,10 @@ STATS = {"mean_logits": "mean_logit"}  # outputs that have another name here
 Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-def check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raises UnsupportedError where the head's tensors would be gone in the backward pass."""
-    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    if trained and hasattr(weight, "ds_id"):
-        raise UnsupportedError(
-            "logitless.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
-            "backward pass; use ZeRO-2, or logitless.trl.unpatch()"
-        )
-
-
-class StandIn:
-    """Fused heads behind ``apply``, the one method of an autograd function that TRL calls."""
-
-    def __init__(self, original: Any, options: dict[str, Any]) -> None:
-        self.original = original  # TRL's function, which this object replaces
-        self.options = options  # the options of ``patch``
-
-
 class LogProbs(StandIn):
-    def apply(
+    def fused(
         self,
+        options: dict[str, Any],
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -49,22 +31,22 @@ class LogProbs(StandIn):
     ) -> Returned:
         """Returns log-probabilities and then each of ``OUTPUTS``, or None for those not requested.
 
-        Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
-        the fused head adds the bias after the factor. ``chunk_size`` is not used.
+        Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``.
+        ``chunk_size`` is not used.
         """
-        check_present(hidden, weight, bias)
+        hidden, weight, bias, scale = fused_head(hidden, weight, bias, logit_scale)
         stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
         results = linear_cross_entropy(
             hidden,
             weight,
             targets,
-            bias=bias if bias is None or logit_scale == 1.0 else bias * logit_scale,
+            bias=bias,
             reduction="none",
-            scale=logit_scale,
+            scale=scale,
             softcap=final_logit_softcapping,
             temperature=temperature,
             return_stats=tuple(stats.values()),
-            **self.options,
+            **options,
         )
         entropy, *further = (getattr(results, stats[name]) if name in stats else None for name in OUTPUTS)
         return -results.loss, entropy, *(value if value is None else value.detach() for value in further)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
 from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
+from ._adapters import TRAINERS, AddFusedHead, Refused
 from ._divergence import Divergences
-from ._log_probs import OUTPUTS, LogProbs
+from ._log_probs import LogProbs
+from ._step import StandIn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 KNOWN = ("1.16.0",)
+_REFUSED = "BaseTunerLayer"  # the trainers' name for classes that they refuse as a head
 
 
 class _Replaced(NamedTuple):
@@ -23,9 +26,8 @@ class _Replaced(NamedTuple):
 
     home: str  # its module
     name: str
-    stand_in: type[LogProbs] | type[Divergences]
-    defaults: dict[str, Any]  # values of parameters, by name, for which the stand-in is right
-    required: bool  # if False, a TRL without the function is patched as well
+    stand_in: type[StandIn]
+    required: bool = True  # if False, a TRL without the function is patched as well
 
     def current(self) -> Any:
         """Returns the object that has the name now, or None."""
@@ -35,25 +37,13 @@ class _Replaced(NamedTuple):
         """Whether that is a stand-in: of this package, or of a copy of it under another name."""
         return type(self.current()).__name__ == self.stand_in.__name__
 
-    def parameters(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.stand_in.apply).parameters)[1:]
 
-
-_LOG_PROBS = _Replaced("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbs, {"outputs": OUTPUTS}, True)
-_DIVERGENCE = _Replaced(
-    "trl.kernels.chunked_divergence",
-    "ChunkedDivergenceFunction",
-    Divergences,
-    {
-        "temperature": 1.0,
-        "student_logit_scale": 1.0,
-        "student_final_logit_softcapping": None,
-        "teacher_logit_scale": 1.0,
-        "teacher_final_logit_softcapping": None,
-    },
-    False,
+_LOG_PROBS = _Replaced("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbs)
+_ALL = (
+    _LOG_PROBS,
+    _Replaced("trl.kernels.chunked_divergence", "ChunkedDivergenceFunction", Divergences, required=False),
+    _Replaced("trl.trainer.utils", "add_fused_lm_head", AddFusedHead),
 )
-_ALL = (_LOG_PROBS, _DIVERGENCE)
 
 
 @accepts(TrainingOptions)
@@ -61,8 +51,8 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
     """Makes TRL's trainers compute log-probabilities, entropies and divergences of tokens with the fused head.
 
     SFT, DPO, KTO, GRPO and RLOO call one function for log-probabilities and entropies, Distillation another one for
-    divergences. Both are replaced in every module of TRL that has them, so existing trainers use the new ones. Calling
-    it again replaces the options.
+    divergences. Both are replaced in every module of TRL that has them, so existing trainers use the new ones. Trainers
+    that are made later, except Distillation, take LoRA on the head. Calling it again replaces the options.
 
     Args:
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
@@ -76,11 +66,7 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
         UnsupportedError: The functions of this version of TRL are not the known ones.
     """
     check_names("patch", options, names_of(TrainingOptions))
-    method = checked_training(options)
-    known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
-    for replaced, original in known:
-        if original is not None:
-            _replace(replaced.current(), replaced.stand_in(original, method))
+    install(checked_training(options))
 
 
 def unpatch() -> None:
@@ -88,12 +74,25 @@ def unpatch() -> None:
     for replaced in _ALL:
         if replaced.stands_in():
             _replace(replaced.current(), replaced.current().original)
+    for trainer in map(sys.modules.get, TRAINERS):
+        if type(getattr(trainer, _REFUSED, None)).__name__ == Refused.__name__:
+            setattr(trainer, _REFUSED, getattr(trainer, _REFUSED).original)
 
 
-def current_options() -> dict[str, Any] | None:
-    """Returns the options of ``patch``, or None where TRL's trainers have their own head."""
-    options: dict[str, Any] | None = _LOG_PROBS.current().options if _LOG_PROBS.stands_in() else None
-    return options
+def install(options: dict[str, Any] | None = None) -> None:
+    """Puts stand-ins into TRL. Without options they keep those of ``patch``, or only serve steps of models."""
+    if options is None and isinstance(_LOG_PROBS.current(), LogProbs):
+        return
+    known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
+    for replaced, original in known:
+        if original is not None:
+            kept = options or getattr(replaced.current(), "options", None)
+            _replace(replaced.current(), replaced.stand_in(original, kept))
+    for name in TRAINERS:
+        trainer = importlib.import_module(name)
+        adapters = getattr(trainer, _REFUSED, None)  # None without PEFT
+        if isinstance(adapters, type):
+            setattr(trainer, _REFUSED, Refused(adapters))
 
 
 def _known(replaced: _Replaced) -> Any:
@@ -106,18 +105,23 @@ def _known(replaced: _Replaced) -> Any:
         return None
     current = replaced.current()
     original = current.original if replaced.stands_in() else current
-    forward, expected = getattr(original, "forward", None), replaced.parameters()
-    parameters = {} if forward is None else dict(inspect.signature(forward).parameters)
-    names = tuple(parameters)[1:]  # without ctx
-    if names == expected and all(parameters[name].default == value for name, value in replaced.defaults.items()):
+    got = _signature(original, ("ctx",))
+    expected = _signature(replaced.stand_in.fused, ("self", "options"))
+    if got == expected:
         return original
     version = getattr(sys.modules["trl"], "__version__", "of an unknown version")
-    got = "no such function" if forward is None else f"{replaced.name}.apply({', '.join(names)})"
-    defaults = ", ".join(f"{name}={value!r}" for name, value in replaced.defaults.items())
     raise UnsupportedError(
-        f"logitless.trl: expected {replaced.home}.{replaced.name}.apply({', '.join(expected)}) with the defaults "
-        f"{defaults}, got {got} of trl {version}; known: trl {', '.join(KNOWN)}"
+        f"logitless.trl: expected {replaced.home}.{replaced.name}{expected}, got "
+        f"{'no such function' if original is None else replaced.name + got} of trl {version}; known: trl "
+        f"{', '.join(KNOWN)}"
     )
+
+
+def _signature(function: Any, left_out: tuple[str, ...]) -> str:
+    """Returns names and defaults of the parameters of a function, or of an autograd function's forward."""
+    forward = getattr(function, "forward", function)
+    given = () if forward is None else inspect.signature(forward).parameters.values()
+    return f"({', '.join(str(p.replace(annotation=p.empty)) for p in given if p.name not in left_out)})"
 
 
 def _replace(old: Any, new: Any) -> None:

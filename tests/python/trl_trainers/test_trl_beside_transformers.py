@@ -1,31 +1,45 @@
-"""A model patched by logitless.transformers.patch in a trainer of TRL: the patch has no effect there and warns."""
+"""A model with logitless.transformers.patch in a trainer of TRL: it trains fused, or an error names the trainer."""
 
-import linecache
-import sys
+import functools
+import threading
 import types
-import warnings
 
 import logitless.transformers
 import logitless.trl
 import pytest
 import torch
 import transformers
+from logitless.errors import UnsupportedError
+from logitless.trl._divergence import Divergences
+from logitless.trl._log_probs import LogProbs
 
 pytestmark = pytest.mark.slow
 
-IMPORTED, STEP = "logitless.transformers.patch: TRL is imported", "a trainer of TRL makes the loss of Llama"
+NUMBERS = 1e-5  # tolerance of losses
+BUDGET = 1 << 20
+REMEDY = r"logitless\.transformers\.unpatch\(model\)"
 
 
-def warnings_in(call):
-    """Returns logitless's warnings in a call. Each points at the caller of the model or the patch: here, or in a
-    trainer."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call()
-    own = [warning for warning in caught if str(warning.message).startswith("logitless.")]
-    for warning in own:
-        assert "trl/trainer/" in warning.filename or warning.filename == __file__, warning
-    return [str(warning.message) for warning in own]
+def patch(model):
+    return logitless.transformers.patch(model, max_workspace_bytes=BUDGET)
+
+
+@pytest.fixture
+def budgets(monkeypatch):
+    """Lists the budgets of the fused calls, with their threads."""
+    made = []
+
+    def recorded(own):
+        @functools.wraps(own)
+        def fused(self, options, *args):
+            made.append((threading.get_ident(), options["max_workspace_bytes"]))
+            return own(self, options, *args)
+
+        return fused
+
+    for stand_in in (LogProbs, Divergences):
+        monkeypatch.setattr(stand_in, "fused", recorded(stand_in.fused))
+    return made
 
 
 @pytest.fixture
@@ -42,111 +56,180 @@ def trainer(trainers, tmp_path):
     return make
 
 
+def losses(made):
+    made.train()
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["patched first", "patched in the trainer"])
 @pytest.mark.parametrize("name", ["SFT", "DPO", "KTO", "GRPO", "RLOO"])
-def test_the_first_step_says_so_once_and_the_trainer_goes_on(trainer, name, first):
-    stock = trainer(name)
-    stock.train()
-    made = trainer(name, logitless.transformers.patch if first else lambda model: model)
+def test_it_trains_fused_with_its_options(trainer, budgets, name, first):
+    """Only the policy is patched. TRL's own head computes the log-probabilities of a reference model."""
+    stock = losses(trainer(name))
+    made = trainer(name, patch if first else lambda model: model)
     if not first:
-        (message,) = warnings_in(lambda: logitless.transformers.patch(made.model))
-        assert message.startswith(IMPORTED) and "logitless.trl.patch()" in message
-    (message,) = warnings_in(made.train)
-    assert STEP in message and "logitless.trl.patch()" in message
-    for entry, expected in zip(made.state.log_history, stock.state.log_history, strict=True):
-        assert entry.get("loss") == expected.get("loss")
+        patch(made.model)
+    assert losses(made) == pytest.approx(stock, rel=0, abs=NUMBERS)
+    calls = {"SFT": 2, "DPO": 2, "KTO": 4, "GRPO": 2, "RLOO": 4}[
+        name
+    ]  # KTO's are also for its KL, RLOO's without gradients
+    assert [budget for _, budget in budgets] == [BUDGET] * calls
 
 
-def test_the_line_of_the_user_who_calls_the_model_is_named(trainer):
-    """The user's own trainer, which TRL calls, or code without a trainer calls the model."""
-    import trl
+def test_a_model_without_the_patch_keeps_its_head(trainers, budgets):
+    """It is also so for a model that was patched before, and while others are in their steps."""
+    import trl.trainer.utils
 
-    class Own(trl.SFTTrainer):
-        def compute_loss(self, model, inputs, **options):
-            batch = {key: value for key, value in inputs.items() if key != "labels"}
-            return model(**batch, labels=inputs["labels"], fused_lm_head=True).loss  # here
+    def log_probs(model):
+        return model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
 
-    made = trainer("SFT", logitless.transformers.patch)
-    made.__class__ = Own
-    for call in (made.train, lambda: made.model(**next(iter(made.get_train_dataloader())), fused_lm_head=True)):
-        made.model.__dict__["_logitless_patch"].warned = False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            call()
-        (warning,) = [warning for warning in caught if STEP in str(warning.message)]
-        assert warning.filename == __file__ and "fused_lm_head=True" in linecache.getline(__file__, warning.lineno)
+    def loop(index):
+        for _ in range(50):
+            results[index] = log_probs(models[index])
 
-
-def test_a_distillation_says_so(trainer, trainers, tmp_path):
-    teacher = trainers.save(tmp_path / "teacher", "qwen3")
-    made = trainer("Distillation", logitless.transformers.patch, {"teacher_model": teacher})
-    (message,) = warnings_in(made.train)
-    assert STEP in message
-
-
-def test_a_trainer_that_asks_the_model_for_logits_says_so(trainer):
-    """SFT runs with the user's own loss function."""
-
-    def loss_of(outputs, labels, num_items_in_batch=None):
-        return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-    made = trainer("SFT", logitless.transformers.patch, {"compute_loss_func": loss_of})
-    (message,) = warnings_in(made.train)
-    assert STEP in message
-
-
-def test_adapters_and_compiled_code_do_not_hide_it(trainer):
-    peft = pytest.importorskip("peft")
-    made = trainer("SFT", logitless.transformers.patch, {"peft_config": peft.LoraConfig(target_modules=["q_proj"])})
-    assert len(warnings_in(made.train)) == 1
-    made = trainer("SFT", logitless.transformers.patch, torch_compile=True, torch_compile_backend="eager", max_steps=1)
-    assert len(warnings_in(made.train)) == 1
+    ids = torch.arange(3, 40)[None]
+    models = [trainers.make_model("llama") for _ in range(3)]
+    for model in models:
+        trl.trainer.utils.add_fused_lm_head(model)
+    expected = log_probs(models[0])
+    for index in (0, 1):
+        logitless.transformers.patch(models[index], max_workspace_bytes=BUDGET + index)
+    results, threads = {}, [threading.Thread(target=loop, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    of_thread = {thread.ident: BUDGET + index for index, thread in enumerate(threads[:2])}
+    assert len(budgets) == 100 and all(of_thread[thread] == budget for thread, budget in budgets)
+    assert torch.equal(results[2], expected)
+    assert all(torch.allclose(results[index], expected, atol=NUMBERS) for index in range(2))
+    logitless.transformers.unpatch(models[0])
+    assert torch.equal(log_probs(models[0]), expected) and len(budgets) == 100
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_with_the_patch_of_trl_there_is_nothing_to_say(trainer, first):
-    logitless.trl.patch(max_workspace_bytes=1 << 20)
-    trained = trainer("SFT")
-    trained.train()
-
-    def patch(model):
-        return logitless.transformers.patch(model, max_workspace_bytes="1MiB")
-
-    made = trainer("SFT", patch if first else lambda model: model)
-    assert warnings_in(lambda: patch(made.model)) == [] and warnings_in(made.train) == []
-    assert made.state.log_history[0]["loss"] == trained.state.log_history[0]["loss"]
+def test_its_own_options_count_beside_the_patch_of_trl(trainer, budgets, first):
+    """The reference model of DPO has those of logitless.trl.patch."""
+    if first:
+        logitless.trl.patch(max_workspace_bytes=BUDGET + 1)
+    made = trainer("DPO", patch)
+    if not first:
+        logitless.trl.patch(max_workspace_bytes=BUDGET + 1)
+    made.train()
+    assert [budget for _, budget in budgets] == [BUDGET, BUDGET + 1] * 2
     logitless.trl.unpatch()
-    assert len(warnings_in(made.train)) == 1
+    made.train()
+    assert [budget for _, budget in budgets][4:] == [BUDGET] * 2
 
 
-def test_options_that_do_not_count_are_named(trainer):
-    logitless.trl.patch()
-    made = trainer("SFT", lambda model: logitless.transformers.patch(model, gradient="sparsified"))
-    (message,) = warnings_in(made.train)
-    assert STEP in message and "do not count here" in message and "sparsified" in message
+def test_a_distillation_trains_fused(trainer, trainers, tmp_path, budgets):
+    teacher = trainers.save(tmp_path / "teacher", "qwen3")
+    stock = losses(trainer("Distillation", arguments={"teacher_model": teacher}))
+    made = trainer("Distillation", patch, {"teacher_model": teacher})
+    patch(made.teacher_model)  # no loss is computed of a teacher's logits
+    assert losses(made) == pytest.approx(stock, rel=0, abs=NUMBERS)
+    assert [budget for _, budget in budgets] == [BUDGET] * 2
+    made = trainer(
+        "Distillation", arguments={"teacher_model": patch(transformers.AutoModelForCausalLM.from_pretrained(teacher))}
+    )
+    assert losses(made) == stock and len(budgets) == 2
 
 
-def test_the_trainer_of_transformers_is_not_warned_of(trainers, tmp_path):
-    """A user's own step without labels, and code without TRL, give no warning either."""
-    model = trainers.make_model("llama")
-    (message,) = warnings_in(lambda: logitless.transformers.patch(model))
-    assert message.startswith(IMPORTED)
+def test_a_distillation_of_adapters_is_refused(trainer, trainers, tmp_path):
+    """TRL calls the layers below the model, so that the model with the patch is never called."""
+    peft = pytest.importorskip("peft")
+    arguments = {
+        "teacher_model": trainers.save(tmp_path / "teacher", "qwen3"),
+        "peft_config": peft.LoraConfig(target_modules=["q_proj"]),
+    }
+    made = trainer("Distillation", patch, arguments)
+    with pytest.raises(
+        UnsupportedError, match=rf"got trl\.trainer\.distillation_trainer, .*LlamaForCausalLM.*{REMEDY}"
+    ):
+        made.train()
+    logitless.transformers.unpatch(made.model)
+    made.train()
+
+
+@pytest.mark.parametrize("name", ["CPO", "ORPO"])
+def test_a_trainer_that_makes_logits_is_refused(trainer, name):
+    """Evaluation makes them."""
+    home = name.lower()
+    made = trainer(name, patch, max_steps=1)
+    made.evaluate(made.train_dataset)
+    message = rf"got trl\.experimental\.{home}\.{home}_trainer, .*LlamaForCausalLM.*{REMEDY}"
+    with pytest.raises(UnsupportedError, match=message):
+        made.train()
+    logitless.transformers.unpatch(made.model)
+    made.train()
+
+
+def test_a_compiled_trainer_that_makes_logits_is_refused(trainer):
+    made = trainer("CPO", patch, max_steps=1, torch_compile=True, torch_compile_backend="eager")
+    with pytest.raises(UnsupportedError, match=REMEDY):
+        made.train()
+
+
+def test_the_loss_of_gkd_is_refused(trainers):
+    from trl.experimental.gkd import GKDTrainer
+
+    inputs = {"input_ids": torch.arange(9)[None], "attention_mask": None}
+    with pytest.raises(UnsupportedError, match=rf"got trl\.experimental\.gkd\.gkd_trainer, .*{REMEDY}"):
+        GKDTrainer.compute_loss(None, patch(trainers.make_model("llama")), inputs)
+
+
+def test_a_loss_function_of_logits_is_refused(trainer):
+    def loss_of(outputs, labels, num_items_in_batch=None):
+        return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    made = trainer("SFT", patch, {"compute_loss_func": loss_of})
+    with pytest.raises(UnsupportedError, match=rf"got trl\.trainer\.sft_trainer, .*{REMEDY}"):
+        made.train()
+
+
+def test_adapters_and_compiled_code(trainer, budgets):
+    peft = pytest.importorskip("peft")
+    trainer("SFT", patch, {"peft_config": peft.LoraConfig(target_modules=["q_proj"])}).train()
+    trainer("SFT", patch, torch_compile=True, torch_compile_backend="eager").train()
+    assert [budget for _, budget in budgets] == [BUDGET] * 4
+
+
+def test_another_trl_is_refused_by_name(trainer, monkeypatch):
+    import trl.trainer.utils
+
+    class Other(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, hidden, weight, targets):
+            raise NotImplementedError
+
+    made = trainer("SFT", patch)
+    monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", Other)
+    with pytest.raises(UnsupportedError, match=r"got _ChunkedLogProbFunction\(hidden, weight, targets\) of trl"):
+        made.train()
+
+
+def test_a_trl_that_does_not_call_its_function_is_refused(trainers):
+    model = patch(trainers.make_model("llama"))
+
+    def forward(self, input_ids, labels, fused_lm_head):
+        return self.model(input_ids)
+
+    model.forward = types.MethodType(forward, model)
+    ids = torch.arange(3, 9)[None]
+    with pytest.raises(UnsupportedError, match=REMEDY):
+        model(input_ids=ids, labels=ids, fused_lm_head=True)
+
+
+def test_without_a_trainer_of_trl_logits_are_made(trainers, tmp_path):
+    """TRL is imported; the Trainer of transformers and a user's own step call the model without labels."""
+    model = patch(trainers.make_model("llama"))
     data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
     arguments = dict(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
     for smoothing in (0.0, 0.1):  # smoothing takes the labels away
-        made = transformers.Trainer(
+        transformers.Trainer(
             model=model,
             train_dataset=data,
             args=transformers.TrainingArguments(**arguments, label_smoothing_factor=smoothing),
-        )
-        assert warnings_in(made.train) == []
-    assert warnings_in(lambda: model(input_ids=torch.arange(9)[None]).logits.sum().backward()) == []
-
-
-def test_without_trl_patch_says_nothing(trainers, monkeypatch):
-    for name in [name for name in sys.modules if name == "trl" or name.startswith("trl.")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert warnings_in(lambda: logitless.transformers.patch(trainers.make_model("llama"))) == []
-    monkeypatch.setitem(sys.modules, "trl", types.ModuleType("trl"))
-    (message,) = warnings_in(lambda: logitless.transformers.patch(trainers.make_model("llama")))
-    assert message.startswith(IMPORTED)
+        ).train()
+    for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
+        call(input_ids=torch.arange(9)[None]).logits.sum().backward()

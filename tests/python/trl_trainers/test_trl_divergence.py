@@ -101,7 +101,7 @@ def test_another_function_is_refused_by_name_and_nothing_is_replaced(monkeypatch
 
     original = trl.trainer.utils._ChunkedLogProbFunction
     monkeypatch.setattr(trl.kernels.chunked_divergence, "ChunkedDivergenceFunction", Other)
-    with pytest.raises(UnsupportedError, match=r"ChunkedDivergenceFunction\.apply\(student, teacher\) of trl"):
+    with pytest.raises(UnsupportedError, match=r"ChunkedDivergenceFunction\(student, teacher\) of trl"):
         logitless.trl.patch()
     assert trl.trainer.utils._ChunkedLogProbFunction is original
 

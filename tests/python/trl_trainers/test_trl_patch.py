@@ -216,7 +216,7 @@ def test_only_rows_with_a_label_as_on_a_gpu(monkeypatch, trainers, valid):
         assert torch.allclose(gradient, got[name], atol=1e-5), name
 
 
-def test_compiled_in_one_graph():
+def test_compiled_in_one_graph(trainers):
     import trl.trainer.utils
 
     logitless.trl.patch()
@@ -230,6 +230,9 @@ def test_compiled_in_one_graph():
     compiled = run(torch.compile(call, backend="aot_eager", fullgraph=True), tensors, options, outputs)
     for a, b in zip([*eager[0], *eager[1]], [*compiled[0], *compiled[1]], strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
+    model, ids = trainers.make_model("llama"), torch.arange(3, 9)[None]
+    trl.trainer.utils.add_fused_lm_head(model)
+    torch.compile(model, backend="eager", fullgraph=True)(input_ids=ids, labels=ids, fused_lm_head=True).loss.backward()
 
 
 def test_modules_without_attributes_do_no_harm():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def reward(completions, **_):
 COLUMNS = {
     "SFT": {"text": "text"},
     "DPO": {"prompt": "text", "chosen": "more", "rejected": "more"},
+    "CPO": {"prompt": "text", "chosen": "more", "rejected": "more"},
+    "ORPO": {"prompt": "text", "chosen": "more", "rejected": "more"},
     "KTO": {"prompt": "text", "completion": "more", "label": "label"},
     "GRPO": {"prompt": "text"},
     "RLOO": {"prompt": "text"},
@@ -80,6 +83,7 @@ def trainer(name: str, model: str, output: Path, arguments=None, **options):
     """Returns TRL's trainer of that name over the saved model, tiny but for the given options."""
     import trl
 
+    home = importlib.import_module(f"trl.experimental.{name.lower()}") if name in ("CPO", "ORPO") else trl
     shared = dict(output_dir=str(output), per_device_train_batch_size=4, max_steps=STEPS, learning_rate=1e-3, seed=5)
     shared |= dict(report_to=[], save_strategy="no", use_cpu=True, bf16=False, disable_tqdm=True, logging_steps=1)
     shared |= dict(gradient_checkpointing=False, dataloader_pin_memory=False)
@@ -90,8 +94,8 @@ def trainer(name: str, model: str, output: Path, arguments=None, **options):
     kwargs = {"reward_funcs": reward} if name in ("GRPO", "RLOO") else {}
     given = {
         "model": model,
-        "args": getattr(trl, f"{name}Config")(**(shared | own | options)),
+        "args": getattr(home, f"{name}Config")(**(shared | own | options)),
         "train_dataset": data(COLUMNS[name]),
         "processing_class": transformers.AutoTokenizer.from_pretrained(model),
     }
-    return getattr(trl, f"{name}Trainer")(**given | kwargs | (arguments or {}))
+    return getattr(home, f"{name}Trainer")(**given | kwargs | (arguments or {}))

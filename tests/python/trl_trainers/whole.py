@@ -1,5 +1,7 @@
 """TRL's outputs by plain operations over whole logits, in the hidden states' dtype; float64 is the reference."""
 
+import functools
+
 import torch
 
 
@@ -9,6 +11,10 @@ def whole_logits(
     logits = hidden @ weight.to(hidden.dtype).T
     if bias is not None:
         logits = logits + bias.to(hidden.dtype)
+    return values_of(logits, targets, temperature, softcap, scale, outputs)
+
+
+def values_of(logits, targets, temperature, softcap, scale, outputs):
     logits = logits * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -35,3 +41,20 @@ class WholeLogits:
     """Replaces TRL's autograd function."""
 
     apply = staticmethod(whole_logits)
+
+
+def of_whole_head(monkeypatch):
+    """Makes fused heads compute whole logits: in a step by the head's own forward, with its adapters."""
+    from logitless.trl import _log_probs, _step
+
+    @functools.wraps(_log_probs.LogProbs.fused)
+    def fused(self, options, hidden, weight, bias, targets, temperature, chunk_size, softcap, scale, outputs):
+        step = _step.current()
+        head = (
+            torch.nn.functional.linear
+            if step is None
+            else lambda hidden, *_: step.model.get_output_embeddings()(hidden)
+        )
+        return values_of(head(hidden, weight, bias), targets, temperature, softcap, scale, outputs)
+
+    monkeypatch.setattr(_log_probs.LogProbs, "fused", fused)
