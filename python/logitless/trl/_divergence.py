@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from typing import Any
+
 from torch import Tensor
 
+from .. import _zero3
 from .._divergence import linear_divergence
-from ._log_probs import StandIn, check_present
+from ._log_probs import StandIn
 
 
 class Divergences(StandIn):
@@ -30,26 +35,34 @@ class Divergences(StandIn):
         tensors may require grad and get no gradient. TRL's logits are ``t(scale * (h . w + b)) / temperature``; the
         fused heads add the bias after the factor.
         """
-        check_present(student_hidden, student_weight, student_bias)
-        outputs = linear_divergence(
-            student_hidden,
-            student_weight,
-            teacher_hidden.detach(),
-            teacher_weight.detach(),
-            student_bias=_scaled(student_bias, student_logit_scale),
-            teacher_bias=_scaled(None if teacher_bias is None else teacher_bias.detach(), teacher_logit_scale),
-            beta=beta,
-            temperature=temperature,
-            student_scale=student_logit_scale,
-            teacher_scale=teacher_logit_scale,
-            student_softcap=student_final_logit_softcapping,
-            teacher_softcap=teacher_final_logit_softcapping,
-            reduction="none",
-            return_stats=True,
-            max_workspace_bytes=self.options["max_workspace_bytes"],
-        )
+        _zero3.gather_again_with_running_module(student_hidden, student_weight, student_bias)
+        with _gathered(student_weight, student_bias), _gathered(teacher_weight, teacher_bias):
+            outputs = linear_divergence(
+                student_hidden,
+                student_weight,
+                teacher_hidden.detach(),
+                teacher_weight.detach(),
+                student_bias=_scaled(student_bias, student_logit_scale),
+                teacher_bias=_scaled(None if teacher_bias is None else teacher_bias.detach(), teacher_logit_scale),
+                beta=beta,
+                temperature=temperature,
+                student_scale=student_logit_scale,
+                teacher_scale=teacher_logit_scale,
+                student_softcap=student_final_logit_softcapping,
+                teacher_softcap=teacher_final_logit_softcapping,
+                reduction="none",
+                return_stats=True,
+                max_workspace_bytes=self.options["max_workspace_bytes"],
+            )
         return outputs.loss, outputs.entropy
 
 
 def _scaled(bias: Tensor | None, scale: float) -> Tensor | None:
     return bias if bias is None or scale == 1.0 else bias * scale
+
+
+def _gathered(*tensors: Tensor | None) -> Any:
+    """Returns TRL's context for reading tensors that ZeRO-3 partitions, which TRL's own function enters itself."""
+    if not any(map(_zero3.is_partitioned, tensors)):
+        return contextlib.nullcontext()
+    return sys.modules["trl.trainer.utils"].maybe_gather_lm_head_ctx(*tensors)

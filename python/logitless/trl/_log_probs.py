@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from .. import _zero3
 from ..functional import linear_cross_entropy
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 STATS = {"mean_logits": "mean_logit"}  # outputs that have another name here
 
 Returned = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
-
-def check_present(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raises UnsupportedError where the head's tensors would be gone in the backward pass."""
-    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    if trained and hasattr(weight, "ds_id"):
-        raise UnsupportedError(
-            "logitless.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
-            "backward pass; use ZeRO-2, or logitless.trl.unpatch()"
-        )
 
 
 class StandIn:
@@ -52,7 +41,7 @@ class LogProbs(StandIn):
         Log-probabilities and entropy have a gradient. TRL's logits are ``t(logit_scale * (h . w + b)) / temperature``;
         the fused head adds the bias after the factor. ``chunk_size`` is not used.
         """
-        check_present(hidden, weight, bias)
+        _zero3.gather_again_with_running_module(hidden, weight, bias)
         stats = {name: STATS.get(name, name) for name in OUTPUTS if name in outputs}
         results = linear_cross_entropy(
             hidden,
