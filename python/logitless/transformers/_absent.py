@@ -28,14 +28,12 @@ class NoLogits(Tensor):
     owner: str
 
     @staticmethod
-    def __new__(cls, deferred: DeferredLogits) -> NoLogits:
-        made: NoLogits = Tensor._make_wrapper_subclass(
-            cls, deferred.shape, dtype=deferred.dtype, device=deferred.device
-        )
-        made.owner = deferred.logits.session.owner
+    def __new__(cls, like: Tensor, owner: str) -> NoLogits:
+        made: NoLogits = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        made.owner = owner
         return made
 
-    def __init__(self, deferred: DeferredLogits) -> None:
+    def __init__(self, like: Tensor, owner: str) -> None:
         pass
 
     @classmethod
@@ -44,8 +42,11 @@ class NoLogits(Tensor):
         if name in _READ:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if name in _PASSED and args and isinstance(args[0], NoLogits):
-            return args[0]
+        if args and isinstance(args[0], NoLogits):
+            if name in _PASSED:
+                return args[0]
+            if name == "detach":  # by DeepSpeed's ZeRO-3, in an autograd function, which must not return its input
+                return NoLogits(args[0], args[0].owner)
         raise _refused(name, (*args, *(kwargs or {}).values()))
 
     @classmethod
@@ -74,7 +75,7 @@ def without_logits(outputs: Any) -> Any:
     attribute is None.
     """
     if isinstance(outputs, DeferredLogits):
-        return None if torch.is_grad_enabled() else NoLogits(outputs)
+        return None if torch.is_grad_enabled() else NoLogits(outputs, outputs.logits.session.owner)
     if type(outputs) is dict:
         return {key: without_logits(value) for key, value in outputs.items()}
     if isinstance(outputs, dict) and dataclasses.is_dataclass(outputs):

@@ -6,6 +6,7 @@ raises an error with its name, so an unknown transform stops the training instea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,8 @@ class DeferredLogits(Tensor):
         logits = _first(args, kwargs)
         if logits is None:
             raise NotImplementedError(f"logitless.transformers: {name} of the logits inside a container")
+        if name == "detach" and str(sys._getframe(1).f_globals.get("__name__")).startswith("deepspeed."):
+            return cls(logits)  # ZeRO-3's hooks pass all outputs of a module through an autograd function
         if name not in _KNOWN:
             raise logits.refuse(f"{name}()")
         if logits.session.gradients and not torch.is_grad_enabled():  # its backward pass would never be called

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from .. import _zero3
 from ..errors import UnsupportedError
 from ..nn import FusedHead
 from ..quantized import QuantizedWeight, kind_of
@@ -178,6 +179,11 @@ def _deferred(layer: nn.Linear, original: Callable[..., Any], hidden: Tensor, se
     # Read once and with gradients: a parametrization may change its state at each read, and a cache keeps the result.
     weight: Any = QuantizedWeight(layer) if kind_of(layer) else layer.weight
     bias: Tensor | None = layer.bias
+    if _zero3.is_partitioned(weight) and weight.numel() == 0:
+        raise UnsupportedError(
+            f"logitless.transformers: the head's weight of {session.owner} is partitioned by DeepSpeed ZeRO-3, and "
+            "nothing has gathered it; expected a model that deepspeed.initialize() got"
+        )
     probed = probe = None
     if session.probing:
         probed = some_rows(hidden)

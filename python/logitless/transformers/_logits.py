@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._zero3 import Late
 from ..errors import UnsupportedError
 from ..quantized import QuantizedWeight
 
@@ -40,6 +41,7 @@ class Session:
     losses: int = 0
     compared: int = ROWS  # rows at which each loss was compared; also ROWS if the batch has fewer
     unsharded: list[Any] = field(default_factory=list)  # units of FSDP2 that were gathered again for the loss
+    late: Late = field(default_factory=list)  # hooks of DeepSpeed's ZeRO-3 that wait for the losses
 
 
 @dataclass(frozen=True)

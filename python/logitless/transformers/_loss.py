@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import _zero3
 from ..call import check_integers
 from ..errors import UnsupportedError
 from ..functional import linear_cross_entropy
@@ -52,6 +53,7 @@ def cross_entropy(
         **logits.session.options,
     )
     assert isinstance(loss, Tensor)
+    loss = _zero3.gathered_again(loss, logits.session.late)
     local: Any = loss
     return local.to_local() if is_dtensor(loss) and not logits.as_dtensor else loss
 
@@ -65,11 +67,6 @@ def present(term: Term, session: Session) -> Term:
         )
     if isinstance(weight, QuantizedWeight):
         return term
-    if hasattr(weight, "ds_id"):
-        raise UnsupportedError(
-            "logitless.transformers: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again "
-            "before the loss; use ZeRO-2, or logitless.transformers.unpatch(model)"
-        )
     if is_dtensor(weight):
         whole = _gathered(weight)
         return term if whole is None else replace(term, weight=whole, versions=())

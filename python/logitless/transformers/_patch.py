@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from .._zero3 import kept_whole
 from ..errors import UnsupportedError
 from ..options import TrainingOptions, accepts, check_names, checked_training, names_of
 from . import _beside_trl
@@ -190,6 +191,7 @@ def _fused(model: nn.Module, state: _Patch, inner: Callable[..., Any], args: Any
         check_backward_hooks(model, layers, owner)
     before = _losses.made
     with contextlib.ExitStack() as heads:
+        heads.enter_context(kept_whole(model, layers, DeferredLogits, session.late))
         heads.enter_context(deferring(layers, session))
         opened = state.open[thread] = _Open(heads)
         try:

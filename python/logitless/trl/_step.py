@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import _zero3
 from ..errors import UnsupportedError
 from ..transformers._heads import operands_of
 
@@ -104,12 +105,7 @@ def fused_head(
     if step is not None and has_adapter(head):
         hidden, operands = operands_of(head, hidden, type(step.model).__name__)
         weight, bias, factor = operands["weight"], operands["bias"], operands["scale"]
-    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    if trained and hasattr(weight, "ds_id"):
-        raise UnsupportedError(
-            "logitless.trl: the head's weight is partitioned by DeepSpeed ZeRO-3, which takes it away again before the "
-            "backward pass; use ZeRO-2, or logitless.trl.unpatch()"
-        )
+    _zero3.gather_again_with_running_module(hidden, weight, bias)
     return hidden, weight, bias if bias is None or scale == 1.0 else bias * scale, scale * factor
 
 
