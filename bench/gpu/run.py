@@ -3,7 +3,7 @@
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--minutes 9]
-        [--json out.json]
+        [--passes loss,gradients,tokens,entropy] [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
     python bench/gpu/run.py --against RECORD [--within 5%,13%]      measures a record's rows of Logitless again, and
@@ -12,7 +12,8 @@
 LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. Ratios are to the bare matrix products of the same round, as
 medians over the rounds: one product for the loss, three for forward and backward. After idle: each call follows a short
 idle. Steady: back to back on a warm chip. Memory is the peak of PyTorch's allocator over the inputs. Errors are
-relative to fp64, beside those of fp32 logits with dz in bf16.
+relative to fp64, beside those of fp32 logits with dz in bf16. Passes are the mean loss alone, gradients of the mean,
+gradients of a loss for each token, and of these losses and entropies. requirements-peers.txt lists the peers' packages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bars import RUN, Within, bars_in, compared, parse_within, read, words_of
 from harness import OPTIONS, ROOT, has_device, in_shares, measured_in_time, parsed, parser, words
 from limits import Deadline
 from machine import describe_machine, package_versions
-from record import Record
+from record import MEAN_PASSES, PASSES, Record
 from shapes import GRIDS, Shape, checked_share, random_shapes
 from table import render
 
@@ -63,23 +64,34 @@ def arguments() -> argparse.ArgumentParser:
         help="folder of convergence/run.py prepare; makes a missing FILE of --trained, with hidden size 2048",
     )
     options.add_argument("--train-minutes", type=float, default=1.0)
-    options.add_argument("--peer-errors", action="store_true", help="also measure errors of the peers")
+    options.add_argument("--passes", type=parsed(parse_passes), default=MEAN_PASSES, help=f"out of {', '.join(PASSES)}")
+    options.add_argument(
+        "--peer-errors", action=argparse.BooleanOptionalAction, default=True, help="also measure errors of the peers"
+    )
     options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
     return options
 
 
+def parse_passes(text: str) -> tuple[str, ...]:
+    for word in words(text):
+        if word not in PASSES:
+            raise ValueError(f"expected names out of {', '.join(PASSES)}; got {word!r}")
+    return tuple(words(text))
+
+
 def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:
     from bench import measure_shape
-    from methods import our_methods, peer_methods
+    from methods import our_methods
+    from peer_heads import peer_methods
 
     engines = ["" if name == "auto" else name for name in args.engines.split(",")]
     try:
         exponents = [] if args.sparsified == "none" else [int(word) for word in words(args.sparsified)]
-        ours = our_methods(args.budgets, engines, exponents)
+        ours = our_methods(args.budgets, engines, exponents, args.passes)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")
-    peers, missing = peer_methods(args.peers)
+    peers, missing = peer_methods(args.peers, args.passes)
     for reason in missing:
         record.note(reason)
     in_shares(
