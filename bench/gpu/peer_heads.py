@@ -274,9 +274,14 @@ def _quack() -> list[Method]:
 
     def make(name: str, scaled_exp: bool = False, tuned: bool = True, one_chunk: bool = False) -> Method:
         def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            rows = 128 * math.ceil(len(hidden) / 128) if one_chunk else CHUNK
-            sizes = (len(hidden), *weight.shape)
+            padded = 128 * math.ceil(len(hidden) / 128)
+            sizes, choices = (len(hidden), *weight.shape), (padded,) if one_chunk else (CHUNK, CHUNK // 2)
+            rows = choices[0]
             if scaled_exp:
+                # QuACK 0.6.5 cannot tell the rows of a chunk from columns if there are D of them.
+                usable = [rows for rows in choices if sizes[2] not in (min(rows, padded), padded % rows)]
+                require(bool(usable), "a chunk of other than D rows", rows)
+                rows = usable[0]
                 eligible = supported(hidden, weight, rows, "mean")
                 require(eligible, "compute capability 9.0, bf16, V a multiple of 128 and D of 8", sizes)
             else:  # its module checks this, the function only N

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from accuracy import check_shape
 from clock import Clock
 from data import make_inputs
 from limits import Deadline
-from methods import Method, our_methods
+from methods import Method, Refused, our_methods
 from peer_heads import BLACKWELL, HOPPER, peer_methods
 from record import PASSES, Accuracy, Record, Row, load
 from reference import make_reference, relative_error
@@ -234,6 +235,30 @@ def test_calls_fit_the_signatures_of_installed_peers(
         assert kernels._config._backward == kernels.BackwardEnum._Total_Separate
     if peer == "torch-fused":
         assert arguments["options"].batch_chunk_size == 2048
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "rows"), [(256, 64, 4096), (4096, 4096, 2048), (256, 128, 256), (128, 128, 0)]
+)
+def test_quack_gets_no_chunk_of_as_many_rows_as_the_hidden_size(
+    tokens: int, hidden: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(*_: Any, **options: Any) -> None:
+        raise Called(options)
+
+    package, module = types.ModuleType("quack"), types.ModuleType("quack.linear_cross_entropy")
+    vars(module).update(chunked_linear_cross_entropy=called, scaled_exp_lce_supported=lambda *_: True)
+    monkeypatch.setitem(sys.modules, "quack", package)
+    monkeypatch.setitem(sys.modules, "quack.linear_cross_entropy", module)
+    methods = {method.name: method for method in peer_methods("quack")[0]}
+    inputs = make_inputs(Shape("", tokens, 256, hidden), "std1", "cpu")
+    method = methods["quack scaled-exp, one chunk"] if rows in (256, 0) else methods["quack scaled-exp"]
+    with pytest.raises(Called if rows else Refused) as error:
+        method.outputs("gradients", *inputs)
+    if rows:
+        assert error.value.args[0]["chunk_size"] == rows
+    else:
+        assert str(error.value) == "expected a chunk of other than D rows, got 128"
 
 
 def test_packages_without_their_init(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
