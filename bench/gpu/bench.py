@@ -14,7 +14,7 @@ import torch
 from accuracy import check_shape
 from clock import Clock
 from data import make_inputs, with_ignored
-from limits import Deadline
+from limits import Deadline, DeviceFault
 from methods import Method
 from record import Record
 from shapes import Shape
@@ -41,7 +41,11 @@ def measure_shape(
     for method in ours:
         timing.add(method, max(args.prepare_seconds, 1.0))
     for method in sorted(peers, key=lambda method: method.slow_to_prepare):
-        timing.add(method, min(args.prepare_seconds, deadline.left() - ROUNDS_SHARE * total))
+        try:
+            timing.add(method, min(args.prepare_seconds, deadline.left() - ROUNDS_SHARE * total))
+        finally:
+            if not clock.works():
+                raise DeviceFault(method.name)
     kept_free = PEER_ERRORS_SHARE * total if args.peer_errors and peers and data else 0.0
     timing.run(args.rounds, Deadline(deadline.end, -kept_free))
     del timing, inputs

@@ -24,10 +24,11 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import time
 
 from bars import RUN, Within, bars_in, compared, parse_within, read, words_of
-from harness import OPTIONS, ROOT, has_device, in_shares, measured_in_time, parsed, parser, words
-from limits import Deadline
+from harness import OPTIONS, ROOT, START, has_device, in_shares, measured_in_time, parsed, parser, words
+from limits import Deadline, DeviceFault
 from machine import describe_machine, package_versions
 from record import MEAN_PASSES, PASSES, Record
 from shapes import GRIDS, Shape, checked_share, random_shapes
@@ -68,6 +69,7 @@ def arguments() -> argparse.ArgumentParser:
     options.add_argument(
         "--peer-errors", action=argparse.BooleanOptionalAction, default=True, help="also measure errors of the peers"
     )
+    options.add_argument("--leave-out", default="", metavar="METHODS", help="peers' methods not to run, separated by ;")
     options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
     return options
 
@@ -92,8 +94,10 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")
     peers, missing = peer_methods(args.peers, args.passes)
-    for reason in missing:
+    left_out = [name for name in args.leave_out.split(";") if name]
+    for reason in (*missing, *(f"{name} is left out" for name in left_out)):
         record.note(reason)
+    peers = [method for method in peers if method.name not in left_out]
     in_shares(
         record,
         deadline,
@@ -114,6 +118,12 @@ def trained_shape(args: argparse.Namespace) -> Shape:
         subprocess.run([sys.executable, script, *words, "--minutes", str(args.train_minutes)], check=True)
     args.data = args.timing_data = "trained"
     return use_trained(args.trained)
+
+
+def again_without(args: argparse.Namespace, method: str, seconds: float) -> list[str]:
+    """Returns the further words of a run in the time that is left, without the method that broke the device."""
+    names = ";".join(name for name in (args.leave_out, method) if name)
+    return ["--leave-out", names, "--minutes", f"{args.minutes - seconds / 60:.2f}"]
 
 
 def main() -> int:
@@ -148,7 +158,12 @@ def main() -> int:
         facts = {"command": shlex.join([*RUN, *command]), "packages": package_versions()}
         record = Record(args.json, describe_machine(args.device) | facts)
         record.shapes = list(shapes)
-        measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), tables)
+        try:
+            measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), tables)
+        except DeviceFault as fault:
+            print(f"{fault} broke the device, which this process has lost: a new one runs without it", flush=True)
+            more = again_without(args, str(fault), time.monotonic() - START)
+            os.execv(sys.executable, [*sys.orig_argv, *more])
     return 1 if against and not compared(against, record, within)[1] else 0
 
 

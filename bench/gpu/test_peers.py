@@ -20,9 +20,10 @@ import peer_heads
 import published
 import run
 from accuracy import check_shape
+from bench import measure_shape
 from clock import Clock
 from data import make_inputs
-from limits import Deadline
+from limits import Deadline, DeviceFault
 from methods import Method, Refused, our_methods
 from peer_heads import BLACKWELL, HOPPER, peer_methods
 from record import PASSES, Accuracy, Record, Row, load
@@ -299,6 +300,28 @@ def test_a_run_has_every_pass_with_errors_and_what_is_refused(tmp_path: pathlib.
         assert (key in checked) != refused
     assert {row.pass_ for row in record.rows if row.method == "canonical"} == set(PASSES)
     assert "refused: it returns no entropy" in done.stdout and "| canonical | with entropy |" in done.stdout
+
+
+def test_a_run_goes_on_without_a_peer_that_broke_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--device", "cpu", "--data", "none", "--leave-out", "a b", "--minutes", "9"]
+    args, broken = run.arguments().parse_args(words), []
+    monkeypatch.setattr(Clock, "works", lambda clock: not broken)
+    (eager,), _ = peer_methods("canonical")
+
+    def breaks(*inputs: torch.Tensor) -> torch.Tensor:
+        broken.append(1)
+        return eager.loss(*inputs)
+
+    bad, record = Method("bad", breaks), Record(None, {})
+    with pytest.raises(DeviceFault, match="^bad$") as fault:
+        measure_shape(record, args, SMALL, [], [eager, bad, eager], Deadline(time.monotonic(), 60))
+    assert [row.method for row in record.rows] == ["canonical"] * 2 + ["bad"] * 2
+    again = run.again_without(args, str(fault.value), 90)
+    assert again == ["--leave-out", "a b;bad", "--minutes", "7.50"]
+    again = ["--leave-out", "canonical;other", "--shapes", "16x64x16", "--peers", "canonical", "--data", "none"]
+    done = subprocess.run([sys.executable, run.__file__, "--device", "cpu", *again, "--minutes", "1"],
+                          capture_output=True, text=True, timeout=200)  # fmt: skip
+    assert done.returncode == 0 and "- canonical is left out" in done.stdout and "| canonical |" not in done.stdout
 
 
 def test_the_table_of_peers() -> None:
