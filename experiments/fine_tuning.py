@@ -35,7 +35,7 @@ from clock import Clock  # noqa: E402
 from harness import describe, has_device, measured_in_time, parser, words  # noqa: E402
 from limits import Deadline, StepTimeout, step_limit  # noqa: E402
 from machine import describe_machine, package_versions  # noqa: E402
-from methods import loss_named  # noqa: E402
+from peer_heads import loss_named  # noqa: E402
 from record import read_json, write_json  # noqa: E402
 from step_heads import Patch, by_function, liger_patch, logitless_patch  # noqa: E402
 from step_models import BY_NAME, build_model, last_hidden, sized  # noqa: E402
@@ -62,7 +62,7 @@ class Sizes:
 TINY = Sizes(length=24, batch=2, start_steps=3, steps=4, held_out=4)
 
 
-# Ways to put a head into the Trainer: a patch of the model, or a peer of methods.py, by name, as the Trainer's loss.
+# Ways to put a head into the Trainer: a patch of the model, or a peer of peer_heads.py, by name, as the Trainer's loss.
 WAYS: dict[str, Patch | str | None] = {
     "stock": None,
     "logitless": logitless_patch(),

@@ -1,4 +1,4 @@
-"""Measures one shape: errors of our methods, then our methods, peers and rounds.
+"""Measures one shape: errors of our methods, then our methods, peers and rounds, and errors of the peers.
 
 The order puts first what matters most: a run short of time drops the end.
 """
@@ -6,6 +6,7 @@ The order puts first what matters most: a run short of time drops the end.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from accuracy import check_shape
 from clock import Clock
 from data import make_inputs, with_ignored
-from limits import Deadline
+from limits import Deadline, DeviceFault
 from methods import Method
 from record import Record
 from shapes import Shape
@@ -21,7 +22,8 @@ from timing import ShapeTiming
 
 ERRORS_SHARE = 0.25  # largest share of a shape's time before the rounds; NO_PEERS_ERRORS_SHARE without peers
 NO_PEERS_ERRORS_SHARE = 0.5
-ROUNDS_SHARE = 0.30  # share kept free for the rounds while peers are prepared
+PEER_ERRORS_SHARE = 0.15  # share kept free for the errors of peers
+ROUNDS_SHARE = 0.30  # share kept free for the rounds and these errors while peers are prepared
 
 
 def measure_shape(
@@ -39,10 +41,20 @@ def measure_shape(
     for method in ours:
         timing.add(method, max(args.prepare_seconds, 1.0))
     for method in sorted(peers, key=lambda method: method.slow_to_prepare):
-        timing.add(method, min(args.prepare_seconds, deadline.left() - ROUNDS_SHARE * total))
-    timing.run(args.rounds, deadline)
+        try:
+            timing.add(method, min(args.prepare_seconds, deadline.left() - ROUNDS_SHARE * total))
+        finally:
+            if not clock.works():
+                raise DeviceFault(method.name)
+    kept_free = PEER_ERRORS_SHARE * total if args.peer_errors and peers and data else 0.0
+    timing.run(args.rounds, Deadline(deadline.end, -kept_free))
     del timing, inputs
     clock.release()
     if args.peer_errors:
-        usable = {row.method for row in record.rows if row.shape == shape.name and row.status == "ok"}
-        check_shape(record, clock, shape, data, [method for method in peers if method.name in usable], deadline)
+        usable = {(row.method, row.pass_) for row in record.rows if row.shape == shape.name and row.status == "ok"}
+        check_shape(record, clock, shape, data, [only(method, usable) for method in peers], deadline)
+
+
+def only(method: Method, usable: set[tuple[str, str]]) -> Method:
+    """Returns the method with its usable passes alone."""
+    return dataclasses.replace(method, passes=tuple(p for p in method.passes if (method.name, p) in usable))

@@ -30,6 +30,14 @@ class Clock:
         if self.cuda:
             torch.cuda.synchronize()
 
+    def works(self) -> bool:
+        """Says whether the device still runs: a fault in a kernel ends that for the process."""
+        try:
+            torch.ones(1, device=self.device).sum().item()
+        except RuntimeError:
+            return False
+        return True
+
     def burst_ms(self, call: Call) -> float:
         """Times one call after a short idle: the chip is cool and clocks are high."""
         self.wait()

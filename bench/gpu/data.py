@@ -24,6 +24,13 @@ class Inputs(NamedTuple):
         """Returns tensors on the same storage that are leaves and require gradients."""
         return Inputs(self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_(), self.target)
 
+    def upstream(self, pass_: str) -> tuple[Tensor, ...]:
+        """Returns upstream gradients of a pass: none of a mean, else of the losses of tokens and of their entropies."""
+        tokens = len(self.target)
+        generator = torch.Generator(device=self.target.device).manual_seed(4)
+        both = torch.randn(2, tokens, device=self.target.device, generator=generator) / tokens
+        return tuple(both[: {"tokens": 1, "entropy": 2}.get(pass_, 0)])
+
 
 def use_trained(path: str) -> Shape:
     """Registers a dump of ``experiments/convergence/run.py hidden`` as the data kind ``trained``, and returns its

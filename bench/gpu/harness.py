@@ -57,7 +57,7 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "shapes": {"type": parsed(parse_shapes), "help": "NxVxD or names of heads, separated by commas"},
     "budgets": {"type": parsed(parse_budgets), "help": "MiB, unlimited or default, separated by commas"},
-    "peers": {"help": "auto, none or names of methods.py"},
+    "peers": {"help": "auto, none or names of peer_heads.py"},
     "heads": {"help": "names, separated by commas"},
     "dtype": {"choices": ("float32", "bfloat16")},
     "rounds": {"type": positive},
@@ -118,7 +118,16 @@ def in_shares(record: Record, end: Deadline, items: Mapping[str, Item], run: Cal
 
 
 def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+    """Returns an error's name and text, or the line that raised it, as assertions of other libraries have no text."""
+    text = str(error) or next((frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:]), "")
+    return f"{type(error).__name__}: {' '.join(text.split())[:240]}"
+
+
+def refusal(error: BaseException, ours: bool) -> str | None:
+    """Returns why a method declined a problem, or None if it failed. Peers also decline by an assertion."""
+    if type(error).__name__ in ("BudgetTooSmallError", "Refused"):
+        return " ".join(str(error).split())[:240]
+    return describe(error) if isinstance(error, (NotImplementedError, AssertionError)) and not ours else None
 
 
 def tried(row: Any, seconds: float, work: Callable[[], object]) -> bool:
@@ -133,8 +142,8 @@ def tried(row: Any, seconds: float, work: Callable[[], object]) -> bool:
     except ImportError as error:
         row.status, row.reason = "skipped", describe(error)
     except (Exception, StepTimeout) as error:
-        row.status = "refused" if type(error).__name__ == "BudgetTooSmallError" else "failed"
-        row.reason = describe(error)
+        reason = refusal(error, row.ours)
+        row.status, row.reason = "failed" if reason is None else "refused", reason or describe(error)
     return False
 
 

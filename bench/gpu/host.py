@@ -27,7 +27,8 @@ from data import make_inputs
 from harness import has_device, measured_in_time, parser, tried
 from limits import Deadline
 from machine import describe_machine, package_versions
-from methods import Method, our_loss, peer_methods, without_recordings
+from methods import Method, our_loss, without_recordings
+from peer_heads import peer_methods
 from record import Record, Row
 from shapes import Shape
 from table import host_table

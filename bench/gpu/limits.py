@@ -32,6 +32,10 @@ class StepTimeout(BaseException):
     """
 
 
+class DeviceFault(BaseException):
+    """Raised with a method's name when its kernels broke the device, which this process then cannot use any more."""
+
+
 @contextlib.contextmanager
 def step_limit(seconds: float) -> Iterator[None]:
     """Raises StepTimeout in the main thread after ``seconds``, as soon as Python code runs again.

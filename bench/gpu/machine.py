@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -38,10 +39,10 @@ def describe_machine(device: str) -> dict[str, str]:
     return facts
 
 
-PACKAGES = ("triton", "liger-kernel", "fla-core", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
+PEERS = "liger-kernel fla-core quack-kernels nvidia-cutlass-dsl cut-cross-entropy cuda-tile verl trl megatron-core"
 
 
-def package_versions(names: tuple[str, ...] = PACKAGES) -> str:
+def package_versions(names: Sequence[str] = ("triton", *PEERS.split())) -> str:
     from importlib import metadata
 
     versions = []

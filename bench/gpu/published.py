@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable
@@ -30,6 +31,10 @@ RESULTS = DOCS / "results.md"
 README = ROOT / "README.md"
 PLOTS = DOCS / "plots"
 HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
+
+
+# Words of rows without figures.
+FAULTS = {"failed": "fails", "refused": "refused", "skipped": "not run"}
 
 
 def two(idle: float | None, steady: float | None, form: str = ".2f") -> str:
@@ -52,7 +57,7 @@ def heads(record: Record) -> list[str]:
         cells = [in_words(method)]
         for shape in record.shapes:
             row = next(row for row in record.rows if (row.method, row.shape) == (method, shape.name))
-            cells += [number(row.burst_ms, ".1f") if row.status == "ok" else "fails", beyond(row)]
+            cells += [number(row.burst_ms, ".1f") if row.status == "ok" else FAULTS[row.status], beyond(row)]
         lines.append(cells)
     return markdown(head, lines)
 
@@ -66,6 +71,7 @@ def errors_of(record: Record) -> dict[str, list[str]]:
             number(item.d_weight_error, ".2%"),
         ]
         for item in record.accuracy
+        if item.pass_ not in ("tokens", "entropy")
     }
 
 
@@ -87,6 +93,37 @@ def one_head(record: Record) -> list[str]:
         lines.append([*cells, *errors[row.method]])
     head = ["", "ms", f"of {MATMULS}", "extra MiB", "loss and gradients are", "error of the loss"]
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
+
+
+# Passes in words. Ratios of the loss alone are to one matmul, others to three.
+CALLS = {
+    "loss": "the mean loss alone",
+    "gradients": "the mean loss and its gradients",
+    "tokens": "a loss for each token, then gradients",
+    "entropy": "a loss and an entropy for each token, then gradients",
+}
+
+
+def peers(record: Record) -> list[str]:
+    """For each head and pass a row per method: time, memory, how it keeps logits, and errors on the same data."""
+    errors = {(item.shape, item.data, item.method, item.pass_): item for item in record.accuracy}
+    head = ["", "ms", "of the matmuls", "extra MiB", "logits kept", "error of the loss", "of the entropy"]
+    lines = []
+    for shape, (pass_, words) in itertools.product(record.shapes, CALLS.items()):
+        rows = [row for row in record.rows if (row.shape, row.pass_) == (shape.name, pass_)]
+        cells = []
+        for row in rows:
+            error, kept = errors.get((shape.name, row.data, row.method, pass_)), "-" if row.ours else row.plan
+            if row.status != "ok":
+                cells.append([in_words(row.method), f"{FAULTS[row.status]}: {row.reason}", *[""] * 7])
+                continue
+            times = [two(row.burst_ms, row.sustained_ms, ".1f"), two(row.burst_ratio, row.sustained_ratio)]
+            of = [number(error and getattr(error, f"{name}_error"), ".1e") for name in ("loss", "entropy")]
+            of += [number(error and getattr(error, f"{name}_error"), ".2%") for name in ("d_hidden", "d_weight")]
+            cells.append([in_words(row.method), *times, beyond(row), kept, *of])
+        if cells:
+            lines += [f"{shape.name}: {words}.", "", *markdown([*head, "of d_hidden", "of d_weight"], cells), ""]
+    return lines[:-1]
 
 
 # README's rows: methods of HEAD's record, and their names there.
@@ -237,6 +274,7 @@ def sharded_steps(record: dict[str, Any]) -> list[str]:
 KINDS: dict[str, Callable[[Any], list[str]]] = {
     "head": one_head,
     "heads": heads,
+    "peers": peers,
     "engines": engines,
     "budgets": budgets,
     "products": ratios,

@@ -29,9 +29,14 @@ def write_json(path: pathlib.Path, content: Any) -> None:
     os.replace(partial, path)
 
 
+# The mean loss alone; forward and backward of it; of a loss for each token; of these and entropies.
+PASSES = ("loss", "gradients", "tokens", "entropy")
+MEAN_PASSES = PASSES[:2]
+
+
 @dataclasses.dataclass
 class Row:
-    """One method and one pass: ``loss`` without gradients, or ``gradients``, forward and backward."""
+    """One method and one of PASSES."""
 
     shape: str
     method: str
@@ -49,7 +54,7 @@ class Row:
     sustained_ratio: float | None = None
     extra_mib: float | None = None  # peak over inputs, including gradients
     gradient_mib: float = 0.0
-    plan: str = ""
+    plan: str = ""  # of a peer: how it keeps logits
     host_us: float | None = None  # host.py: time to queue a call
     back_to_back_ms: float | None = None
 
@@ -80,6 +85,8 @@ class Accuracy:
     baseline_d_weight: float | None = None
     repeats: bool | None = None  # the same bits twice
     threshold: float | None = None  # of sparsified gradients
+    pass_: str = "gradients"
+    entropy_error: float | None = None
 
 
 class Record:

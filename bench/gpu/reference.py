@@ -1,9 +1,9 @@
 """The fp64 reference for a part of the gradients, and the unavoidable error of same-precision arithmetic.
 
-It has the full problem's loss of every row, dE of a few hundred rows, and dC of a few thousand vocabulary entries. The
-baseline has logits in fp32, dz = (p - onehot) / N rounded to bf16, and products of bf16 operands summed in fp32. If N
-is a power of two, or just below one, the dz of an unlikely target is exact by luck, and so is dC of a column with one
-target: choose another N for errors.
+It has the full problem's loss and entropy of every row, dE of a few hundred rows, and dC of a few thousand vocabulary
+entries. The baseline has logits in fp32, dz rounded to bf16, and products of bf16 operands summed in fp32. If N is a
+power of two, or just below one, the dz of an unlikely target of the mean is exact by luck, and so is dC of a column
+with one target: choose another N for errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CHUNK_BYTES = 1 << 30
 
 
 class Reference(NamedTuple):
-    """Means over the N rows; gradients are those of the mean loss."""
+    """Outputs of a pass in fp64, and gradients of the mean loss or for given upstream gradients."""
 
-    loss: float
+    outputs: tuple[Tensor, ...]  # as those of Method.outputs
     rows: Tensor  # [r] selected rows of dE
     columns: Tensor  # [c] selected rows of dC
     d_hidden: Tensor  # [r, D] fp64
@@ -31,16 +31,7 @@ class Reference(NamedTuple):
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Returns
-
-    got - expected
-
-    /
-
-    expected
-
-    . NaN or inf in ``got`` gives NaN or inf.
-    """
+    """Returns the norm of the difference over the norm of what is expected. NaN or inf in ``got`` gives NaN or inf."""
     return float((got.double() - expected).norm() / expected.norm())
 
 
@@ -48,34 +39,60 @@ def row_chunk(vocab: int, item_bytes: int) -> int:
     return max(1, CHUNK_BYTES // (vocab * item_bytes))
 
 
-def log_sum_exp(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Returns the lse of every row, [N] in fp64."""
-    wide = weight.double()
-    parts = hidden.split(row_chunk(weight.shape[0], 8))
-    return torch.cat([torch.logsumexp(part.double() @ wide.T, dim=1) for part in parts])
+class _Rows(NamedTuple):
+    """Rows, their statistics and their upstream gradients of the loss and of the entropy."""
+
+    hidden: Tensor
+    target: Tensor
+    lse: Tensor
+    entropy: Tensor
+    d_loss: Tensor
+    d_entropy: Tensor | None
+
+    def some(self, which: Tensor) -> _Rows:
+        return _Rows(*(None if part is None else part[which] for part in self))
 
 
-def _dz(
-    hidden: Tensor, weight: Tensor, lse: Tensor, target: Tensor, first: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Returns p - onehot of some rows and columns; ``first`` has the columns' vocabulary entries, or None for all."""
-    logits = hidden.to(dtype) @ weight.to(dtype).T
-    dz = torch.exp_(logits.sub_(lse.to(dtype).unsqueeze(1)))
-    if first is None:
-        dz[torch.arange(len(target), device=target.device), target] -= 1.0
+def lse_and_entropy(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the lse and the entropy of every row, [N] in fp64."""
+    wide, both = weight.double(), []
+    for part in hidden.split(row_chunk(weight.shape[0], 8)):
+        logits = part.double() @ wide.T
+        lse = torch.logsumexp(logits, dim=1)
+        both.append((lse, lse - (torch.exp(logits - lse.unsqueeze(1)).mul_(logits)).sum(1)))
+    lse, entropy = (torch.cat(parts) for parts in zip(*both))
+    return lse, entropy
+
+
+def _dz(rows: _Rows, weight: Tensor, first: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Returns dz of some rows and columns; ``first`` has the columns' vocabulary entries, or None for all."""
+    d_loss = rows.d_loss.to(dtype).unsqueeze(1)
+    log_p = rows.hidden.to(dtype) @ weight.to(dtype).T - rows.lse.to(dtype).unsqueeze(1)
+    dz = torch.exp(log_p)
+    if rows.d_entropy is None:
+        dz *= d_loss
     else:
-        dz -= (target.unsqueeze(1) == first.unsqueeze(0)).to(dtype)
+        d_entropy, entropy = (part.to(dtype).unsqueeze(1) for part in (rows.d_entropy, rows.entropy))
+        dz *= d_loss - d_entropy * (log_p + entropy)
+    if first is None:
+        dz[torch.arange(len(dz), device=dz.device), rows.target] -= d_loss.squeeze(1)
+    else:
+        dz -= (rows.target.unsqueeze(1) == first.unsqueeze(0)) * d_loss
     return dz
 
 
-def _product(dz: Tensor, other: Tensor, tokens: int) -> Tensor:
-    """Multiplies as the baseline does for the mean: bf16 operands, fp32 sums, bf16 result. Returns N times it in
-    float64."""
-    return ((dz / tokens).bfloat16().float() @ other.float()).bfloat16().double() * tokens
+def _product(dz: Tensor, other: Tensor) -> Tensor:
+    """Multiplies as the baseline does: bf16 operands, fp32 sums, bf16 result."""
+    return (dz.bfloat16().float() @ other.float()).bfloat16()
 
 
-def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: int = 1) -> Reference:
-    """Makes the reference. Half of its columns are targets of rows, where dC is large; the others are random."""
+def make_reference(
+    inputs: Inputs, upstream: tuple[Tensor, ...] = (), rows: int = 256, columns: int = 2048, seed: int = 1
+) -> Reference:
+    """Makes the reference. Half of its columns are targets of rows, where dC is large; the others are random.
+
+    ``upstream`` is Inputs.upstream of the pass.
+    """
     hidden, weight, target = inputs
     tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -84,22 +101,25 @@ def make_reference(inputs: Inputs, rows: int = 256, columns: int = 2048, seed: i
     targets = target[torch.randperm(tokens, device=device, generator=generator)[: columns // 2]]
     some_columns = torch.cat([targets, random_columns]).unique()
     with torch.no_grad(), _exact_fp32():
-        lse = log_sum_exp(hidden, weight)
+        lse, entropy = lse_and_entropy(hidden, weight)
         own = torch.cat(
             [(h.double() * weight[t].double()).sum(1) for h, t in zip(hidden.split(4096), target.split(4096))]
         )
-        row_args = (hidden[some_rows], weight, lse[some_rows], target[some_rows], None)
-        column_args = (hidden, weight[some_columns], lse, target, some_columns)
+        d_loss = upstream[0].double() if upstream else torch.full_like(lse, 1 / tokens)
+        every = _Rows(hidden, target, lse, entropy, d_loss, upstream[1].double() if len(upstream) > 1 else None)
+        row_args = (every.some(some_rows), weight, None)
+        column_args = (every, weight[some_columns], some_columns)
         d_hidden = _dz(*row_args, torch.float64) @ weight.double()
         d_weight = _dz(*column_args, torch.float64).T @ hidden.double()
-        baseline_d_hidden = relative_error(_product(_dz(*row_args, torch.float32), weight, tokens), d_hidden)
-        baseline_d_weight = relative_error(_product(_dz(*column_args, torch.float32).T, hidden, tokens), d_weight)
+        baseline_d_hidden = relative_error(_product(_dz(*row_args, torch.float32), weight), d_hidden)
+        baseline_d_weight = relative_error(_product(_dz(*column_args, torch.float32).T, hidden), d_weight)
+    losses = lse - own
     return Reference(
-        loss=(lse - own).mean().item(),
+        outputs=(losses, entropy)[: len(upstream)] or (losses.mean(),),
         rows=some_rows,
         columns=some_columns,
-        d_hidden=d_hidden / tokens,
-        d_weight=d_weight / tokens,
+        d_hidden=d_hidden,
+        d_weight=d_weight,
         baseline_d_hidden=baseline_d_hidden,
         baseline_d_weight=baseline_d_weight,
     )

@@ -3,7 +3,7 @@
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--minutes 9]
-        [--json out.json]
+        [--passes loss,gradients,tokens,entropy] [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
     python bench/gpu/run.py --against RECORD [--within 5%,13%]      measures a record's rows of Logitless again, and
@@ -12,7 +12,8 @@
 LOGITLESS_LIBRARY names liblogitless.so. Data are bf16. Ratios are to the bare matrix products of the same round, as
 medians over the rounds: one product for the loss, three for forward and backward. After idle: each call follows a short
 idle. Steady: back to back on a warm chip. Memory is the peak of PyTorch's allocator over the inputs. Errors are
-relative to fp64, beside those of fp32 logits with dz in bf16.
+relative to fp64, beside those of fp32 logits with dz in bf16. Passes are the mean loss alone, gradients of the mean,
+gradients of a loss for each token, and of these losses and entropies. requirements-peers.txt lists the peers' packages.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import time
 
 from bars import RUN, Within, bars_in, compared, parse_within, read, words_of
-from harness import OPTIONS, ROOT, has_device, in_shares, measured_in_time, parsed, parser, words
-from limits import Deadline
+from harness import OPTIONS, ROOT, START, has_device, in_shares, measured_in_time, parsed, parser, words
+from limits import Deadline, DeviceFault
 from machine import describe_machine, package_versions
-from record import Record
+from record import MEAN_PASSES, PASSES, Record
 from shapes import GRIDS, Shape, checked_share, random_shapes
 from table import render
 
@@ -63,25 +65,39 @@ def arguments() -> argparse.ArgumentParser:
         help="folder of convergence/run.py prepare; makes a missing FILE of --trained, with hidden size 2048",
     )
     options.add_argument("--train-minutes", type=float, default=1.0)
-    options.add_argument("--peer-errors", action="store_true", help="also measure errors of the peers")
+    options.add_argument("--passes", type=parsed(parse_passes), default=MEAN_PASSES, help=f"out of {', '.join(PASSES)}")
+    options.add_argument(
+        "--peer-errors", action=argparse.BooleanOptionalAction, default=True, help="also measure errors of the peers"
+    )
+    options.add_argument("--leave-out", default="", metavar="METHODS", help="peers' methods not to run, separated by ;")
     options.add_argument("--prepare-seconds", type=float, default=60.0, help="most time to compile a peer's pass")
     return options
 
 
+def parse_passes(text: str) -> tuple[str, ...]:
+    for word in words(text):
+        if word not in PASSES:
+            raise ValueError(f"expected names out of {', '.join(PASSES)}; got {word!r}")
+    return tuple(words(text))
+
+
 def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadline: Deadline) -> None:
     from bench import measure_shape
-    from methods import our_methods, peer_methods
+    from methods import our_methods
+    from peer_heads import peer_methods
 
     engines = ["" if name == "auto" else name for name in args.engines.split(",")]
     try:
         exponents = [] if args.sparsified == "none" else [int(word) for word in words(args.sparsified)]
-        ours = our_methods(args.budgets, engines, exponents)
+        ours = our_methods(args.budgets, engines, exponents, args.passes)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")
-    peers, missing = peer_methods(args.peers)
-    for reason in missing:
+    peers, missing = peer_methods(args.peers, args.passes)
+    left_out = [name for name in args.leave_out.split(";") if name]
+    for reason in (*missing, *(f"{name} is left out" for name in left_out)):
         record.note(reason)
+    peers = [method for method in peers if method.name not in left_out]
     in_shares(
         record,
         deadline,
@@ -102,6 +118,12 @@ def trained_shape(args: argparse.Namespace) -> Shape:
         subprocess.run([sys.executable, script, *words, "--minutes", str(args.train_minutes)], check=True)
     args.data = args.timing_data = "trained"
     return use_trained(args.trained)
+
+
+def again_without(args: argparse.Namespace, method: str, seconds: float) -> list[str]:
+    """Returns the further words of a run in the time that is left, without the method that broke the device."""
+    names = ";".join(name for name in (args.leave_out, method) if name)
+    return ["--leave-out", names, "--minutes", f"{args.minutes - seconds / 60:.2f}"]
 
 
 def main() -> int:
@@ -136,7 +158,12 @@ def main() -> int:
         facts = {"command": shlex.join([*RUN, *command]), "packages": package_versions()}
         record = Record(args.json, describe_machine(args.device) | facts)
         record.shapes = list(shapes)
-        measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), tables)
+        try:
+            measured_in_time(args, record, lambda deadline: measure(record, args, shapes, deadline), tables)
+        except DeviceFault as fault:
+            print(f"{fault} broke the device, which this process has lost: a new one runs without it", flush=True)
+            more = again_without(args, str(fault), time.monotonic() - START)
+            os.execv(sys.executable, [*sys.orig_argv, *more])
     return 1 if against and not compared(against, record, within)[1] else 0
 
 

@@ -13,7 +13,8 @@ from unittest import mock
 import torch.nn.functional as functional
 from torch import Tensor
 
-from methods import MIB, loss_named
+from methods import MIB
+from peer_heads import loss_named
 from step_models import chosen, last_hidden
 
 BUDGET_MIB = 256
@@ -76,7 +77,7 @@ def by_patch(patch: Patch) -> Prepare:
 
 
 def by_function(peer: str) -> Function:
-    """Makes a head from a method of methods.py, called on the last hidden states. Raises ImportError without its
+    """Makes a head from a method of peer_heads.py, called on the last hidden states. Raises ImportError without its
     package."""
     head = loss_named(peer)
 

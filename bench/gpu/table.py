@@ -6,6 +6,8 @@ from record import Accuracy, Record, Row
 from shapes import Shape
 from terms import in_words
 
+PASS_WORDS = {"loss": "loss", "gradients": "fwd + bwd", "tokens": "of tokens", "entropy": "with entropy"}
+
 
 def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
@@ -41,22 +43,25 @@ def _time_cells(row: Row) -> list[str]:
 def _row_cells(row: Row) -> list[str]:
     beyond = None if row.extra_mib is None else row.extra_mib - row.gradient_mib
     memory = [number(row.extra_mib, ".1f"), number(beyond, ".1f")]
-    return [row.method, "loss" if row.pass_ == "loss" else "fwd + bwd", *_time_cells(row), *memory, row.plan]
+    return [row.method, PASS_WORDS[row.pass_], *_time_cells(row), *memory, row.plan]
 
 
 def accuracy_lines(items: list[Accuracy]) -> list[str]:
-    head = ["data", "method", "loss error", "dE error", "x baseline", "dC error", "x baseline", "repeats"]
+    head = ["data", "method", "pass", "loss error", "entropy error", "dE error", "x baseline", "dC error", "x baseline"]
+    head.append("repeats")
 
     def ratio(error: float | None, baseline: float | None) -> str:
         return number(error / baseline if error is not None and baseline else None)
 
     rows = [
-        [item.data, item.method, item.reason, "", "", "", "", ""]
+        [item.data, item.method, PASS_WORDS[item.pass_], item.reason, *[""] * 6]
         if item.reason
         else [
             item.data,
             item.method,
+            PASS_WORDS[item.pass_],
             number(item.loss_error, ".1e"),
+            number(item.entropy_error, ".1e"),
             number(item.d_hidden_error, ".2e"),
             ratio(item.d_hidden_error, item.baseline_d_hidden),
             number(item.d_weight_error, ".2e"),
@@ -72,7 +77,7 @@ def render(record: Record) -> str:
     """Renders everything: one section per shape, then notes."""
     lines = [f"{name}: {value}" for name, value in record.meta.items()]
     head = ["method", "pass", "after idle, ms", "x bare", "steady, ms", "x bare"]
-    head += ["extra MiB", "beyond gradients", "plan"]
+    head += ["extra MiB", "beyond gradients", "plan, or logits kept"]
     for shape in record.shapes:
         rows = [row for row in record.rows if row.shape == shape.name]
         lines += shape_title(record, shape)

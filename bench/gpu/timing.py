@@ -13,7 +13,7 @@ from clock import MIB, Call, Clock
 from data import Inputs
 from harness import describe, ratio_of, tried
 from limits import Deadline
-from methods import Method, seen_plan
+from methods import Method, differentiate, seen_plan
 from record import Gemms, Record, Row
 from shapes import Shape
 
@@ -30,19 +30,19 @@ class Cell:
 
 
 def pass_call(method: Method, inputs: Inputs, pass_: str) -> Call:
-    """Returns a call of forward alone without gradients, or of forward and backward with fresh gradients."""
+    """Returns a call of the loss alone without gradients, or of forward and backward with fresh gradients."""
     if pass_ == "loss":
 
         def forward() -> None:
             with torch.no_grad():
-                method.loss(*inputs)
+                method.outputs(pass_, *inputs)
 
         return forward
-    leaves = inputs.leaves()
+    leaves, upstream = inputs.leaves(), inputs.upstream(pass_)
 
     def both() -> None:
         leaves.hidden.grad = leaves.weight.grad = None
-        method.loss(*leaves).backward()
+        differentiate(method.outputs(pass_, *leaves), upstream)
         leaves.hidden.grad = leaves.weight.grad = None
 
     return both
@@ -89,7 +89,7 @@ class ShapeTiming:
         """Prepares a method's passes (warm-up, peak memory). The method's row records any failure."""
         for pass_ in method.passes:
             row = Row(self.shape.name, method.name, pass_, method.ours, method.budget_mib, method.threshold, self.data)
-            row.gradient_mib = self.shape.gradient_bytes / MIB if pass_ == "gradients" else 0.0
+            row.gradient_mib = 0.0 if pass_ == "loss" else self.shape.gradient_bytes / MIB
             self.record.rows.append(row)
             if not tried(row, limit_seconds, functools.partial(self._prepare, method, row)):
                 print(f"  {method.name} ({pass_}) {row.status}: {row.reason}", flush=True)
@@ -100,7 +100,7 @@ class ShapeTiming:
         call = pass_call(method, self.inputs, row.pass_)
         with seen_plan(method) as plans:
             call()
-        row.plan = "".join(plans)
+        row.plan = "".join(plans) or method.logits
         peak = self.clock.peak_bytes(call)
         row.extra_mib = None if peak is None else peak / MIB
         milliseconds = self.clock.burst_ms(call)

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
                          help="GSM8K for fine_tuning.py: lines of JSON, question and answer")  # fmt: skip
     train = commands.add_parser("train", help="one model with each of the heads")
     train.add_argument("--heads", default="exact,sparsified-2^-9,sparsified-2^-11,apple,apple-kahan,canonical",
-                       help="exact, sparsified-2^-K, or peers of bench/gpu/methods.py")  # fmt: skip
+                       help="exact, sparsified-2^-K, or peers of bench/gpu/peer_heads.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     report = commands.add_parser("report", help="a table of the logs")
     hidden = commands.add_parser("hidden", help="train a model, and write its hidden states, head and targets")
@@ -87,7 +87,7 @@ def train_head(args: argparse.Namespace, name: str, data: Any, seconds: float) -
 
     import report
     import train
-    from methods import loss_named
+    from peer_heads import loss_named
 
     log = args.output / f"{args.model}--{name}.jsonl"
     checkpoint = (args.checkpoints or args.output / "checkpoints") / f"{args.model}--{name}.pt"
@@ -156,7 +156,7 @@ def hidden(args: argparse.Namespace) -> None:
 
     import tokens
     import train
-    from methods import loss_named
+    from peer_heads import loss_named
 
     data = tokens.load(args.data)
     trainer = train.Trainer(args, data, loss_named("exact"))

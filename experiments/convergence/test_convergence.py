@@ -17,8 +17,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 import report  # noqa: E402
 import tokens  # noqa: E402
 import train  # noqa: E402
-from methods import loss_named  # noqa: E402
 from models import LanguageModel, Size  # noqa: E402
+from peer_heads import loss_named  # noqa: E402
 
 SMALL = ["--dim", "32", "--layers", "1", "--attention-heads", "2", "--length", "16", "--batch", "4"]
 SMALL += ["--warmup", "2", "--device", "cpu"]

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from methods import Loss, loss_named
+from methods import Loss
 from models import LanguageModel, Size
+from peer_heads import loss_named
 from tokens import Data
 
 FLUSH = 20  # steps between two reads of the device's results
