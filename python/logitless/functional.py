@@ -6,18 +6,19 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from . import options as _options
-from .call import Arguments, can_run_eagerly, check_integers, check_tensor, has_dtensor, with_row_temperature
+from .call import Arguments, Prepared, can_run_eagerly, check_tensor, has_dtensor, prepare, with_row_temperature
 from .errors import BudgetTooSmallError, InvalidTargetError, UnsupportedError
 from .inspection import plan
 from .options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
 from .quantized import BYTES, PIECE, QuantizedWeight, Saved, made_again
+from .run import stats_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -335,11 +336,9 @@ def _warm(device: torch.device, dtype: torch.dtype) -> None:
 class _Cut:
     """How many rows of hidden and of the weight a call of the library gets, and the budget that is left for it."""
 
-    def __init__(
-        self, tokens: int, weight: QuantizedWeight, dtype: torch.dtype, device: str, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, tokens: int, weight: QuantizedWeight, dtype: torch.dtype, device: str, a: Arguments) -> None:
         vocab, width = weight.shape
-        self.tokens, self.vocab, self.left = tokens, vocab, options["max_workspace_bytes"]
+        self.tokens, self.vocab, self.left = tokens, vocab, a.max_workspace_bytes
         self.piece = PIECE
         budget = _options.budget(self.left)
         if budget == _options.FASTEST or tokens == 0:
@@ -350,11 +349,10 @@ class _Cut:
             if vocab * row <= 2 * tokens * vocab:  # half of the float32 logits; the library's default comes on top
                 return
             budget = tokens * vocab + (64 << 20) + weight.bytes_beside
-        bias = options["bias"]
-        gradients = ("hidden", *["weight"] * trains, *["bias"] * (bias is not None and bias.requires_grad))
-        names = {"dtype": dtype, "gradients": gradients, "bias": bias is not None, "device": device}
+        gradients = ("hidden", *["weight"] * trains, *["bias"] * (a.bias is not None and a.bias.requires_grad))
+        names = {"dtype": dtype, "gradients": gradients, "bias": a.bias is not None, "device": device}
         least = next(bytes for bytes in _from(budget) if self._fits(tokens, weight, row, bytes, names))
-        if least > budget and options["max_workspace_bytes"] is not None:
+        if least > budget and a.max_workspace_bytes is not None:
             raise BudgetTooSmallError(
                 f"max_workspace_bytes: expected at least {least} bytes for {tokens} rows and this quantised head, got "
                 f"{budget}",
@@ -369,11 +367,11 @@ class _Cut:
         self.tokens, self.vocab, self.left = tokens, vocab, budget - beside - vocab * row
         if self.left >= budget // 4 and self._has_plan(weight, names):
             return True
-        # A half is for the window, a quarter for float32 hidden states, their gradients and statistics.
+        # A half is for the window, a quarter for float32 hidden states and their gradients, and for all statistics.
         self.vocab, self.left = min(vocab, (budget // 2 - beside) // row), budget // 4
         if self.vocab < 1:
             return False
-        self.tokens = min(tokens, budget // 4 // (16 * width + 24 * -(-vocab // self.vocab)))
+        self.tokens = max(0, min(tokens, (budget // 4 - 24 * tokens * -(-vocab // self.vocab)) // (16 * width)))
         while self.tokens and not self._has_plan(weight, names):
             self.tokens //= 2
         return self.tokens > 0
@@ -397,144 +395,152 @@ def _from(budget: int) -> Iterator[int]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _of_quantized(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, **given: Any) -> Tensor:
     """Computes linear_cross_entropy() with these options, of a quantised weight."""
-    options = _options.DEFAULTS | given
-    check_tensor("hidden", hidden)
-    check_tensor("targets", targets)
-    check_integers("targets", targets)
-    _check(hidden, weight, targets, options)
-    dtype = weight.dtype_for(hidden)
-    hidden = weight.rounded(hidden)
-    cut = _Cut(targets.numel(), weight, dtype, hidden.device.type, options)
-    if (cut.tokens, cut.vocab) == (targets.numel(), weight.shape[0]):
-        dequantise = functools.partial(weight.rows, 0, cut.vocab, dtype, cut.piece)
-        whole = dequantise()
-        with made_again((whole, Saved(weight.reads(), dequantise))):
-            given |= {"max_workspace_bytes": cut.left}
-            result: Any = linear_cross_entropy(hidden, whole, targets, **given)
-        made: Tensor = result
-        return made
-    return _of_windows(hidden, weight, targets, options, dtype, cut)
-
-
-def _check(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, options: dict[str, Any]) -> None:
     for name in ("target_weight", "main_grad", "batch_invariant", "return_stats", "gradient"):
-        value = options.get(name)
+        value = given.get(name)
         if isinstance(value, Tensor) or value not in (None, False, "exact"):
             got = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise UnsupportedError(f"{name}: expected its default with a QuantizedWeight, got {got}")
-    _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
-    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1] or hidden.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"hidden: expected shape {[*targets.shape, weight.shape[1]]} for targets {list(targets.shape)} and a "
-            f"weight {list(weight.shape)}, got {list(hidden.shape)}"
-        )
-    if hidden.device != weight.device:
-        raise ValueError(f"weight: expected the device of hidden, {hidden.device}, got {weight.device}")
+    check_tensor("hidden", hidden)
+    dtype, hidden = weight.dtype_for(hidden), weight.rounded(hidden)
+    # Arguments are checked as those of a weight that is a tensor.
+    like = torch.empty(1, 1, dtype=dtype, device=weight.device).expand(weight.shape)
+    a = Arguments(hidden, like, targets, **given)
+    prepared = prepare(with_row_temperature(a, hidden.shape[:-1]))
+    tokens = targets.numel()
+    cut = _Cut(tokens, weight, dtype, hidden.device.type, a)
+    if (cut.tokens, cut.vocab) != (tokens, weight.shape[0]):
+        return _of_windows(prepared, weight, dtype, cut)
+    dequantise = functools.partial(weight.rows, 0, cut.vocab, dtype, cut.piece)
+    whole = dequantise()
+    with made_again((whole, Saved(weight.reads(), dequantise))):
+        given |= {"max_workspace_bytes": cut.left}
+        result: Any = linear_cross_entropy(hidden, whole, targets, **given)
+    made: Tensor = result
+    return made
 
 
-def _of_windows(
-    hidden: Tensor,
-    weight: QuantizedWeight,
-    targets: Tensor,
-    options: dict[str, Any],
-    dtype: torch.dtype,
-    cut: _Cut,
-) -> Tensor:
+class _Windows(NamedTuple):
+    """What all windows and all chunks of rows share. Tensors that autograd saves are made once for all."""
+
+    weight: QuantizedWeight
+    dtype: torch.dtype
+    cut: _Cut
+    places: list[slice]
+    biases: list[Tensor | None]
+    are_padding: list[Tensor | None]  # whether a window's bias is minus infinity, so that its lse is
+    class_weight: Tensor | None
+    options: dict[str, Any]
+
+
+def _of_windows(prepared: Prepared, weight: QuantizedWeight, dtype: torch.dtype, cut: _Cut) -> Tensor:
+    a, options = prepared.a, prepared.call.options
     vocab, width = weight.shape
-    stats = torch.float64 if dtype == torch.float64 else torch.float32
-    ignored, shift = _options.target_of_none(options["ignore_index"]), options["shift"]
-    place = targets.new_full(targets.shape, ignored)
-    place[..., : targets.shape[-1] - shift] = targets[..., shift:]
-    flat = place.reshape(-1).long()
+    stats = stats_dtype(a.hidden)
+    targets = a.targets.reshape(1) if a.targets.dim() == 0 else a.targets
+    ignored, shift = options["ignore_index"], min(options["shift"], targets.shape[-1])
+    flat = torch.full_like(targets, ignored, dtype=torch.int64)
+    flat[..., : targets.shape[-1] - shift] = targets[..., shift:]
+    flat = flat.reshape(-1)
     if not flat.is_cuda:
         check_targets(targets, vocab, ignore_index=ignored)
     valid = flat != ignored
     wrong = valid & ((flat < 0) | (flat >= vocab))
-    of_rows = options["temperature"]
-    of_rows = of_rows.reshape(-1) if isinstance(of_rows, Tensor) and of_rows.numel() == flat.numel() > 1 else None
-    parts = []
-    chunks = torch.split(hidden.reshape(-1, width), cut.tokens)
+    known = valid & ~wrong
+
+    # Sums over chunks and windows are those of float32.
+    bias = None if a.bias is None else a.bias.to(torch.promote_types(a.bias.dtype, torch.float32))
+    class_weight = None if a.class_weight is None else a.class_weight.to(stats)
+    token_weight = None if a.token_weight is None else a.token_weight.reshape(-1).to(stats)
+    scale, temperature = (
+        one if one is not None and one.requires_grad else options[name]
+        for name, one in zip(("scale", "temperature"), prepared.learned, strict=True)
+    )
+    places = [slice(start, min(start + cut.vocab, vocab)) for start in range(0, vocab, cut.vocab)]
+    are_padding = [None if bias is None else bias[place].isneginf().all() for place in places]
+    windows = _Windows(
+        weight=weight.in_float32(),
+        dtype=dtype,
+        cut=cut,
+        places=places,
+        biases=[None if p is None else bias[w].where(~p, 0.0) for p, w in zip(are_padding, places)],  # type: ignore[index]
+        are_padding=are_padding,
+        class_weight=class_weight,
+        options={"scale": scale, "softcap": options["softcap"], "temperature": temperature},
+    )
+    share, parts = options["label_smoothing"], []
+    chunks = torch.split(a.hidden.reshape(-1, width), cut.tokens)
+    of_rows = None if a.row_temperature is None else a.row_temperature.reshape(-1)
     for start, rows in zip(range(0, len(flat), cut.tokens), chunks, strict=True):
         chunk = slice(start, start + cut.tokens)
-        chosen = options if of_rows is None else options | {"temperature": of_rows[chunk]}
-        parts.append(_chunk(rows, weight, flat[chunk].where(valid[chunk] & ~wrong[chunk], -100), chosen, dtype, cut))
+        chosen = {} if of_rows is None else {"temperature": of_rows[chunk]}
+        parts.append(_chunk(rows, flat[chunk].where(known[chunk], -100), windows, share != 0, chosen))
     nll, lse, smoothing = (torch.cat(each) for each in zip(*parts, strict=True))
 
-    share, class_weight, token_weight = options["label_smoothing"], options["class_weight"], options["token_weight"]
-    of_class: Any = 1.0 if class_weight is None else class_weight.to(stats)[flat.where(valid & ~wrong, 0)]
-    of_token: Any = 1.0 if token_weight is None else token_weight.reshape(-1).to(stats)
+    of_class: Any = 1.0 if class_weight is None else class_weight[flat.where(known, 0)]
+    of_token: Any = 1.0 if token_weight is None else token_weight
     loss: Tensor = (1 - share) * of_class * nll + share / vocab * smoothing + options["z_loss"] * lse.square()
     loss = (of_token * loss).where(valid, 0.0).where(~wrong, math.nan)
-    if options["reduction"] != "none":
-        loss, items = loss.sum(), options["num_items"]
-        if options["reduction"] == "mean":
-            loss /= (of_token * of_class * valid).sum() if items is None else items
-        return loss
-    return loss.reshape(targets.shape)
+    if a.reduction == "none":
+        return loss.reshape(a.targets.shape)
+    loss = loss.sum()
+    if a.reduction == "mean":
+        items = a.num_items
+        if items is None:
+            items = (torch.ones_like(nll) * of_class * of_token).where(valid, 0.0).sum()
+        loss = loss / (items.detach().reshape(()).to(stats) if isinstance(items, Tensor) else items)
+    return loss
 
 
 def _chunk(
-    rows: Tensor,
-    weight: QuantizedWeight,
-    targets: Tensor,
-    options: dict[str, Any],
-    dtype: torch.dtype,
-    cut: _Cut,
+    rows: Tensor, targets: Tensor, windows: _Windows, smooths: bool, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns nll, lse and the sum over classes of class_weight * (lse - logit), of rows with targets or -100."""
     wide = (rows, Saved([rows]))
-    if dtype.itemsize == 2:  # the gradients of windows are added in float32
+    if windows.dtype.itemsize == 2:  # the gradients of windows are added in float32
         wide = (rows.float(), Saved([rows], rows.detach().float))
-    starts = range(0, weight.shape[0], cut.vocab)
-    each = [
-        _window(slice(start, min(start + cut.vocab, weight.shape[0])), wide, weight, targets, options, dtype, cut)
-        for start in starts
-    ]
+    each = [_window(index, wide, targets, windows, smooths, options) for index in range(len(windows.places))]
     own, picked, smoothed, factors = zip(*each, strict=True)
     lse = torch.logsumexp(torch.stack(own), 0)
-    smoothing = sum((s + f * (lse - o) for s, f, o in zip(smoothed, factors, own)), torch.zeros_like(lse))
+    smoothing = torch.zeros_like(lse)
+    if smooths:
+        smoothing = sum((s + f * (lse - o) for s, f, o in zip(smoothed, factors, own)), smoothing)
     return lse - sum(picked), lse, smoothing
 
 
 def _window(
-    window: slice,
+    index: int,
     wide: tuple[Tensor, Saved],
-    weight: QuantizedWeight,
     targets: Tensor,
+    windows: _Windows,
+    smooths: bool,
     options: dict[str, Any],
-    dtype: torch.dtype,
-    cut: _Cut,
 ) -> tuple[Tensor, Tensor, Any, Any]:
     """Returns a window's lse, its logits of targets, the sum over classes of class_weight * (lse - logit), and that of
     class_weight; the last two are 0 without label smoothing."""
-    start, stop = window.start, window.stop
-    dequantise = functools.partial(weight.rows, start, stop, dtype, cut.piece)
+    weight, dtype, place, is_padding = windows.weight, windows.dtype, windows.places[index], windows.are_padding[index]
+    start, stop = place.start, place.stop
+    dequantise = functools.partial(weight.rows, start, stop, dtype, windows.cut.piece)
     rows = dequantise()
     inside = (targets >= start) & (targets < stop)
-    smooths, of_class = options["label_smoothing"] != 0, None
-    if smooths and options["class_weight"] is not None:
-        of_class = options["class_weight"][window]
-    bias = options["bias"]
-    if bias is not None:
-        bias = bias[window]
-        bias = bias.where(~bias.isneginf().all(), -1e30)  # a window of padding would have the lse minus infinity
-    short = dtype.itemsize == 2
+    of_class = windows.class_weight[place] if smooths and windows.class_weight is not None else None
     made = ((rows, Saved(weight.reads(), dequantise)), wide)
-    with made_again(*made), torch.autocast(rows.device.type, dtype, enabled=short):
+    with made_again(*made), torch.autocast(rows.device.type, dtype, enabled=dtype.itemsize == 2):
         result: Any = linear_cross_entropy(
             wide[0],
             rows,
             (targets - start).where(inside, targets.clamp(max=0)),  # elsewhere a class of the window, or -100
-            bias=bias,
+            bias=windows.biases[index],
             class_weight=of_class,
             reduction="none",
             label_smoothing=float(smooths),
             return_stats=("nll", "lse"),
             recompute_logits=True,
-            max_workspace_bytes=cut.left,
-            **{name: options[name] for name in ("scale", "softcap", "temperature")},
+            max_workspace_bytes=windows.cut.left,
+            **windows.options | options,
         )
-    picked = (result.lse - result.nll).where(inside, 0.0)
+    lse, picked = result.lse, (result.lse - result.nll).where(inside, 0.0)
+    if is_padding is not None:
+        lse, picked = lse.where(~is_padding, -math.inf), picked.where(~(inside & is_padding), -math.inf)
     if not smooths:
-        return result.lse, picked, 0.0, 0.0
-    return result.lse, picked, result.loss * (stop - start), stop - start if of_class is None else of_class.sum()
+        return lse, picked, 0.0, 0.0
+    return lse, picked, result.loss * (stop - start), stop - start if of_class is None else of_class.sum()

@@ -78,8 +78,8 @@ class QuantizedWeight:
     def rows(self, start: int, stop: int, dtype: torch.dtype, piece: int = PIECE) -> Tensor:
         """Returns rows [start, stop) in this dtype, of which about ``piece`` elements are dequantised at a time."""
         width = self.shape[1] - sum(part.shape[1] for part in self.columns)
-        out = torch.empty(stop - start, self.shape[1], dtype=dtype, device=self.device)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
+            out = torch.empty(stop - start, self.shape[1], dtype=dtype, device=self.device)
             step = max(1, piece // (width * self.unit)) * self.unit
             for first in range(start // self.unit * self.unit, stop, step):
                 made = self._rows(first, min(first + step, self.shape[0]), self._first_dtype or dtype)
@@ -130,6 +130,15 @@ class QuantizedWeight:
         made.shape = torch.Size((self.shape[0], self.shape[1] + sum(part.shape[1] for part in columns)))
         return made
 
+    def in_float32(self) -> QuantizedWeight:
+        """Returns the weight with float32 in place of 16-bit columns, whose gradients autograd then adds in float32."""
+        made = self._copy()
+        made.columns = tuple(part.float() if part.element_size() == 2 else part for part in self.columns)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("QuantizedWeight: expected a new one of the copied or loaded head, got a copy or a pickle")
+
     def _copy(self) -> QuantizedWeight:
         made = QuantizedWeight.__new__(QuantizedWeight)
         made.__dict__ |= self.__dict__
@@ -179,33 +188,34 @@ def _bits_8(head: Any, weight: Any) -> Any:
 def _bits_4(head: Any, weight: Any) -> Any:
     from bitsandbytes import functional as bnb
 
-    state = weight.quant_state
+    state = getattr(head, "quant_state", None) if weight.quant_state is None else weight.quant_state
     if state is None or getattr(state, "packing_format_for_cpu", False):
-        got = "one that is not quantised" if state is None else "the layout for inference on CPUs; call train() first"
+        got = "one that is not quantised" if state is None else "a CPU's layout for inference; state_dict() undoes it"
         raise UnsupportedError(f"head: expected a quantised Linear4bit, got {got}")
     shape, size = torch.Size(state.shape), state.blocksize
     scales = state.absmax
     if state.nested:
         scales = bnb.dequantize_blockwise(scales, state.state2) + state.offset
     scales = scales.float()
+    code, quant_type, dtype = state.code, state.quant_type, state.dtype  # which a layout for inference would change
     packed = weight.data.view(torch.uint8).reshape(-1)
     # The kernel for CPUs of bitsandbytes 0.50.2 gives wrong numbers for rows that share a block, but not for one row.
     piece = size // math.gcd(size, shape[1])
 
-    def rows(start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def rows(start: int, stop: int, wanted: torch.dtype) -> Tensor:
         first, last = start * shape[1], stop * shape[1]
         part: Any = bnb.QuantState(  # type: ignore[no-untyped-call]
             absmax=scales[first // size : -(-last // size)],
             shape=torch.Size((stop - start, shape[1]) if piece == 1 else (last - first,)),
-            code=state.code,
+            code=code,
             blocksize=size,
-            quant_type=state.quant_type,
-            dtype=state.dtype,
+            quant_type=quant_type,
+            dtype=dtype,
         )
-        made: Tensor = bnb.dequantize_4bit(packed[first // 2 : -(-last // 2)].unsqueeze(1), part).to(dtype)
+        made: Tensor = bnb.dequantize_4bit(packed[first // 2 : -(-last // 2)].unsqueeze(1), part).to(wanted)
         return made.view(stop - start, shape[1])
 
-    return shape, state.dtype, [weight, state.absmax], 4 * scales.numel(), piece, rows
+    return shape, dtype, [weight, state.absmax], 4 * scales.numel(), piece, rows
 
 
 def _of_torchao(head: Any, weight: Any) -> Any:

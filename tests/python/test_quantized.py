@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import gc
+import pickle
 import weakref
 
 import logitless
@@ -121,6 +123,11 @@ OPTIONS = {
     "temperatures": {"temperature": torch.rand(N) + 0.5},
     "an ignored class": {"ignore_index": 3},
     "shift": {"shift": 2},
+    "16 bits": {
+        "label_smoothing": 0.2,
+        "class_weight": (torch.rand(V) * 100 + 0.5).half(),
+        "bias": torch.zeros(V).half(),
+    },
     "padding": {"bias": torch.zeros(V).index_fill(0, torch.arange(20_000, V), -torch.inf)},
 }
 
@@ -227,6 +234,81 @@ def test_autocast_rounds_both_operands(budget):
     assert hidden.grad.dtype == torch.float32 and torch.equal(hidden.grad.bfloat16(), short.grad)
 
 
+@pytest.mark.parametrize("name", ["bias", "class_weight"])
+def test_chunks_keep_no_copies(name):
+    """What lives until the backward pass grows with rows by statistics alone, not by a vector of V for each chunk."""
+    weight = logitless.QuantizedWeight(layer("int8"))
+    given = {name: (torch.rand(V) + 0.5).half(), "label_smoothing": 0.1, "max_workspace_bytes": WINDOWS}
+    held = []
+    for rows in (50, 400):
+        hidden, targets = inputs(torch.bfloat16, rows)
+        before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            loss = lce(hidden, weight, targets, **given)
+        objects = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and id(each) not in before]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (*objects, *kept)}
+        held.append(sum(storages.values()))
+        loss.backward()
+    assert held[1] - held[0] < 350 * 8 * 100, held
+
+
+def test_bad_numbers_are_refused_in_windows_too():
+    """A small budget does not change which arguments are accepted."""
+    weight = logitless.QuantizedWeight(layer("int8"))
+    hidden, targets = inputs(torch.bfloat16)
+    for given in (
+        {"token_weight": torch.rand(1)},
+        {"temperature": torch.rand(N, 1)},
+        {"class_weight": torch.rand(V + 3)},
+        {"bias": torch.rand(V + 3)},
+        {"shift": -1},
+        {"label_smoothing": 1.5},
+        {"z_loss": float("nan")},
+        {"num_items": -3.0},
+        {"num_items": 3.0, "reduction": "sum"},
+        {"seed": 1},
+        {"token_weight": torch.rand(N, requires_grad=True)},
+    ):
+        with pytest.raises((TypeError, ValueError), match=next(iter(given))):
+            lce(hidden, weight, targets, max_workspace_bytes=WINDOWS, **given)
+    one = lce(hidden[0], weight, targets[1], max_workspace_bytes=WINDOWS)
+    assert one.shape == () and one.isfinite()
+    assert lce(hidden, weight, targets, num_items=torch.ones(1), max_workspace_bytes=WINDOWS).shape == ()
+
+
+def test_padding_of_16_bits_and_rows_that_it_hides():
+    weight = logitless.QuantizedWeight(layer("int8"))
+    hidden, targets = inputs(torch.float16)
+    bias = torch.zeros(V).index_fill(0, torch.arange(15_000, V), -torch.inf).half()
+    whole = dequantised(layer("int8"), torch.float16)
+    for rows in (targets.clamp(max=14_999), targets):  # the loss of a hidden target is infinite
+        losses = [
+            lce(hidden, w, rows, bias=bias, reduction="none", max_workspace_bytes=b)
+            for w, b in ((weight, WINDOWS), (whole, None))
+        ]
+        torch.testing.assert_close(*losses, atol=1e-4, rtol=1e-4)
+    ignored = torch.ones(N).masked_fill(targets == -100, torch.nan)
+    assert lce(hidden, weight, targets, token_weight=ignored, max_workspace_bytes=WINDOWS).isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_mode(kind):
+    hidden, targets = inputs(torch.bfloat16)
+    weight = logitless.QuantizedWeight(layer(kind))
+    expected = lce(hidden, weight, targets).detach()
+    with torch.inference_mode():
+        assert torch.equal(lce(hidden, weight, targets), expected)
+
+
+def test_copies_are_refused():
+    """A copy would read the codes of the original."""
+    weight = logitless.QuantizedWeight(layer("int8"))
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="QuantizedWeight: expected a new one"):
+            copied(weight)
+
+
 def test_hostile_rows():
     weight = logitless.QuantizedWeight(layer("int8"))
     hidden, targets = inputs(torch.bfloat16)
@@ -317,7 +399,7 @@ def test_arguments_that_do_not_fit():
         (name,) = given
         with pytest.raises(UnsupportedError, match=f"{name}: expected its default with a QuantizedWeight"):
             lce(hidden, weight, several if name == "target_weight" else targets, **given)
-    with pytest.raises(ValueError, match=r"hidden: expected shape \[37, 48\]"):
+    with pytest.raises(ValueError, match=r"hidden: expected shape .*D = 48 of weight, got .37, 47"):
         lce(hidden[:, :-1], weight, targets)
     with pytest.raises(TypeError, match="weight"):
         logitless.linear_log_probs(hidden, weight, several)
