@@ -12,13 +12,23 @@ import torch
 from torch import Tensor
 
 from . import options as _options
-from .call import Arguments, Prepared, can_run_eagerly, check_tensor, has_dtensor, prepare, with_row_temperature
+from .call import (
+    Arguments,
+    Prepared,
+    can_run_eagerly,
+    check_tensor,
+    has_dtensor,
+    inputs_of,
+    prepare,
+    with_row_temperature,
+)
 from .errors import BudgetTooSmallError, InvalidTargetError, UnsupportedError
 from .inspection import plan
-from .options import HeadOptions, IdOptions, TopKOptions, accepts, shape_text
+from .options import HeadOptions, IdOptions, TopKOptions, Wants, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
+from .passes import PassKey, spec_of
 from .quantized import BYTES, PIECE, QuantizedWeight, Saved, made_again
-from .run import stats_dtype
+from .run import plan_on, stats_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -420,7 +430,7 @@ def _of_quantized(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, **gi
 
 
 class _Windows(NamedTuple):
-    """What all windows and all chunks of rows share. Tensors that autograd saves are made once for all."""
+    """Things that all windows and chunks of rows share. Tensors that autograd saves are made once for all."""
 
     weight: QuantizedWeight
     dtype: torch.dtype
@@ -435,6 +445,9 @@ class _Windows(NamedTuple):
 def _of_windows(prepared: Prepared, weight: QuantizedWeight, dtype: torch.dtype, cut: _Cut) -> Tensor:
     a, options = prepared.a, prepared.call.options
     vocab, width = weight.shape
+    # The library checks numbers with a plan of the whole head, which does not run.
+    read, unbounded = inputs_of(a, (None, None), Wants()), options | {"max_workspace_bytes": _options.FASTEST}
+    plan_on(spec_of(PassKey(_options.FORWARD), read, unbounded), a.hidden.device)
     stats = stats_dtype(a.hidden)
     targets = a.targets.reshape(1) if a.targets.dim() == 0 else a.targets
     ignored, shift = options["ignore_index"], min(options["shift"], targets.shape[-1])

@@ -35,6 +35,20 @@ def test_the_site_needs_no_trainer():
     assert not required & {"torch", "numpy", "transformers", "lightning", "pytorch-lightning"}
 
 
+def test_the_page_names_the_releases_of_the_requirements():
+    def releases(name):
+        lines = (blocks.ROOT / "tests" / f"requirements{name}.txt").read_text().split()
+        return dict(line.split("==") for line in lines if "==" in line)
+
+    oldest, pinned, newest = releases("-oldest"), releases(""), releases("-newest")
+    rows = [
+        f"| {name} | {oldest.get(name, pinned.get(name, ''))} | {pinned.get(name, '')} | {newest[name]} |"
+        for name in newest
+    ]
+    page = (blocks.ROOT / "docs" / "hugging_face.md").read_text()
+    assert "\n".join(["| Package | Oldest | Pinned | Newest |", "|---|---|---|---|", *rows, ""]) in page
+
+
 def test_hooks_before_a_commit_have_the_tests_versions():
     hooks = (blocks.ROOT / ".pre-commit-config.yaml").read_text()
     tests = (blocks.ROOT / "tests" / "requirements.txt").read_text().split()

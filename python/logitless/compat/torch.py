@@ -1,4 +1,4 @@
-"""The names of PyTorch 2.13.0: ``torch.nn.functional.linear_cross_entropy`` and ``torch.nn.LinearCrossEntropyLoss``.
+"""Names of PyTorch 2.13 to 2.15: ``torch.nn.functional.linear_cross_entropy`` and ``torch.nn.LinearCrossEntropyLoss``.
 
 They work with PyTorch 2.6 and later, which need not have them. See docs/pytorch.md.
 """

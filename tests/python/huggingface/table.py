@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import logitless.transformers
 import torch
 import transformers
+import transformers.modeling_utils  # before a process is forked for each class, as it takes seconds
 from compare import Reference, difference, step
 from precision import exact_step
 from tiny import build, inputs
