@@ -236,7 +236,7 @@ def test_autocast_rounds_both_operands(budget):
 
 @pytest.mark.parametrize("name", ["bias", "class_weight"])
 def test_chunks_keep_no_copies(name):
-    """The memory kept for the backward pass grows with rows by statistics alone, not by a vector of V for each chunk."""
+    """The memory kept for the backward pass grows with rows by statistics, not by a vector of V for each chunk."""
     weight = logitless.QuantizedWeight(layer("int8"))
     given = {name: (torch.rand(V) + 0.5).half(), "label_smoothing": 0.1, "max_workspace_bytes": WINDOWS}
     held = []
