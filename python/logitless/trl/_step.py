@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import _zero3
 from ..errors import UnsupportedError
+from ..quantized import QuantizedWeight, kind_of
 from ..transformers._heads import operands_of
 
 
@@ -105,6 +106,11 @@ def fused_head(
     if step is not None and has_adapter(head):
         hidden, operands = operands_of(head, hidden, type(step.model).__name__)
         weight, bias, factor = operands["weight"], operands["bias"], operands["scale"]
+    if not torch.compiler.is_compiling() and (isinstance(weight, QuantizedWeight) or kind_of(weight)):
+        raise UnsupportedError(
+            f"logitless.trl: expected a head that is not quantised, got a {type(weight).__name__}; keep the head out "
+            "of the quantisation (modules_to_not_convert)"
+        )
     _zero3.gather_again_with_running_module(hidden, weight, bias)
     return hidden, weight, bias if bias is None or scale == 1.0 else bias * scale, scale * factor
 

@@ -168,6 +168,15 @@ def test_partitioned_weights_are_refused_where_gradients_are_wanted():
         current().apply(hidden.requires_grad_(), *call[1:])
 
 
+def test_quantised_heads_are_refused():
+    bnb = pytest.importorskip("bitsandbytes")
+    head = bnb.nn.Linear4bit(HIDDEN, VOCAB, bias=False, quant_type="nf4").to("cpu")
+    hidden, _, _, targets = operands()
+    logitless.trl.patch()
+    with pytest.raises(UnsupportedError, match="expected a head that is not quantised, got a Params4bit"):
+        current().apply(hidden, head.weight, None, targets, 1.0, 64)
+
+
 def test_a_head_in_float32():
     """cast_lm_head_to_fp32 passes float32 hidden states and a 16-bit weight."""
     logitless.trl.patch()
