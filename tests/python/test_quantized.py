@@ -10,7 +10,7 @@ import logitless
 import pytest
 import torch
 from logitless.errors import BudgetTooSmallError, InvalidTargetError, UnsupportedError
-from support import lce
+from support import DEVICES, lce
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -95,8 +95,9 @@ def test_rows_have_the_bits_of_the_package(kind, dtype):
 @pytest.mark.parametrize("budget", [None, "fastest", WINDOWS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *SHORT])
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradient(kind, dtype, budget):
-    made = layer(kind)
+@pytest.mark.parametrize("device", DEVICES)
+def test_loss_and_gradient(device, kind, dtype, budget):
+    made = layer(kind).to(device)
     whole = dequantised(made, dtype)
 
     def run(hidden, weight, budget=None):
@@ -105,7 +106,7 @@ def test_loss_and_gradient(kind, dtype, budget):
         loss.backward()
         return loss.detach(), hidden.grad
 
-    hidden, targets = inputs(dtype)
+    hidden, targets = (each.to(device) for each in inputs(dtype))
     exact = run(hidden.double(), whole.double())
     fused = run(hidden, logitless.QuantizedWeight(made), budget)
     for error, allowed in errors(fused, run(hidden, whole), exact, budget == WINDOWS):
