@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
@@ -69,20 +70,28 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
     install(checked_training(options))
 
 
+_replacing = threading.RLock()  # the first steps of models in several threads put stand-ins in
+
+
 def unpatch() -> None:
     """Gives TRL its own functions back; does nothing if TRL is not patched."""
-    for replaced in _ALL:
-        if replaced.stands_in():
-            _replace(replaced.current(), replaced.current().original)
-    for trainer in map(sys.modules.get, TRAINERS):
-        if type(getattr(trainer, _REFUSED, None)).__name__ == Refused.__name__:
-            setattr(trainer, _REFUSED, getattr(trainer, _REFUSED).original)
+    with _replacing:
+        for replaced in _ALL:
+            if replaced.stands_in():
+                _replace(replaced.current(), replaced.current().original)
+        for trainer in map(sys.modules.get, TRAINERS):
+            if type(getattr(trainer, _REFUSED, None)).__name__ == Refused.__name__:
+                setattr(trainer, _REFUSED, getattr(trainer, _REFUSED).original)
 
 
 def install(options: dict[str, Any] | None = None) -> None:
     """Puts stand-ins into TRL. Without options they keep those of ``patch``, or only serve steps of models."""
-    if options is None and isinstance(_LOG_PROBS.current(), LogProbs):
-        return
+    with _replacing:
+        if options is not None or not isinstance(_LOG_PROBS.current(), LogProbs):
+            _install(options)
+
+
+def _install(options: dict[str, Any] | None) -> None:
     known = [(replaced, _known(replaced)) for replaced in _ALL]  # before anything is replaced
     for replaced, original in known:
         if original is not None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from logitless.errors import UnsupportedError
 from logitless.trl._log_probs import OUTPUTS, LogProbs
+from logitless.trl._step import StandIn
+from support import in_threads
 from whole import close, whole_logits
 
 pytestmark = pytest.mark.slow
@@ -136,6 +138,26 @@ def test_patch_reaches_every_module_and_unpatch_goes_back():
     logitless.trl.unpatch()
     logitless.trl.unpatch()
     assert holders(original) == before
+
+
+def test_first_steps_in_several_threads_put_in_one_stand_in():
+    from logitless.trl import _patch
+
+    held = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            in_threads(lambda _: _patch.install(), *range(4))
+            assert len({id(value) for value in stand_ins()}) == 3
+            logitless.trl.unpatch()
+            assert not stand_ins()
+    finally:
+        sys.setswitchinterval(held)
+
+
+def stand_ins():
+    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "trl" and module]
+    return [v for module in modules for v in list(vars(module).values()) if isinstance(v, StandIn)]
 
 
 @pytest.mark.parametrize("missing", [True, False])
