@@ -157,12 +157,8 @@ def kind_of(head: Any) -> _Kind | None:
     It imports nothing: a package that made the head is imported.
     """
     weight = head if isinstance(head, Tensor) else getattr(head, "_parameters", {}).get("weight")
-    names = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(head).__mro__]
-    for name, kind in {"bitsandbytes.Linear8bitLt": _bits_8, "bitsandbytes.Int8Params": _bits_8}.items():
-        if name in names:
-            return kind
-    of = type(weight)
-    return _KINDS.get(f"{of.__module__.partition('.')[0]}.{of.__name__}")
+    kind = type(weight)
+    return _KINDS.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
 
 
 def _bits_8(head: Any, weight: Any) -> Any:
@@ -200,13 +196,13 @@ def _bits_4(head: Any, weight: Any) -> Any:
     code, quant_type, dtype = state.code, state.quant_type, state.dtype  # which a layout for inference would change
     packed = weight.data.view(torch.uint8).reshape(-1)
     # The kernel for CPUs of bitsandbytes 0.50.2 gives wrong numbers for rows that share a block, but not for one row.
-    piece = size // math.gcd(size, shape[1])
+    unit = size // math.gcd(size, shape[1])
 
     def rows(start: int, stop: int, wanted: torch.dtype) -> Tensor:
         first, last = start * shape[1], stop * shape[1]
         part: Any = bnb.QuantState(  # type: ignore[no-untyped-call]
             absmax=scales[first // size : -(-last // size)],
-            shape=torch.Size((stop - start, shape[1]) if piece == 1 else (last - first,)),
+            shape=torch.Size((stop - start, shape[1]) if unit == 1 else (last - first,)),
             code=code,
             blocksize=size,
             quant_type=quant_type,
@@ -215,7 +211,7 @@ def _bits_4(head: Any, weight: Any) -> Any:
         made: Tensor = bnb.dequantize_4bit(packed[first // 2 : -(-last // 2)].unsqueeze(1), part).to(wanted)
         return made.view(stop - start, shape[1])
 
-    return shape, dtype, [weight, state.absmax], 4 * scales.numel(), piece, rows
+    return shape, dtype, [weight, state.absmax], 4 * scales.numel(), unit, rows
 
 
 def _of_torchao(head: Any, weight: Any) -> Any:
@@ -234,7 +230,8 @@ def _of_torchao(head: Any, weight: Any) -> Any:
     return weight.shape, weight.dtype, [weight.qdata, weight.scale], 0, 1, rows
 
 
-_KINDS: dict[str, _Kind] = {
+_KINDS: dict[str, _Kind] = {  # by the weight's package and class
+    "bitsandbytes.Int8Params": _bits_8,
     "bitsandbytes.Params4bit": _bits_4,
     "torchao.Int8Tensor": _of_torchao,
     "torchao.Float8Tensor": _of_torchao,
@@ -245,7 +242,7 @@ _KINDS: dict[str, _Kind] = {
 
 
 class Saved:
-    """A tensor for the backward pass: kept, or made again there. In no case have its sources changed."""
+    """A tensor for the backward pass, kept or made again there. It raises an error if its sources have changed."""
 
     def __init__(self, sources: list[Tensor], make: Callable[[], Tensor] | None = None) -> None:
         self._make = make or (lambda: sources[0])
@@ -263,8 +260,7 @@ class Saved:
 
 
 def made_again(*made: tuple[Tensor, Saved]) -> Any:
-    """Makes autograd save none of these tensors inside the block. Its own check of versions needs no such block."""
-
+    """Makes autograd save none of these tensors inside the block, and keep and check all others as it does outside."""
     known = {(tensor.data_ptr(), tensor.shape): again for tensor, again in made}  # autograd keeps it, so no tensors
 
     def pack(tensor: Tensor) -> Saved:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from logitless.errors import UnsupportedError
 from packaging import version
-from whole import close, of_whole_head
+from whole import close, gradients, of_whole_head
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.slow
@@ -55,14 +55,6 @@ def patched(request):
         return load(folder)
 
     return make
-
-
-def gradients(loss_of, model):
-    model.zero_grad(set_to_none=True)
-    loss_of().backward()
-    grads = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return grads
 
 
 def name_of(value):

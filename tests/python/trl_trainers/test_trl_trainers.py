@@ -3,7 +3,7 @@
 import logitless.trl
 import pytest
 import torch
-from whole import WholeLogits, close
+from whole import WholeLogits, close, gradients
 
 pytestmark = pytest.mark.slow
 
@@ -80,14 +80,6 @@ def test_adapters(trainers, tmp_path, name):
             logitless.trl.patch()
         losses.append(recorded(trainers.trainer(name, folder, tmp_path, {"peft_config": config}, max_steps=5))[0])
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=NUMBERS)
-
-
-def gradients(loss_of, model):
-    model.zero_grad(set_to_none=True)
-    loss_of().backward()
-    grads = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return grads
 
 
 @pytest.mark.parametrize(("name", "kind", "options"), TRAINERS, ids=name_of)

@@ -30,6 +30,15 @@ def values_of(logits, targets, temperature, softcap, scale, outputs):
     return (log_probs, *(values[name] if name in outputs else None for name in values))
 
 
+def gradients(loss_of, model):
+    """Returns the gradients of a loss by the parameters' names, in float64."""
+    model.zero_grad(set_to_none=True)
+    loss_of().backward()
+    grads = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return grads
+
+
 def close(fused, stock, exact, unit):
     """Asserts an error of at most twice that of TRL's computation in the same precision, plus a unit of rounding."""
     fused, stock, exact = (tensor.detach().double() for tensor in (fused, stock, exact))
