@@ -289,7 +289,8 @@ def _quack() -> list[Method]:
             return quack(hidden, weight, target, chunk_size=rows, use_scaled_exp=scaled_exp, tuned=tuned)
 
         kept = "exp logits" if scaled_exp else "logits"
-        return Method(name, loss, logits=f"{kept} of {'all' if one_chunk else CHUNK} rows, bf16", slow_to_prepare=True)
+        chunk = "all" if one_chunk else f"{CHUNK // 2} or {CHUNK}" if scaled_exp else CHUNK
+        return Method(name, loss, logits=f"{kept} of {chunk} rows, bf16", slow_to_prepare=True)
 
     return [
         make("quack scaled-exp", scaled_exp=True),
