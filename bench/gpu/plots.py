@@ -91,8 +91,8 @@ def plot_time_against_memory(record: Record, shape: Shape, folder: pathlib.Path)
             axes.plot(beyond, times, "o-", color=color, label=label, linewidth=2)
             for place in sorted({0, len(points) - 1}):
                 words = plain(in_words(points[place].method)).partition(", ")[2]
-                at, spot = (beyond[place], times[place]), (0, 8 if len(points) > 1 else -14)
-                axes.annotate(words, at, spot, textcoords="offset points", ha="center", fontsize="small", color=color)
+                at, below = (beyond[place], times[place]), (0, -14)
+                axes.annotate(words, at, below, textcoords="offset points", ha="center", fontsize="small", color=color)
         else:
             style = {"marker": MARKERS[other % len(MARKERS)], "color": COLORS[2 + other % 5]}
             axes.plot(beyond, times, linestyle="none", markersize=7, label=label, **style)

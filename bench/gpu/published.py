@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
+import math
 import pathlib
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "results.md"
 README = ROOT / "README.md"
 PLOTS = DOCS / "plots"
-HEAD, HEADS = "head-2026-11-26", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
+HEAD, HEADS = "peers-2026-11-27", "heads-2026-11-22"  # both are plotted against memory, the second for one of its heads
 
 
 # Words of rows without figures.
@@ -81,49 +81,62 @@ def costs_of(record: Record) -> dict[str, list[str]]:
     return {row.method: [number(row.sustained_ms, ".1f"), beyond(row)] for row in rows}
 
 
-def one_head(record: Record) -> list[str]:
-    """A row per way to compute one head's loss and gradients: time, memory, errors."""
-    (shape,) = record.shapes
-    errors, matmuls = errors_of(record), record.gemms[shape.name]
-    idle, steady = (sum(of.values()) for of in (matmuls.burst, matmuls.sustained))
-    lines = [[MATMULS, two(idle, steady, ".1f"), "1.00 / 1.00", *["-"] * 5]]
-    for row in (row for row in record.rows if row.pass_ == "gradients"):
-        cells = [in_words(row.method), two(row.burst_ms, row.sustained_ms, ".1f")]
-        cells += [two(row.burst_ratio, row.sustained_ratio), beyond(row), gradients_are(row.method)]
-        lines.append([*cells, *errors[row.method]])
+def calls_of(record: Record) -> dict[str, dict[str, Row]]:
+    """Each method's rows by pass: ours, then peers by their time with gradients. One without any figure is left out."""
+    methods: dict[str, dict[str, Row]] = {}
+    for row in record.rows:
+        methods.setdefault(row.method, {})[row.pass_] = row
+
+    def order(item: tuple[str, dict[str, Row]]) -> tuple[bool, float]:
+        row = next(iter(item[1].values()))
+        return not row.ours, 0.0 if row.ours else item[1]["gradients"].burst_ms or math.inf
+
+    measured = {method: of for method, of in methods.items() if any(row.extra_mib for row in of.values())}
+    return dict(sorted(measured.items(), key=order))
+
+
+def times_of(row: Row | None, form: str = "") -> str:
+    """Formats a row's ratios, or its times in the given form, or why it has none."""
+    if row is None or row.status != "ok":
+        return "-" if row is None else FAULTS[row.status]
+    return two(row.burst_ms, row.sustained_ms, form) if form else two(row.burst_ratio, row.sustained_ratio)
+
+
+def with_gradients(record: Record) -> list[str]:
+    """A row per way to compute one head's mean loss and gradients: time, memory, errors."""
+    (gemms,), errors = record.gemms.values(), errors_of(record)
+    lines = [[MATMULS, two(sum(gemms.burst.values()), sum(gemms.sustained.values()), ".1f"), *["-"] * 6]]
+    for method, of in calls_of(record).items():
+        if row := of.get("gradients"):
+            ratios = times_of(row) if row.status == "ok" else "-"
+            cells = [in_words(method), times_of(row, ".1f"), ratios, beyond(row), gradients_are(method)]
+            lines.append([*cells, *errors.get(method, ["-"] * 3)])
     head = ["", "ms", f"of {MATMULS}", "extra MiB", "loss and gradients are", "error of the loss"]
     return markdown([*head, "of d_hidden", "of d_weight"], lines)
 
 
-# Passes in words. Ratios of the loss alone are to one matmul, others to three.
-CALLS = {
-    "loss": "the mean loss alone",
-    "gradients": "the mean loss and its gradients",
-    "tokens": "a loss for each token, then gradients",
-    "entropy": "a loss and an entropy for each token, then gradients",
-}
+def other_calls(record: Record) -> list[str]:
+    """A row per method: the mean loss alone, then gradients of a loss for each token, without and with an entropy."""
+    (gemms,), errors = record.gemms.values(), {(item.method, item.pass_): item for item in record.accuracy}
+    one = two(gemms.burst["logits"], gemms.sustained["logits"], ".1f") + " ms"
+    three = two(sum(gemms.burst.values()), sum(gemms.sustained.values()), ".1f") + " ms"
+    lines = [["one matmul, or three", one, "-", three, "-", "-", three, "-", "-"]]
+    for method, of in calls_of(record).items():
+        cells = [in_words(method)]
+        for pass_, name in {"loss": "", "tokens": "loss_error", "entropy": "entropy_error"}.items():
+            row, error = of.get(pass_), errors.get((method, pass_))
+            cells += [times_of(row), beyond(row) if row else "-"]
+            cells += [number(error and getattr(error, name), ".0e")] if name else []
+        if set(cells[1:]) != {"-"}:
+            lines.append(cells)
+    head = ["", "loss alone", "MiB", "a loss for each token", "MiB", "error of the losses"]
+    return markdown([*head, "entropies, too", "MiB", "error of the entropies"], lines)
 
 
 def peers(record: Record) -> list[str]:
-    """For each head and pass a row per method: time, memory, how it keeps logits, and errors on the same data."""
-    errors = {(item.shape, item.data, item.method, item.pass_): item for item in record.accuracy}
-    head = ["", "ms", "of the matmuls", "extra MiB", "logits kept", "error of the loss", "of the entropy"]
-    lines = []
-    for shape, (pass_, words) in itertools.product(record.shapes, CALLS.items()):
-        rows = [row for row in record.rows if (row.shape, row.pass_) == (shape.name, pass_)]
-        cells = []
-        for row in rows:
-            error, kept = errors.get((shape.name, row.data, row.method, pass_)), "-" if row.ours else row.plan
-            if row.status != "ok":
-                cells.append([in_words(row.method), f"{FAULTS[row.status]}: {row.reason}", *[""] * 7])
-                continue
-            times = [two(row.burst_ms, row.sustained_ms, ".1f"), two(row.burst_ratio, row.sustained_ratio)]
-            of = [number(error and getattr(error, f"{name}_error"), ".1e") for name in ("loss", "entropy")]
-            of += [number(error and getattr(error, f"{name}_error"), ".2%") for name in ("d_hidden", "d_weight")]
-            cells.append([in_words(row.method), *times, beyond(row), kept, *of])
-        if cells:
-            lines += [f"{shape.name}: {words}.", "", *markdown([*head, "of d_hidden", "of d_weight"], cells), ""]
-    return lines[:-1]
+    """One head's calls by every method."""
+    tables = {"The mean loss and its gradients:": with_gradients, "Other calls, of one matmul or three:": other_calls}
+    return [line for words, table in tables.items() for line in (words, "", *table(record), "")][:-1]
 
 
 # README's rows: methods of HEAD's record, and their names there.
@@ -132,7 +145,7 @@ FIRST_PAGE = {
     "torch.compile": "torch.compile",
     "liger": "Liger",
     "logitless default": "**Logitless**, exact",
-    "logitless 160 MiB": "**Logitless**, exact, at most 160 MiB",
+    "logitless 256 MiB": "**Logitless**, exact, at most 256 MiB",
     "logitless sparsified 2^-9": "**Logitless**, [sparsified gradients](docs/sparsified.md)",
 }
 
@@ -272,7 +285,6 @@ def sharded_steps(record: dict[str, Any]) -> list[str]:
 
 
 KINDS: dict[str, Callable[[Any], list[str]]] = {
-    "head": one_head,
     "heads": heads,
     "peers": peers,
     "engines": engines,
@@ -288,6 +300,7 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
 PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
 TABLES = (  # kind and date
     HEAD,
+    "peers-llama-2026-11-27",
     "engines-2026-11-26",
     "engines-h100-2026-11-26",
     "engines-h100-peaked-2026-11-26",

@@ -97,7 +97,7 @@ def test_another_kind_of_device_is_noted() -> None:
 def test_the_limits_are_beyond_the_spread_of_the_records() -> None:
     seen: dict[object, tuple[list[float], list[float]]] = {}
     for path in published.RECORDS.glob("*.json"):
-        if published.kind_of(path.stem) in ("head", "heads", "engines", "budgets", "products", "odd", "random"):
+        if published.kind_of(path.stem) in ("peers", "heads", "engines", "budgets", "products", "odd", "random"):
             record = load(path)
             for key, row in bars.rows_of(record).items():
                 known = seen.setdefault((record.meta["device"], key), ([], []))

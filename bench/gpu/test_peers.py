@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import bars
 import harness
 import peer_heads
 import published
@@ -26,7 +25,7 @@ from data import make_inputs
 from limits import Deadline, DeviceFault
 from methods import Method, Refused, our_methods
 from peer_heads import BLACKWELL, HOPPER, peer_methods
-from record import PASSES, Accuracy, Record, Row, load
+from record import PASSES, Accuracy, Gemms, Record, Row, load
 from reference import make_reference, relative_error
 from shapes import Shape
 from timing import ShapeTiming
@@ -275,12 +274,11 @@ def test_packages_without_their_init(tmp_path: pathlib.Path, monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_options_of_peers_and_those_of_older_records() -> None:
+def test_options_of_peers() -> None:
     parse = run.arguments().parse_args
     assert parse([]).peer_errors and parse(["--peer-errors"]).peer_errors
     assert not parse(["--no-peer-errors"]).peer_errors
     assert parse([]).passes == ("loss", "gradients") and parse(["--passes", "entropy"]).passes == ("entropy",)
-    assert parse(bars.words_of(load(published.RECORDS / f"{published.HEAD}.json"))).peer_errors
     with pytest.raises(ValueError, match="expected names out of loss, gradients, tokens, entropy; got 'all'"):
         run.parse_passes("all")
 
@@ -324,27 +322,47 @@ def test_a_run_goes_on_without_a_peer_that_broke_the_device(monkeypatch: pytest.
     assert done.returncode == 0 and "- canonical is left out" in done.stdout and "| canonical |" not in done.stdout
 
 
-def test_the_table_of_peers() -> None:
+def test_the_tables_of_peers() -> None:
     record = Record(None, {})
     record.shapes = [SMALL]
-    ours = Row("small", "logitless unlimited", "gradients", True, plan="whole, 3 F", gradient_mib=10, extra_mib=1210)
-    ours.burst_ms, ours.sustained_ms, ours.burst_ratio, ours.sustained_ratio = 30.6, 31.0, 1.02, 1.04
-    peer = Row("small", "liger scaled", "entropy", plan="none", gradient_mib=10, extra_mib=110, burst_ms=50.0)
-    no_entropy = Row("small", "quack", "entropy", status="refused", reason="it returns no entropy")
-    late = Row("small", "verl", "entropy", status="skipped", reason="no time left")
-    record.rows += [ours, peer, no_entropy, late]
-    of_ours = Accuracy("small", "std1", ours.method, True, "", "", 1e-7, 4e-3, 3e-3)
-    other_data = Accuracy("small", "std8", ours.method, True, "", "", 1e-2, 4e-2, 3e-2)
-    of_peer = Accuracy("small", "std1", peer.method, False, "", "", 2e-6, 5e-3, 6e-3)
-    of_peer.pass_, of_peer.entropy_error = "entropy", 2e-3
-    record.accuracy += [of_ours, other_data, of_peer]
-    lines = published.peers(record)
-    assert lines[0] == "small: the mean loss and its gradients." and lines[-1].startswith("| verl |")
-    assert '| Logitless, `"fastest"` | 30.6 / 31.0 | 1.02 / 1.04 | 1,200 | - | 1.0e-07 | - | 0.40% | 0.30% |' in lines
-    assert (
-        "| Liger, CuTe DSL, per-token operator | 50.0 / - | - / - | 100 | none | 2.0e-06 | 2.0e-03 | 0.50% | 0.60% |"
-        in lines
-    )
-    assert "| QuACK | refused: it returns no entropy |  |  |  |  |  |  |  |" in lines
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    parts = {"logits": 10.0, "d_hidden": 10.5, "d_weight": 9.5}
+    record.gemms = {"small": Gemms("small", parts, {name: 1.1 * ms for name, ms in parts.items()})}
+
+    def row(method: str, pass_: str, ms: float, mib: float, ours: bool = False) -> Row:
+        matmuls = 10 if pass_ == "loss" else 30
+        times = {"burst_ms": ms, "burst_ratio": ms / matmuls, "sustained_ms": 1.1 * ms, "sustained_ratio": ms / matmuls}
+        gradient_mib = 0.0 if pass_ == "loss" else 10.0
+        return Row(
+            "small", method, pass_, ours, rounds=1, extra_mib=mib + gradient_mib, gradient_mib=gradient_mib, **times
+        )
+
+    late = Row("small", "verl", "gradients", status="skipped", reason="no time left", extra_mib=60, gradient_mib=10)
+    no_entropy = Row("small", "liger", "entropy", status="refused", reason="it returns no entropy")
+    broken = Row("small", "liger cutile", "gradients", status="failed", reason="it does not start")
+    record.rows = [late, broken, row("liger", "gradients", 60, 63), row("liger", "tokens", 90, 120), no_entropy]
+    record.rows += [row("liger scaled", "gradients", 45, 500), row("liger scaled", "entropy", 48, 500)]
+    record.rows += [row("logitless loss", "loss", 10, 2, True), row("logitless unlimited", "gradients", 30, 1200, True)]
+    record.accuracy = [
+        Accuracy("small", "std1", "logitless unlimited", True, "", "", 1e-7, 4e-3, 3e-3),
+        Accuracy("small", "std1", "liger", False, "", "", 1.2e-4, 5e-3, 6e-3, pass_="tokens"),
+        Accuracy("small", "std1", "liger scaled", False, "", "", 2e-6, 5e-3, 6e-3, pass_="entropy", entropy_error=2e-3),
+        Accuracy("small", "std1", "verl", False, "", "", 3e-7, pass_="loss"),
+    ]
+    title, _, _, _, *mean = published.peers(record)[: 4 + 5]
+    assert title == "The mean loss and its gradients:"
+    assert mean == [
+        "| three matmuls | 30.0 / 33.0 | - | - | - | - | - | - |",
+        '| Logitless, `"fastest"` | 30.0 / 33.0 | 1.00 / 1.00 | 1,200 | exact | 1e-07 | 0.40% | 0.30% |',
+        "| Liger, CuTe DSL, per-token operator | 45.0 / 49.5 | 1.50 / 1.50 | 500 | exact | - | - | - |",
+        "| Liger | 60.0 / 66.0 | 2.00 / 2.00 | 63 | exact | - | - | - |",
+        "| verl | not run | - | 50 | exact | 3e-07 | - | - |",
+    ]
+    blank, title, *_ = others = published.peers(record)[4 + 5 :]
+    assert (blank, title) == ("", "Other calls, of one matmul or three:")
+    assert others[5:] == [
+        "| one matmul, or three | 10.0 / 11.0 ms | - | 30.0 / 33.0 ms | - | - | 30.0 / 33.0 ms | - | - |",
+        "| Logitless, loss | 1.00 / 1.00 | 2 | - | - | - | - | - | - |",
+        "| Liger, CuTe DSL, per-token operator | - | - | - | - | - | 1.60 / 1.60 | 500 | 2e-03 |",
+        "| Liger | - | - | 3.00 / 3.00 | 120 | 1e-04 | refused | - | - |",
+    ]
     assert published.KINDS["peers"] is published.peers

@@ -16,7 +16,7 @@ def test_the_tables_of_the_results_are_those_of_the_records() -> None:
     for page in published.PAGES:
         text = page.read_text()
         assert published.with_tables(page, text) == text
-    with pytest.raises(SystemExit, match="expected <!-- head-2026-11-26 -->"):
+    with pytest.raises(SystemExit, match=f"expected <!-- {published.HEAD} -->"):
         published.with_tables(published.RESULTS, "")
 
 
