@@ -99,6 +99,11 @@ typedef enum logitless_gradient {
   LOGITLESS_ALWAYS_SPARSIFIED = 2 /* never an exact plan: for softmaxes that are known to be peaked */
 } logitless_gradient;
 
+typedef enum logitless_screen {
+  LOGITLESS_SCREEN_NONE = 0,
+  LOGITLESS_SCREEN_FP8 = 1 /* 8-bit logits choose the elements of sparsified gradients, which are exact */
+} logitless_screen;
+
 typedef enum logitless_plan_kind {
   LOGITLESS_PLAN_FORWARD = 0,      /* loss only: one matmul (F = 2NVD FLOP) */
   LOGITLESS_PLAN_WHOLE = 1,        /* keeps all exponentials: three matmuls */

@@ -113,6 +113,8 @@ enum class Gradient : int32_t {
   always_sparsified = LOGITLESS_ALWAYS_SPARSIFIED
 };
 
+enum class Screen : int32_t { none = LOGITLESS_SCREEN_NONE, fp8 = LOGITLESS_SCREEN_FP8 };
+
 // A matrix whose rows are contiguous. Stride 0 means tightly packed.
 template <class T>
 struct Matrix {

@@ -27,6 +27,7 @@ void write_ignored_losses(const Problem& problem, const Buffers& buffers, int64_
   LOGITLESS_ROW_OUTPUTS(LOGITLESS_STORE)
 #undef LOGITLESS_STORE
   store_if(buffers.lse_residual, dtype, row, 0);
+  store_if(buffers.loss_error, dtype, row, 0);
   if (problem.reduction == Reduction::kNone) store_if(buffers.loss, dtype, row, 0);
 }
 

@@ -24,6 +24,12 @@ enum class GradientMethod : int {
   kAlwaysSparsified = 2,  // the draw in any case
 };
 
+// What chooses the elements of sparsified gradients. Numbered as logitless_screen.
+enum class Screen : int {
+  kNone = 0,  // exact logits
+  kFp8 = 1,   // logits of 8-bit operands, see core/sparsification.h and core/fp8.h
+};
+
 // Treatment of the ranks' parts of d_hidden in a group. Numbered as logitless_group_d_hidden.
 enum class GroupDHidden : int {
   kPart = 0,      // the parts stay
@@ -76,10 +82,11 @@ struct Problem {
     bool d_bias = false;
   } accumulate;
 
-  // Whether the run draws elements or uses drawn ones, which a plain forward pass does not.
+  // Whether the run draws elements or uses drawn ones. A plain forward pass does so only behind a screen.
   bool is_sparsified() const {
-    return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.saved);
+    return gradient != GradientMethod::kExact && (pass != Pass::kForward || has.saved || screens());
   }
+  bool screens() const { return screen != Screen::kNone; }
   bool is_shard() const { return vocab != vocab_total; }
   bool in_group() const { return group_size > 0; }
   // Whether this is a shard outside a group: a caller joins its statistics with those of others.

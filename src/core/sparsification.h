@@ -99,4 +99,44 @@ struct DrawVariance {
   LOGITLESS_HD T relative() const { return variance == 0 ? T(0) : variance / square; }
 };
 
+// A screen (fp8.h): logits z8 of rounded operands choose the elements, for half the product's time or less.
+// Both draws above are made from z8 and lse8, its own lse. So an element gets the weight W8 in the place of
+// p8 = exp(z8 - lse8), with mean p8, and was kept with the probability p8 / W8. Kept elements and the target
+// get their logits z from the operands as they are. With r = exp(z - z8), in units of exp(lse8),
+//
+//   sum = 1 + sum over kept of W8 (r - 1)       has the mean exp(lse - lse8)
+//   weight = W8 r / sum                         stands in the place of p: its mean is p but for the ratio
+//
+// The variance of `sum` is estimated by its Horvitz-Thompson sum over kept elements, as if each were drawn on
+// its own. Half of it over sum^2 is what the logarithm of a random number loses, and goes into lse.
+template <class T>
+struct ScreenedSum {
+  T largest = 0;  // of z - z8 so far, at least 0: the sums are relative to exp(largest)
+  T change = 0, variance = 0, least = 0;
+
+  // probability: of having been kept; weight: W8; d = z - z8
+  LOGITLESS_HD void add(T probability, T weight, T d) {
+    if (d > largest) {
+      const T factor = std::exp(largest - d);
+      change *= factor;
+      variance *= factor * factor;
+      least *= factor;
+      largest = d;
+    }
+    const T by = weight * (std::exp(d - largest) - std::exp(-largest));
+    change += by;
+    variance += (1 - probability) * by * by;
+    least += probability * weight * std::exp(d - largest);
+  }
+  // A sum cannot be below what its elements have for certain: an estimate is
+  // where 8-bit logits are far off.
+  LOGITLESS_HD T sum() const {
+    const T estimate = std::exp(-largest) + change;
+    return estimate > least ? estimate : least;
+  }
+  LOGITLESS_HD T relative_variance() const { return variance / (sum() * sum()); }
+  // lse - lse8
+  LOGITLESS_HD T log_sum() const { return largest + std::log(sum()) + relative_variance() / 2; }
+};
+
 }  // namespace logitless

@@ -158,6 +158,26 @@ void check_sparsification(const Problem& p) {
           text(p.label_smoothing));
 }
 
+// A screen estimates lse and the kept elements' part of it, and nothing else of a row.
+void check_screen(const Problem& p) {
+  if (!p.screens()) return;
+  require(p.gradient != GradientMethod::kExact, "screen", "none (0) unless gradient is sparsified",
+          "fp8 (1)");
+  require(p.dtype.hidden != DType::kF64, "screen", "none (0) with float64 operands", "fp8 (1)");
+  require(p.pass != Pass::kBackward && !p.has.saved, "screen",
+          "none (0) where gradients come after the loss (a screen needs both in one pass)", "fp8 (1)");
+  require(!p.is_shard() && !p.in_group(), "screen", "none (0) for a shard of the vocabulary", "fp8 (1)");
+  require(p.label_smoothing == 0, "label_smoothing", "0 with a screen", text(p.label_smoothing));
+  require(p.top_k == 0, "top_k", "0 with a screen", text(p.top_k));
+#define LOGITLESS_NO_SUM(name, ...) \
+  require(!p.has.name, #name, "none with a screen (it is a statistic of the whole row)", "one");
+  LOGITLESS_NO_SUM(entropy)
+  LOGITLESS_NO_SUM(mean_logit)
+  LOGITLESS_NO_SUM(log_sum_sq_probs)
+  LOGITLESS_NO_SUM(argmax)
+#undef LOGITLESS_NO_SUM
+}
+
 void check_pass(const Problem& p) {
   require(!p.has.saved || p.pass != Pass::kForwardBackward, "saved",
           "none in a plan whose pass is forward_backward", "one");
@@ -305,6 +325,7 @@ Problem validated(Problem p) {
   p = without_temperature(p);
   check_options(p);
   check_sparsification(p);
+  check_screen(p);
   check_pass(p);
   check_top_k(p);
   check_group(p);

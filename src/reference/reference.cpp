@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/fp8.h"
 #include "core/group_stats.h"
 #include "core/host_loss.h"
 #include "core/sparsification.h"
@@ -18,7 +19,10 @@ struct Scratch {
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
   std::span<TopLogit<double>> top;                  // [N, top_k]
-  int64_t seed = 0;                                 // seed of sparsified gradients
+  // Behind a screen
+  std::span<int32_t> hidden_exponent, weight_exponent;  // [N], [V] of rows
+  std::span<LogSumExp<double>> lse8;                    // [N]
+  int64_t seed = 0;                                     // seed of sparsified gradients
 };
 
 double load(const void* data, DType dtype, int64_t index) {
@@ -45,16 +49,25 @@ double weight_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) 
   return load_operand(p, b.weight, p.dtype.weight, column * b.weight_stride + k);
 }
 
+// Returns the exponents of an operand's rows behind a screen.
+void find_exponents(const void* data, DType dtype, int64_t stride, int64_t columns,
+                    std::span<int32_t> exponents) {
+  for (size_t i = 0; i < exponents.size(); ++i) {
+    float largest = 0;
+    for (int64_t k = 0; k < columns; ++k) {
+      const auto at = static_cast<int64_t>(i) * stride + k;
+      largest = std::max(largest, std::fabs(static_cast<float>(load(data, dtype, at))));
+    }
+    exponents[i] = fp8_row_exponent(largest);
+  }
+}
+
 struct Logit {
   double z = 0;
   double slope = 1;  // T dz / d(scale * dot + bias): the derivative of the softcap
 };
 
-Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
-  double dot = 0;
-  for (int64_t k = 0; k < p.hidden; ++k) {
-    dot += hidden_at(p, b, row, k) * weight_at(p, b, column, k);
-  }
+Logit logit_of(const Problem& p, const Buffers& b, int64_t row, int64_t column, double dot) {
   Logit out{p.scale * dot};
   if (p.has.bias) out.z += p.bias_scale * load(b.bias, p.dtype.bias, column);
   if (p.softcap > 0) {
@@ -63,6 +76,27 @@ Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
   }
   if (p.has.temperature) out.z *= inverse_temperature_of_row(p, b, row);
   return out;
+}
+
+Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
+  double dot = 0;
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    dot += hidden_at(p, b, row, k) * weight_at(p, b, column, k);
+  }
+  return logit_of(p, b, row, column, dot);
+}
+
+// z8
+double screened_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t row, int64_t column) {
+  double dot = 0;
+  const int hidden = s.hidden_exponent[static_cast<size_t>(row)];
+  const int weight = s.weight_exponent[static_cast<size_t>(column)];
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    const auto e = static_cast<float>(load(b.hidden, p.dtype.hidden, row * b.hidden_stride + k));
+    const auto c = static_cast<float>(load(b.weight, p.dtype.weight, column * b.weight_stride + k));
+    dot += static_cast<double>(screened(e, hidden)) * static_cast<double>(screened(c, weight));
+  }
+  return logit_of(p, b, row, column, dot).z;
 }
 
 double class_weight(const Problem& p, const Buffers& b, int64_t column) {
@@ -120,6 +154,31 @@ double weight(const Problem& p, const Scratch& s, int64_t row, int64_t column, d
   return draw_uniform(bits) * p.threshold < probability ? p.threshold : 0;
 }
 
+// Puts an estimate in the place of the row's sum of exp logits, and writes its error.
+void screen_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, RowStats<double>* stats) {
+  const int64_t row = s.rows[static_cast<size_t>(i)];
+  RowStats<double> of_screen;
+  WantedSums sums;
+  sums.sum_exp = true;
+  for (int64_t j = 0; j < p.vocab; ++j) {
+    of_screen = merge(of_screen, single(sums, screened_logit(p, b, s, row, j), 1, j, 0));
+  }
+  const LogSumExp<double> lse8 = s.lse8[static_cast<size_t>(i)] = log_sum_exp_parts(of_screen);
+  ScreenedSum<double> sum;
+  for (int64_t j = 0; j < p.vocab; ++j) {
+    const double z8 = screened_logit(p, b, s, row, j);
+    const double p8 = std::exp(lse8.log_p(z8));
+    const double w8 = weight_as_target(p, b, row, j) != 0 ? p8 : weight(p, s, row, j, p8);
+    const double z = logit(p, b, row, j).z;
+    if (w8 != 0) sum.add(p8 / w8, w8, z == z8 ? 0 : z - z8);
+  }
+  stats->max = lse8.high;
+  stats->sum_exp = std::exp(lse8.low + sum.log_sum());
+  if (b.loss_error != nullptr) {
+    store_from_double(b.loss_error, p.stats_dtype(), row, std::sqrt(sum.relative_variance()));
+  }
+}
+
 // dL / d(scale * dot + bias) of one logit, and its parts.
 struct LogitGradient {
   double d = 0;            // the whole derivative
@@ -137,7 +196,16 @@ LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int6
   LogitGradient out;
   const double log_p = s.lse[static_cast<size_t>(i)].log_p(z);
   out.probability = std::exp(log_p);
-  out.weight = q != 0 ? out.probability : weight(p, s, row, column, out.probability);
+  if (q != 0) {
+    out.weight = out.probability;
+  } else if (p.screens()) {
+    const double z8 = screened_logit(p, b, s, row, column);
+    const double p8 = std::exp(s.lse8[static_cast<size_t>(i)].log_p(z8));
+    const double w8 = weight(p, s, row, column, p8);
+    out.weight = w8 == 0 ? 0 : out.probability * (w8 / p8);
+  } else {
+    out.weight = weight(p, s, row, column, out.probability);
+  }
   out.factor = probability_factor(k, log_p) * slope;
   const double dense = k.c == 0 ? 0 : k.c * class_weight(p, b, column) * slope;
   if (q != 0) {
@@ -159,10 +227,16 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
              const ParallelFor& parallel_for, const Communicator* group) {
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
+  if (p.screens()) {
+    find_exponents(b.hidden, p.dtype.hidden, b.hidden_stride, p.hidden, s.hidden_exponent);
+    find_exponents(b.weight, p.dtype.weight, b.weight_stride, p.hidden, s.weight_exponent);
+  }
   const auto k = static_cast<size_t>(p.top_k);
   const auto top_of = [&](int64_t i) { return s.top.subspan(static_cast<size_t>(i) * k, k); };
   parallel_for(count, [&](int64_t i, int) {
-    s.stats[static_cast<size_t>(i)] = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i));
+    RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
+    stats = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i));
+    if (p.screens()) screen_row(p, b, s, i, &stats);
   });
   if (group != nullptr) {
     join_over_group(p, *group, parallel_for, s.stats.first(static_cast<size_t>(count)), s.top, s.gathered);
@@ -253,10 +327,10 @@ void report_draw(const Problem& p, const Buffers& b, const Scratch& s, int64_t i
     const LogitGradient g = d_logit(p, b, s, i, j);
     if (g.weight == 0 && j != target) continue;
     ++kept;
-    if (j == target || !(g.probability < p.threshold)) {
+    if (j == target || g.weight == g.probability) {
       variance.add_exact(g.exact);
     } else {
-      variance.add_drawn(g.probability, g.factor, p.threshold);
+      variance.add_drawn(g.probability, g.factor, g.weight);
     }
   }
   if (b.kept_count != nullptr) b.kept_count[row] = kept;
@@ -294,6 +368,11 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
   if (problem.in_group() && problem.needs_forward()) {
     s.gathered = workspace.take<double>(host_numbers(problem, problem.tokens));
+  }
+  if (problem.screens()) {
+    s.hidden_exponent = workspace.take<int32_t>(problem.tokens);
+    s.weight_exponent = workspace.take<int32_t>(problem.vocab);
+    s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
   }
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
   if (problem.needs_backward()) {

@@ -38,7 +38,7 @@ Arena with_rows_of(const Arena& arena, const Problem& p, int64_t first, int64_t 
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
-  if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, s, workspace);
+  if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, k, s, workspace);
   if (p.is_sparsified() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
   w.weight = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);

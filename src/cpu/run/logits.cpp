@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu/run/runner.h"
+#include "cpu/sparsified/sparsified.h"
 
 namespace logitless::cpu {
 namespace {
@@ -92,8 +92,18 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const Shape& s = run.shape;
   const int64_t first = block * s.vocab_block;
   const int64_t columns = s.block_columns(p.vocab, block);
-  run.kernels.pack_transposed(run.weight_from(first), columns, p.hidden, s.vocab_block / run.kernels.nr,
-                              w.weight.data());
+  if (p.screens()) {
+    const int64_t nr = run.kernels.nr;
+    for (int64_t j = 0; j < s.vocab_block; j += nr) {
+      const int64_t rows = std::clamp<int64_t>(columns - j, 0, nr);
+      const MatrixView panel =
+          screen_rows(run, run.weight_from(first + std::min(j, columns)), rows, w.sparsified);
+      run.kernels.pack_transposed(panel, rows, p.hidden, 1, w.weight.data() + j * s.hidden_units);
+    }
+  } else {
+    run.kernels.pack_transposed(run.weight_from(first), columns, p.hidden, s.vocab_block / run.kernels.nr,
+                                w.weight.data());
+  }
   for (int64_t j = 0; j < s.vocab_block; ++j) {
     const bool real = j < columns;
     if (p.has.bias) {

@@ -1,16 +1,18 @@
 #include <algorithm>
 
 #include "core/targets.h"
-#include "cpu/run/runner.h"
+#include "cpu/sparsified/sparsified.h"
 
 namespace logitless::cpu {
 namespace {
 
-void load_row(const Runner& run, const Chunk& chunk, int64_t i) {
+void load_row(const Runner& run, const Chunk& chunk, const WorkerArena& w, int64_t i) {
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
-  run.kernels.convert_row(run.hidden_from(row), p.hidden, s.hidden_units * run.kernels.pair,
+  MatrixView hidden = run.hidden_from(row);
+  if (p.screens()) hidden = screen_rows(run, hidden, 1, w.sparsified);
+  run.kernels.convert_row(hidden, p.hidden, s.hidden_units * run.kernels.pair,
                           run.arena.hidden_rows.data() + i * s.hidden_stride);
   for (int64_t k = 0; k < run.targets(); ++k) {
     const int64_t target = target_of_row(p, run.buffers.targets, row, k);
@@ -67,9 +69,10 @@ Loaded load_chunk(const Runner& run, const Chunk& chunk, TaskGroups& groups) {
   const Problem& p = run.problem;
   const bool has_panels = p.needs_backward() && p.has.d_weight && !p.is_sparsified();
   Loaded loaded;
-  loaded.rows = groups.add(chunk.row_tasks(), {}, [&run, &chunk](int64_t task, int) {
+  loaded.rows = groups.add(chunk.row_tasks(), {}, [&run, &chunk](int64_t task, int worker) {
     const Range rows = chunk.rows(task);
-    for (int64_t i = rows.start; i < rows.end; ++i) load_row(run, chunk, i);
+    const WorkerArena w = run.worker(worker);
+    for (int64_t i = rows.start; i < rows.end; ++i) load_row(run, chunk, w, i);
   });
   loaded.panels = groups.add(has_panels ? ceil_div(chunk.count, run.shape.token_block) : 0, {loaded.rows},
                              [&run, &chunk](int64_t task, int) { pack_token_block(run, chunk, task); });

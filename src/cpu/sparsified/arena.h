@@ -48,6 +48,7 @@ struct Draws {
   std::span<float> target_logit;      // [N] as computed in the pass, 0 where the target is in another shard
   std::span<float> lse_estimate;      // [windows, N] of lse, when a window of vocabulary blocks was drawn
   std::span<SparseElement> elements;  // [N, capacity] column and logit
+  std::span<float> probability;       // [N, capacity] behind a screen: of having been kept
 };
 
 Draws lay_out_draws(const Problem& problem, const Shape& shape, Workspace& workspace);
@@ -91,6 +92,7 @@ struct SparsifiedArena {
 // Scratch of one worker.
 struct SparsifiedWorker {
   std::span<float> q;                 // [vocab_block]
+  std::span<float> screened;          // [nr, D] rows as a screen rounds them
   std::span<float> sums;              // [hidden_padded]
   std::span<SparseElement> elements;  // [the largest range's] row and gradient, column by column
   std::span<int32_t> end;             // [kRangeColumns] end of each column's elements
@@ -98,7 +100,8 @@ struct SparsifiedWorker {
 
 SparsifiedArena lay_out_sparsified(const Problem& problem, const Shape& shape, int64_t token_chunk,
                                    Workspace& workspace);
-SparsifiedWorker lay_out_sparsified_worker(const Problem& problem, const Shape& shape, Workspace& workspace);
+SparsifiedWorker lay_out_sparsified_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,
+                                           Workspace& workspace);
 
 // Elements of all rows in the largest range: one column may have every row.
 inline int64_t range_elements(const Problem& p) {

@@ -28,6 +28,7 @@ float estimate_below(const Problem& p, double known) {
 // Returns the target's logit: a lower bound of lse, and after training not far below it.
 float first_estimate(const Runner& run, const Chunk& chunk, int64_t i) {
   const Problem& p = run.problem;
+  if (p.screens()) return kNoEstimate;  // an exact logit may be above lse8
   const Buffers& b = run.buffers;
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
@@ -189,6 +190,7 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
 }
 
 void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
+  if (run.problem.screens()) return settle_screen(run, chunk, rows);
   const Draws& d = run.arena.sparsified.draws;
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];

@@ -67,6 +67,16 @@ double target_gradient(const Problem& p, const Row& row, double z) {
   return dz_element(k, row.lse.log_p(z), 1.0, 1) * softcap_slope(p, z, row.inverse_temperature);
 }
 
+// The weight of element k of the row's list.
+ElementWeight weight_of(const Runner& run, const Row& row, int32_t k) {
+  const SparsifiedArena& t = run.arena.sparsified;
+  const auto at = static_cast<size_t>(row.at * t.capacity + k);
+  const SparseElement& element = t.draws.elements[at];
+  if (!run.problem.screens()) return reweight(run, row.at, element, row.lse);
+  const auto probability = static_cast<float>(std::exp(row.lse.log_p(element.value)));
+  return {probability / t.draws.probability[at], probability};
+}
+
 // Writes the row's list of columns and gradients of their dot products. Returns its length.
 int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* variance) {
   const Problem& p = run.problem;
@@ -85,7 +95,7 @@ int32_t finish_list(const Runner& run, const Row& row, DrawVariance<double>* var
   for (int32_t k = 0; k < count; ++k) {
     const SparseElement element = drawn[k];
     if (element.index == row.target) continue;
-    const ElementWeight w = reweight(run, row.at, element, row.lse);
+    const ElementWeight w = weight_of(run, row, k);
     if (w.weight == 0) continue;
     const double factor =
         factor_of(row, element.value, softcap_slope(p, element.value, row.inverse_temperature));
