@@ -20,6 +20,7 @@ std::vector<double> slice(const std::vector<double>& values, int64_t begin, int6
 // A problem with the functions that the list of tensors calls.
 struct ListedProblem : logitless::Problem {
   bool is_sparsified() const { return gradient != LOGITLESS_EXACT; }
+  bool screens() const { return screen != LOGITLESS_SCREEN_NONE; }
   bool needs_forward() const { return pass != LOGITLESS_BACKWARD; }
   bool needs_backward() const { return pass != LOGITLESS_FORWARD; }
   bool in_group() const { return group_size > 0; }
