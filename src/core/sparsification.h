@@ -111,25 +111,25 @@ struct DrawVariance {
 // its own. Half of it over sum^2 is what the logarithm of a random number loses, and goes into lse.
 template <class T>
 struct ScreenedSum {
-  T largest = 0;  // of z - z8 so far, at least 0: the sums are relative to exp(largest)
+  T largest = 0;  // log of the largest exp(z - lse8) so far, at least 0: the sums are relative to it
   T change = 0, variance = 0, least = 0;
 
-  // probability: of having been kept; weight: W8; d = z - z8
-  LOGITLESS_HD void add(T probability, T weight, T d) {
-    if (d > largest) {
-      const T factor = std::exp(largest - d);
+  // probability: of having been kept; log_q = z - lse8; log_q8 = z8 - lse8
+  LOGITLESS_HD void add(T probability, T log_q, T log_q8) {
+    if (log_q > largest) {
+      const T factor = std::exp(largest - log_q);
       change *= factor;
       variance *= factor * factor;
       least *= factor;
-      largest = d;
+      largest = log_q;
     }
-    const T by = weight * (std::exp(d - largest) - std::exp(-largest));
+    const T q = std::exp(log_q - largest);
+    const T by = (q - std::exp(log_q8 - largest)) / probability;
     change += by;
     variance += (1 - probability) * by * by;
-    least += probability * weight * std::exp(d - largest);
+    least += q;
   }
-  // A sum cannot be below what its elements have for certain: an estimate is
-  // where 8-bit logits are far off.
+  // A sum cannot be below what is known of it, as an estimate may be where 8-bit logits are far off.
   LOGITLESS_HD T sum() const {
     const T estimate = std::exp(-largest) + change;
     return estimate > least ? estimate : least;

@@ -168,9 +168,10 @@ void screen_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i,
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z8 = screened_logit(p, b, s, row, j);
     const double p8 = std::exp(lse8.log_p(z8));
-    const double w8 = weight_as_target(p, b, row, j) != 0 ? p8 : weight(p, s, row, j, p8);
+    const bool certain = weight_as_target(p, b, row, j) != 0;
+    const double w8 = certain ? p8 : weight(p, s, row, j, p8);
     const double z = logit(p, b, row, j).z;
-    if (w8 != 0) sum.add(p8 / w8, w8, z == z8 ? 0 : z - z8);
+    if (certain || w8 != 0) sum.add(certain ? 1 : p8 / w8, lse8.log_p(z), lse8.log_p(z8));
   }
   stats->max = lse8.high;
   stats->sum_exp = std::exp(lse8.low + sum.log_sum());

@@ -190,7 +190,7 @@ void draw_strip(const Runner& run, const Chunk& chunk, WorkerArena& w, const Log
 }
 
 void settle_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
-  if (run.problem.screens()) return settle_screen(run, chunk, rows);
+  if (run.problem.screens()) settle_screen(run, chunk, rows);
   const Draws& d = run.arena.sparsified.draws;
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const RowStats<double>& stats = run.arena.stats[static_cast<size_t>(i)];

@@ -27,11 +27,6 @@ struct ScreenedRow {
   }
 };
 
-// z - z8, 0 for equal infinities.
-double distance(double z, double z8) {
-  return z == z8 ? 0 : z - z8;
-}
-
 // Returns the estimated standard error of the row's lse.
 double settle_row(const ScreenedRow& row, int64_t target, RowStats<double>* stats) {
   const Runner& run = row.run;
@@ -47,7 +42,7 @@ double settle_row(const ScreenedRow& row, int64_t target, RowStats<double>* stat
   std::sort(list.begin(), list.begin() + count,
             [](const SparseElement& a, const SparseElement& b) { return a.index < b.index; });
   ScreenedSum<double> sum;
-  sum.add(1, std::exp(lse8.log_p(target8)), distance(stats->target_logit, target8));
+  sum.add(1, lse8.log_p(stats->target_logit), lse8.log_p(target8));
   size_t kept = 0;
   for (int32_t k = 0; k < count; ++k) {
     const SparseElement element = list[static_cast<size_t>(k)];
@@ -56,7 +51,7 @@ double settle_row(const ScreenedRow& row, int64_t target, RowStats<double>* stat
     if (w.weight == 0) continue;
     const float z = row.logit(element.index);
     const float of_kept = w.probability / w.weight;
-    sum.add(of_kept, w.weight, distance(z, element.value));
+    sum.add(of_kept, lse8.log_p(z), lse8.log_p(element.value));
     list[kept] = {element.index, z};
     probability[kept++] = of_kept;
   }
