@@ -17,6 +17,7 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
                               uint64_t budget) {
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
+  exact.screen = Screen::kNone;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, requested), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, because sparsified gradients of a flat softmax of these sizes may take longer";

@@ -106,14 +106,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Statistics of a gradient that every column contributes to.
-__global__ void exact_draw_stats_kernel(RowTargets in, int32_t columns, int32_t* kept_count,
-                                        float* variance) {
+__global__ void exact_draw_stats_kernel(RowTargets in, int32_t columns, int32_t* kept_count, float* variance,
+                                        float* loss_error) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= in.tokens) return;
   const int64_t target = target_of(in, row);
   const bool computed = target != in.ignore_index && in_range(in, target);
   if (kept_count != nullptr) kept_count[row] = computed ? columns : 0;
   if (variance != nullptr) variance[row] = 0;
+  if (loss_error != nullptr) loss_error[row] = 0;
 }
 
 }  // namespace
@@ -154,7 +155,8 @@ template void launch_prepare_rows(const RowInputsOf<double>&, const ArenaOf<doub
 void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue) {
   constexpr int kRows = 256;
   queue.launch("exact_draw_stats", exact_draw_stats_kernel, blocks_for(in.tokens, kRows), kRows, 0, in,
-               static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance));
+               static_cast<int32_t>(columns), out.kept_count, static_cast<float*>(out.draw_variance),
+               static_cast<float*>(out.loss_error));
 }
 
 }  // namespace logitless::cuda

@@ -92,7 +92,7 @@ struct RestoreExpLogits {
 void launch_restore_exp_logits(const RowInputs& in, const Arena& arena, const RestoreExpLogits& e,
                                const Queue& queue);
 
-// Writes Buffers::kept_count and draw_variance for a sparsified problem with an exact plan.
+// Writes Buffers::kept_count, draw_variance and loss_error for a sparsified problem with an exact plan.
 void launch_exact_draw_stats(const RowTargets& in, int64_t columns, const Buffers& out, const Queue& queue);
 
 // ---- load.cu: everything that a chunk's first product needs

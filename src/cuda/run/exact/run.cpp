@@ -115,7 +115,8 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
 template <class Real>
 void run_exact(const RunnerOf<Real>& run) {
   const Problem& p = run.problem;
-  if (p.tokens > 0 && (run.buffers.kept_count != nullptr || run.buffers.draw_variance != nullptr)) {
+  const Buffers& b = run.buffers;
+  if (p.tokens > 0 && (b.kept_count != nullptr || b.draw_variance != nullptr || b.loss_error != nullptr)) {
     launch_exact_draw_stats(run.rows, p.vocab, run.buffers, run.queue);
   }
   // The last chunk comes first. A computed row never comes from an earlier row of the caller. So rows of

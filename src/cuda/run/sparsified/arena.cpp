@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/engines/engine.h"
 #include "cuda/plan/sizes.h"
 
 namespace logitless::cuda {
@@ -54,6 +55,26 @@ int64_t redraw_portion(const Problem& p, uint64_t bytes) {
   const int64_t row_bytes = padded_hidden(p) * static_cast<int64_t>(size_of(operand_dtype(p)));
   const int64_t room = static_cast<int64_t>(bytes) / row_bytes;
   return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min(rows, kLeastPortion), rows);
+}
+
+ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) {
+  const int64_t rows = std::max<int64_t>(p.tokens, 1);
+  ScreenArena s;
+  if (d.engine->traits().draws_e4m3) s.dtype = DType::kE4M3;
+  s.stride = ceil_div(p.hidden, int64_t{16}) * 16;
+  s.window = std::min(p.vocab, kScreenWindow);
+  s.hidden = take_elements(w, s.dtype, rows * s.stride);
+  s.weight = take_elements(w, s.dtype, s.window * s.stride);
+  if (s.dtype == DType::kE4M3) {
+    s.hidden_factor = take<float>(w, rows);
+    s.weight_factor = take<float>(w, s.window);
+  }
+  for (float** vector :
+       {&s.target_logit8, &s.no_threshold, &s.dense_lse, &s.dense_sum, &s.factor, &s.variance, &s.square}) {
+    *vector = take<float>(w, rows);
+  }
+  s.list_count = take<int32_t>(w, rows);
+  return s;
 }
 
 }  // namespace
@@ -110,6 +131,7 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
+  if (p.screens()) t.screen = lay_out_screen(p, d, w);
   const auto operands = [&](Workspace& v) {
     t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.frequent)) * depth);
     if (p.needs_backward())

@@ -21,6 +21,29 @@ struct DrawLists {
 // Scratch for choosing columns by count: a histogram, and a number for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 
+// Columns of the weight that are rounded at a time behind a screen.
+inline constexpr int64_t kScreenWindow = 24576;
+
+// A run behind a screen (core/sparsification.h).
+struct ScreenArena {
+  DType dtype = DType::kBF16;      // of rounded rows: e4m3 if the engine draws from it
+  int64_t stride = 0;              // elements between rounded rows
+  void* hidden = nullptr;          // [N, stride]
+  float* hidden_factor = nullptr;  // [N] with e4m3
+  void* weight = nullptr;          // [window, stride]
+  float* weight_factor = nullptr;  // [window] with e4m3
+  int64_t window = 0;              // kScreenWindow, or all columns
+  float* target_logit8 = nullptr;  // [N] as the screen has it
+  float* no_threshold = nullptr;   // [N] infinity, with which nothing is drawn
+  float* dense_lse = nullptr;      // [N] log of the sum of exp logits of the dense columns
+  float* dense_sum = nullptr;      // [N] the same sum as the screen has it, relative to the logit offset
+  int32_t* list_count = nullptr;   // [N] kept elements
+  float* factor = nullptr;         // [N] exp(lse8 - lse)
+  float *variance = nullptr, *square = nullptr;  // [N] as DrawVariance, of lists before `factor`
+
+  bool used() const { return hidden != nullptr; }
+};
+
 // The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H
 // frequent and S sampled columns, L kept elements of all lists.
 struct SparsifiedArena {
@@ -69,6 +92,7 @@ struct SparsifiedArena {
   float* hidden_gradient = nullptr;  // [N, D], if no product writes d_hidden's dtype
   // With label smoothing
   float* hidden_sum = nullptr;  // [D]
+  ScreenArena screen;
 };
 
 // Bytes of Buffers::draws, and its parts.

@@ -90,6 +90,10 @@ __global__ void estimate_kernel(LseEstimate g, PartialStats partials) {
   // Each lane clears the partials that it has read. The draw adds its sums to them.
   for (int64_t s = lane; s < partials.partials; s += 32) clear_partial(partials, s * partials.stride + row);
   if (row == 0 && lane == 0 && g.redrawn_count != nullptr) *g.redrawn_count = 0;
+  if (lane == 0 && g.dense_lse != nullptr) {
+    g.dense_lse[row] = known;
+    g.no_threshold[row] = CUDART_INF_F;
+  }
   const int32_t y = g.target[row];
   if (y >= 0 && g.role[y] == -1) known = log_add(known, g.target_logit[row]);
   const float lse_estimate = g.sampled > 0 ? estimate<kEach>(g, row, known, lane) : known;

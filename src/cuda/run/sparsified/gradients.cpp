@@ -186,7 +186,7 @@ void gradients_of_draws(const Runner& run, const SparsifiedArena& t, const Chunk
                         const ConstMatrix& hidden) {
   const Problem& p = run.problem;
   launch_assign_roles(t, run.queue);
-  launch_reweight(run, t);
+  t.screen.used() ? launch_finish_screened_lists(run, t) : launch_reweight(run, t);
   if (p.label_smoothing > 0) {
     launch_weighted_rows({.data = hidden,
                           .operand_dtype = run.dtype(),

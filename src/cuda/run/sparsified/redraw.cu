@@ -29,8 +29,9 @@ __global__ void __launch_bounds__(kRowBlock)
     const SumRange range = range_of_sums(partials, kEstimatedRange);
     out = !(sum < range.most && sum > range.least);
     is_large = seldom_differs && !(fabsf(t.lists.lse_estimate[row]) < kLargeLogit);
-    again = out || expected > most || (is_large && sum < least_sum);
+    again = out || expected > most || ((is_large || t.screen.used()) && sum < least_sum);
   }
+  if (t.screen.used() && __syncthreads_or(again)) out = true;
   if (seldom_differs && __syncthreads_or(again && is_large)) out = again = true;
   if (exists && again) {
     t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high

@@ -87,6 +87,8 @@ void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   g.target = run.arena.target;
   g.target_logit = run.arena.target_logit;
   g.role = t.role;
+  g.dense_lse = t.screen.dense_lse;
+  g.no_threshold = t.screen.no_threshold;
   g.lse_estimate = merges ? run.arena.gathered + run.group->rank * p.tokens : t.lists.lse_estimate;
   g.lse_estimate_residual = t.lists.lse_estimate_residual;
   g.logit_offset = run.arena.logit_offset;
@@ -97,29 +99,84 @@ void estimate_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   if (merges) merge_estimates(run, t);
 }
 
-// Launches the kernel of the first draw, over windows of the weight. condition: whether there are rows to
-// draw from. set(product, args) completes the arguments.
+// Launches the kernel of the first draw on a window of the weight. set(product, args) completes the
+// arguments.
 template <class Set>
 void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
-                 const Condition& condition, const Set& set) {
+                 const Window& window, const ConstMatrix& weight, const Set& set) {
+  LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
+  DrawArgs args{row_sums(run, window)};
+  args.logit_offset = run.arena.logit_offset;
+  args.stats.weighted = nullptr;
+  if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
+  args.draws.seed = t.lists.seed;
+  args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
+  args.draws.role = t.role;
+  args.draws.threshold = t.row_threshold;
+  args.draws.lse_estimate_residual = t.lists.lse_estimate_residual;
+  args.draws.count = t.lists.count;
+  args.draws.elements = t.lists.elements;
+  args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
+  set(product, args);
+  launch_logits(run, {product, args});
+}
+
+// The same over all windows. condition: whether there are rows to draw from.
+template <class Set>
+void launch_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
+                  const Condition& condition, const Set& set) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix weight = load_weight(run, window, condition);
-    LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
-    DrawArgs args{row_sums(run, window)};
-    args.logit_offset = run.arena.logit_offset;
-    args.stats.weighted = nullptr;
-    if (!run.problem.needs_forward() || !tracks_max(run)) args.stats.max = nullptr;
-    args.draws.seed = t.lists.seed;
-    args.draws.first_stream = static_cast<uint32_t>(run.problem.vocab_start);
-    args.draws.role = t.role;
-    args.draws.threshold = t.row_threshold;
-    args.draws.lse_estimate_residual = t.lists.lse_estimate_residual;
-    args.draws.count = t.lists.count;
-    args.draws.elements = t.lists.elements;
-    args.draws.capacity = static_cast<int32_t>(t.sizes.capacity);
-    set(product, args);
-    launch_logits(run, {product, args});
+    launch_draw(run, t, chunk, hidden, window, load_weight(run, window, condition), set);
   });
+}
+
+// Rounds rows of a matrix for the screen. row_map: the rows to take; null: all. target: those of ignored rows
+// become 0; or null.
+ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const ConstMatrix& from, int64_t rows,
+                        const int32_t* row_map, const int32_t* target, void* to, float* factor) {
+  RowsCopy c{};
+  c.from = from;
+  c.row_map = row_map;
+  c.target = target;
+  c.to = {to, t.screen.dtype, t.screen.stride};
+  c.rows = rows;
+  c.columns = run.problem.hidden;
+  c.padded = t.screen.stride;
+  launch_screen_rows(c, factor, run.queue);
+  return c.to;
+}
+
+// The first draw behind a screen: from the products of rounded rows. The dense columns' part of the sums is
+// replaced by their exact sums, which the lse estimate has made.
+void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk) {
+  const ScreenArena& s = t.screen;
+  const Problem& p = run.problem;
+  const ConstMatrix hidden =
+      screen_rows(run, t, run.hidden(), chunk.rows, nullptr, run.arena.target, s.hidden, s.hidden_factor);
+  const auto of_screen = [&](LogitsProduct& product, DrawArgs& args) {
+    product.dtype = s.dtype;
+    product.depth = s.stride;
+    product.row_block_active = run.arena.active;
+    args.row_factor = s.hidden_factor;
+    args.column_factor = s.weight_factor;
+    args.target_logit = s.target_logit8;
+    args.draws.certain_share = kCertainShare;
+  };
+  const ConstMatrix dense =
+      screen_rows(run, t, run.weight(), t.sizes.dense, t.columns, t.columns, s.weight, s.weight_factor);
+  launch_draw(run, t, chunk, hidden, {0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
+    of_screen(product, args);
+    product.transform.bias = t.dense_bias;
+    product.target = nullptr;
+    args.draws.threshold = s.no_threshold;
+  });
+  launch_take_dense_sums(t, run.queue);
+  for_windows(0, p.vocab, s.window, [&](const Window& window) {
+    const ConstMatrix weight = screen_rows(run, t, run.weight().from(window.first), window.columns, nullptr,
+                                           nullptr, s.weight, s.weight_factor);
+    launch_draw(run, t, chunk, hidden, window, weight, of_screen);
+  });
+  launch_add_dense_sums(t, run.traits().base_2, run.queue);
 }
 
 // Runs the checks after the draw that do not need lse. Lists rows whose lse estimate was too low, and makes
@@ -138,22 +195,24 @@ void find_bad_estimates(const Runner& run, const SparsifiedArena& t, const Chunk
 // Draws again for rows with a bad lse estimate, copied side by side, as many as fit at a time. If there are
 // none, the launches find nothing to do.
 void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& hidden) {
-  launch_find_high_estimates(t, run.traits().base_2, run.queue);
+  // Behind a screen all bad estimates are known by now.
+  if (!t.screen.used()) launch_find_high_estimates(t, run.traits().base_2, run.queue);
   for (int64_t i = 0; i < t.portions; ++i) {
     launch_gather_redraws(t, i, hidden, run.depth() * static_cast<int64_t>(size_of(run.dtype())), run.queue);
     const int32_t* count = t.redrawn_count + 1 + i;
     const Chunk portion{.rows = t.portion, .row_count = count};
     const ConstMatrix rows = run.padded(t.portion_hidden, run.dtype());
-    launch_draw(run, t, portion, rows, {count, sizeof(int32_t)}, [&](LogitsProduct& product, DrawArgs& args) {
-      product.row_count = count;
-      product.seldom = true;
-      product.target = nullptr;
-      product.transform.inverse_temperature = t.portion_inverse_temperature;
-      args.stats = PartialStats{};  // the sums are known
-      args.logit_offset = t.portion_offset;
-      args.draws.threshold = t.portion_threshold;
-      args.draws.row = t.redrawn + i * t.portion;
-    });
+    launch_draws(run, t, portion, rows, {count, sizeof(int32_t)},
+                 [&](LogitsProduct& product, DrawArgs& args) {
+                   product.row_count = count;
+                   product.seldom = true;
+                   product.target = nullptr;
+                   product.transform.inverse_temperature = t.portion_inverse_temperature;
+                   args.stats = PartialStats{};  // the sums are known
+                   args.logit_offset = t.portion_offset;
+                   args.draws.threshold = t.portion_threshold;
+                   args.draws.row = t.redrawn + i * t.portion;
+                 });
   }
 }
 
@@ -161,7 +220,7 @@ void draw_again(const Runner& run, const SparsifiedArena& t, const ConstMatrix& 
 void draw_with_lse(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                    const ConstMatrix& hidden) {
   launch_known_estimate(t, run.queue);
-  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
+  launch_draws(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
     product.row_block_active = run.arena.active;
     args.stats = PartialStats{};
   });
@@ -173,11 +232,19 @@ void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chun
                   const ConstMatrix& hidden) {
   if (run.problem.vocab > 0) choose_columns(run, t);
   estimate_lse(run, t, chunk, hidden);
-  launch_draw(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
-    product.row_block_active = run.arena.active;
-    args.draws.certain_share = kCertainShare;
-  });
+  if (t.screen.used()) {
+    draw_behind_screen(run, t, chunk);
+  } else {
+    launch_draws(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
+      product.row_block_active = run.arena.active;
+      args.draws.certain_share = kCertainShare;
+    });
+  }
   find_bad_estimates(run, t, chunk, hidden);
+  if (!t.screen.used()) return;
+  launch_screened_lse(t, run.traits().base_2, run.queue);
+  draw_again(run, t, hidden);
+  launch_settle_screen(run, t);
 }
 
 }  // namespace
@@ -210,7 +277,7 @@ void run_sparsified(const Runner& run, const SparsifiedArena& t) {
   finish_chunk(run, chunk, hidden, /*relative_to_offset=*/p.needs_forward());
   if (p.vocab == 0) return;
   if (p.needs_forward()) {
-    draw_again(run, t, hidden);
+    if (!t.screen.used()) draw_again(run, t, hidden);
   } else {
     if (p.label_smoothing > 0) sum_weight(run, p.vocab, run.arena.weight_sum);
     if (!p.has.saved) {

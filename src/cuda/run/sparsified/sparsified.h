@@ -64,6 +64,8 @@ struct LseEstimate {
   const int32_t* target;         // [N]
   const float* target_logit;     // [N]
   const int32_t* role;           // [V]
+  float* dense_lse;              // [N] log of the dense columns' sum; or null
+  float* no_threshold;           // [N] becomes infinity; or null
   float* lse_estimate;           // [N]
   float* lse_estimate_residual;  // [N] becomes 0
   float* logit_offset;           // [N] the same as lse_estimate
@@ -91,6 +93,9 @@ void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 //
 // seldom_differs: a row that is drawn again gets other bits of its logits. From kLargeLogit on this shows, so
 // all rows of its block are listed, the block is marked, and a sum below least_sum counts as a bad estimate.
+//
+// Behind a screen all listed rows' blocks are marked, and a sum below least_sum counts as a bad estimate:
+// rows that are drawn again have exact logits.
 void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
                                bool seldom_differs, const Queue& queue);
 // For the marked blocks of rows, which have new sums relative to maxima: makes the sums relative to their lse
@@ -103,6 +108,21 @@ void launch_find_high_estimates(const SparsifiedArena& t, bool base_2, const Que
 // multiple of 16), thresholds, and lse estimates, which become lse.
 void launch_gather_redraws(const SparsifiedArena& t, int64_t i, const ConstMatrix& hidden, int64_t row_bytes,
                            const Queue& queue);
+
+// ---- screen.cu: behind a screen (core/sparsification.h)
+//
+// Takes the screen's sums of the dense columns out of the partials, which become 0.
+void launch_take_dense_sums(const SparsifiedArena& t, const Queue& queue);
+// Puts exact sums of the dense columns in the place of the screen's. base_2: sums are relative to
+// rounded_offset().
+void launch_add_dense_sums(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// Makes lse8 from the sums, in the arena's lse.
+void launch_screened_lse(const SparsifiedArena& t, bool base_2, const Queue& queue);
+// Makes the second draw, evaluates the kept elements from the caller's matrices, and corrects the sums. Also
+// writes Buffers::loss_error.
+void launch_settle_screen(const Runner& run, const SparsifiedArena& t);
+// As launch_reweight(), from the lists of launch_settle_screen(), once coefficients are known.
+void launch_finish_screened_lists(const Runner& run, const SparsifiedArena& t);
 
 // ---- reweight.cu: order, second draw and coefficients of each row's list
 //
