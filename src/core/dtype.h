@@ -65,6 +65,12 @@ constexpr uint16_t float_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// Rounds to a 16-bit dtype, as products round an operand; other dtypes leave the value as it is.
+constexpr float rounded_to(DType dtype, float value) {
+  if (dtype == DType::kBF16) return bf16_to_float(float_to_bf16(value));
+  return dtype == DType::kF16 ? f16_to_float(float_to_f16(value)) : value;
+}
+
 double load_as_double(const void* data, DType dtype, int64_t index);
 void store_from_double(void* data, DType dtype, int64_t index, double value);  // a float dtype
 int64_t load_as_int64(const void* data, DType dtype, int64_t index);

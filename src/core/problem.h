@@ -24,7 +24,7 @@ enum class GradientMethod : int {
   kAlwaysSparsified = 2,  // the draw in any case
 };
 
-// What chooses the elements of sparsified gradients. Numbered as logitless_screen.
+// How elements of sparsified gradients are chosen. Numbered as logitless_screen.
 enum class Screen : int {
   kNone = 0,  // exact logits
   kFp8 = 1,   // logits of 8-bit operands, see core/sparsification.h and core/fp8.h

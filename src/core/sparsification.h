@@ -108,7 +108,8 @@ struct DrawVariance {
 //   weight = W8 r / sum                         stands in the place of p: its mean is p but for the ratio
 //
 // The variance of `sum` is estimated by its Horvitz-Thompson sum over kept elements, as if each were drawn on
-// its own. Half of it over sum^2 is what the logarithm of a random number loses, and goes into lse.
+// its own. The logarithm of a random number is on average below that of its mean, by half the log of 1 + its
+// relative variance if it is log-normal. That is added to lse.
 template <class T>
 struct ScreenedSum {
   T largest = 0;  // log of the largest exp(z - lse8) so far, at least 0: the sums are relative to it
@@ -136,7 +137,7 @@ struct ScreenedSum {
   }
   LOGITLESS_HD T relative_variance() const { return variance / (sum() * sum()); }
   // lse - lse8
-  LOGITLESS_HD T log_sum() const { return largest + std::log(sum()) + relative_variance() / 2; }
+  LOGITLESS_HD T log_sum() const { return largest + std::log(sum()) + std::log1p(relative_variance()) / 2; }
 };
 
 }  // namespace logitless

@@ -29,16 +29,10 @@ double load(const void* data, DType dtype, int64_t index) {
   return load_as_double(data, dtype, index);
 }
 
-// Returns an operand's element rounded as the products see it.
-double rounded(double value, DType to) {
-  const auto single = static_cast<float>(value);
-  if (to == DType::kBF16) return bf16_to_float(float_to_bf16(single));
-  return f16_to_float(float_to_f16(single));
-}
-
+// Returns an operand's element as the products see it.
 double load_operand(const Problem& p, const void* data, DType dtype, int64_t index) {
   const double value = load(data, dtype, index);
-  return p.rounds(dtype) ? rounded(value, p.compute_dtype) : value;
+  return p.rounds(dtype) ? rounded_to(p.compute_dtype, static_cast<float>(value)) : value;
 }
 
 double hidden_at(const Problem& p, const Buffers& b, int64_t row, int64_t k) {
@@ -49,14 +43,13 @@ double weight_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) 
   return load_operand(p, b.weight, p.dtype.weight, column * b.weight_stride + k);
 }
 
-// Returns the exponents of an operand's rows behind a screen.
-void find_exponents(const void* data, DType dtype, int64_t stride, int64_t columns,
-                    std::span<int32_t> exponents) {
+// Finds the exponents of an operand's rows behind a screen. at(row, k): its elements.
+template <class At>
+void find_exponents(const At& at, int64_t columns, std::span<int32_t> exponents) {
   for (size_t i = 0; i < exponents.size(); ++i) {
     float largest = 0;
     for (int64_t k = 0; k < columns; ++k) {
-      const auto at = static_cast<int64_t>(i) * stride + k;
-      largest = std::max(largest, std::fabs(static_cast<float>(load(data, dtype, at))));
+      largest = std::max(largest, std::fabs(static_cast<float>(at(static_cast<int64_t>(i), k))));
     }
     exponents[i] = fp8_row_exponent(largest);
   }
@@ -92,8 +85,8 @@ double screened_logit(const Problem& p, const Buffers& b, const Scratch& s, int6
   const int hidden = s.hidden_exponent[static_cast<size_t>(row)];
   const int weight = s.weight_exponent[static_cast<size_t>(column)];
   for (int64_t k = 0; k < p.hidden; ++k) {
-    const auto e = static_cast<float>(load(b.hidden, p.dtype.hidden, row * b.hidden_stride + k));
-    const auto c = static_cast<float>(load(b.weight, p.dtype.weight, column * b.weight_stride + k));
+    const auto e = static_cast<float>(hidden_at(p, b, row, k));
+    const auto c = static_cast<float>(weight_at(p, b, column, k));
     dot += static_cast<double>(screened(e, hidden)) * static_cast<double>(screened(c, weight));
   }
   return logit_of(p, b, row, column, dot).z;
@@ -229,8 +222,8 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
   if (p.screens()) {
-    find_exponents(b.hidden, p.dtype.hidden, b.hidden_stride, p.hidden, s.hidden_exponent);
-    find_exponents(b.weight, p.dtype.weight, b.weight_stride, p.hidden, s.weight_exponent);
+    find_exponents([&](int64_t i, int64_t k) { return hidden_at(p, b, i, k); }, p.hidden, s.hidden_exponent);
+    find_exponents([&](int64_t j, int64_t k) { return weight_at(p, b, j, k); }, p.hidden, s.weight_exponent);
   }
   const auto k = static_cast<size_t>(p.top_k);
   const auto top_of = [&](int64_t i) { return s.top.subspan(static_cast<size_t>(i) * k, k); };

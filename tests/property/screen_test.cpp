@@ -15,11 +15,6 @@ constexpr double kLeastError = 1e-20;
 
 class Screen : public SparsifiedTest {
  protected:
-  void SetUp() override {
-    SparsifiedTest::SetUp();
-    if (is_device()) GTEST_SKIP() << "no screen on CUDA";
-  }
-
   static Case screened(Case c, double threshold, int64_t seed = 0) {
     c = as_sparsified(std::move(c), threshold, seed);
     c.problem.screen = LOGITLESS_SCREEN_FP8;

@@ -29,13 +29,10 @@ float estimate_below(const Problem& p, double known) {
 float first_estimate(const Runner& run, const Chunk& chunk, int64_t i) {
   const Problem& p = run.problem;
   if (p.screens()) return kNoEstimate;  // an exact logit may be above lse8
-  const Buffers& b = run.buffers;
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
   const int64_t target = run.arena.target[static_cast<size_t>(i)];
   if (target < 0) return kNoEstimate;
-  const float dot = run.kernels.dot_rows(run.hidden_from(row), run.weight_from(target), p.hidden);
-  const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, target) : 0;
-  const double z = logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
+  const double z = logit_of(run, row, target);
   if (!std::isfinite(z)) return kNoEstimate;
   return estimate_below(p, z - kEstimateMargin);
 }
@@ -114,6 +111,14 @@ void settle_list(const Runner& run, int64_t i, const LogSumExp<double>& lse) {
 }
 
 }  // namespace
+
+double logit_of(const Runner& run, int64_t row, int64_t column) {
+  const Problem& p = run.problem;
+  const Buffers& b = run.buffers;
+  const float dot = run.kernels.dot_rows(run.hidden_from(row), run.weight_from(column), p.hidden);
+  const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, column) : 0;
+  return logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, row));
+}
 
 void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows) {
   const Draws& d = run.arena.sparsified.draws;

@@ -16,15 +16,7 @@ struct ScreenedRow {
   int64_t at;      // among the rows that are not ignored
   int64_t source;  // the caller's row
 
-  // The logit of a column from the operands as they are.
-  float logit(int64_t column) const {
-    const Problem& p = run.problem;
-    const Buffers& b = run.buffers;
-    const float dot = run.kernels.dot_rows(run.hidden_from(source), run.weight_from(column), p.hidden);
-    const double bias = p.has.bias ? p.bias_scale * load_as_double(b.bias, p.dtype.bias, column) : 0;
-    return static_cast<float>(
-        logit_transform<double>(p).logit(dot, bias, inverse_temperature_of_row(p, b, source)));
-  }
+  float logit(int64_t column) const { return static_cast<float>(logit_of(run, source, column)); }
 };
 
 // Returns the estimated standard error of the row's lse.
@@ -68,7 +60,8 @@ MatrixView screen_rows(const Runner& run, const MatrixView& from, int64_t rows, 
     float* to = w.screened.data() + i * columns;
     float largest = 0;
     for (int64_t k = 0; k < columns; ++k) {
-      to[k] = static_cast<float>(load_as_double(from.data, from.dtype, i * from.stride + k));
+      const auto value = static_cast<float>(load_as_double(from.data, from.dtype, i * from.stride + k));
+      to[k] = from.rounds() ? rounded_to(from.round_to, value) : value;
       largest = std::max(largest, std::fabs(to[k]));
     }
     const int exponent = fp8_row_exponent(largest);

@@ -12,7 +12,9 @@ MatrixView screen_rows(const Runner& run, const MatrixView& from, int64_t rows, 
 // of having been kept, the target's logit, and an estimate of the sum of exp logits.
 void settle_screen(const Runner& run, const Chunk& chunk, const Range& rows);
 
-// draw.cpp. Empties the lists of a chunk's rows before its first window, and makes the lse estimates that
+// draw.cpp. Returns a logit of the caller's row, from a dot product of its own.
+double logit_of(const Runner& run, int64_t row, int64_t column);
+// Empties the lists of a chunk's rows before its first window, and makes the lse estimates that
 // need no statistics.
 void begin_draws(const Runner& run, const Chunk& chunk, const Range& rows);
 // Makes lse estimates from the blocks before the window of vocabulary blocks that begins at `start`.

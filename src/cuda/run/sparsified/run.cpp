@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/plan/sizes.h"
 #include "cuda/run/sparsified/sparsified.h"
 #include "cuda/runtime/check.h"
@@ -133,10 +135,9 @@ void launch_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chun
 // Rounds rows of a matrix for the screen. row_map: the rows to take; null: all. target: those of ignored rows
 // become 0; or null.
 ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const ConstMatrix& from, int64_t rows,
-                        const int32_t* row_map, const int32_t* target, void* to, float* factor) {
+                        const int32_t* target, void* to, float* factor) {
   RowsCopy c{};
   c.from = from;
-  c.row_map = row_map;
   c.target = target;
   c.to = {to, t.screen.dtype, t.screen.stride};
   c.rows = rows;
@@ -148,11 +149,11 @@ ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const Const
 
 // The first draw behind a screen: from the products of rounded rows. The dense columns' part of the sums is
 // replaced by their exact sums, which the lse estimate has made.
-void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk) {
+void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
+                        const ConstMatrix& operands) {
   const ScreenArena& s = t.screen;
-  const Problem& p = run.problem;
   const ConstMatrix hidden =
-      screen_rows(run, t, run.hidden(), chunk.rows, nullptr, run.arena.target, s.hidden, s.hidden_factor);
+      screen_rows(run, t, operands, chunk.rows, run.arena.target, s.hidden, s.hidden_factor);
   const auto of_screen = [&](LogitsProduct& product, DrawArgs& args) {
     product.dtype = s.dtype;
     product.depth = s.stride;
@@ -162,8 +163,8 @@ void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk
     args.target_logit = s.target_logit8;
     args.draws.certain_share = kCertainShare;
   };
-  const ConstMatrix dense =
-      screen_rows(run, t, run.weight(), t.sizes.dense, t.columns, t.columns, s.weight, s.weight_factor);
+  const ConstMatrix dense = screen_rows(run, t, run.padded(t.columns_copy, run.dtype()), t.sizes.dense,
+                                        nullptr, s.weight, s.weight_factor);
   launch_draw(run, t, chunk, hidden, {0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
     of_screen(product, args);
     product.transform.bias = t.dense_bias;
@@ -171,9 +172,9 @@ void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk
     args.draws.threshold = s.no_threshold;
   });
   launch_take_dense_sums(t, run.queue);
-  for_windows(0, p.vocab, s.window, [&](const Window& window) {
-    const ConstMatrix weight = screen_rows(run, t, run.weight().from(window.first), window.columns, nullptr,
-                                           nullptr, s.weight, s.weight_factor);
+  for_windows(0, run.problem.vocab, std::min(s.window, widest_window(run)), [&](const Window& window) {
+    const ConstMatrix weight = screen_rows(run, t, load_weight(run, window, active_rows(run, chunk)),
+                                           window.columns, nullptr, s.weight, s.weight_factor);
     launch_draw(run, t, chunk, hidden, window, weight, of_screen);
   });
   launch_add_dense_sums(t, run.traits().base_2, run.queue);
@@ -233,7 +234,7 @@ void sum_and_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   if (run.problem.vocab > 0) choose_columns(run, t);
   estimate_lse(run, t, chunk, hidden);
   if (t.screen.used()) {
-    draw_behind_screen(run, t, chunk);
+    draw_behind_screen(run, t, chunk, hidden);
   } else {
     launch_draws(run, t, chunk, hidden, active_rows(run, chunk), [&](LogitsProduct& product, DrawArgs& args) {
       product.row_block_active = run.arena.active;

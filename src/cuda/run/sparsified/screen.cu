@@ -1,4 +1,5 @@
 #include "core/sparsification.h"
+#include "cuda/plan/sizes.h"
 #include "cuda/rows/finish_row.cuh"
 #include "cuda/rows/softcap.h"
 #include "cuda/rows/vector8.cuh"
@@ -56,13 +57,14 @@ struct Settle {
   bool keeps;             // lists are wanted
   LogitTransform<float> transform;
   ConstMatrix hidden, weight;
-  int64_t columns;    // of both
-  float* loss_error;  // Buffers::loss_error, or null
+  DType operand_dtype;  // to which products round float32
+  int64_t columns;      // of both
+  float* loss_error;    // Buffers::loss_error, or null
 };
 
-// The dot product of two rows, of numbers as they are. Called by a warp.
+// The dot product of two rows. Called by a warp.
 template <bool kAligned, class H, class C>
-__device__ float dot_of_rows(const H* hidden, const C* weight, int64_t columns, int lane) {
+__device__ float dot_of_rows(const H* hidden, const C* weight, int64_t columns, DType operand, int lane) {
   float sum = 0;
   for (int64_t first = 8 * lane; first < columns; first += kInFlight * 8 * 32) {
     Loading8<kAligned, H> of_hidden[kInFlight];
@@ -80,7 +82,9 @@ __device__ float dot_of_rows(const H* hidden, const C* weight, int64_t columns, 
       const Vector8<H> e = end_load8(of_hidden[p], left);
       const Vector8<C> c = end_load8(of_weight[p], left);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) sum = fmaf(to_float(e.x[k]), to_float(c.x[k]), sum);
+      for (int k = 0; k < 8; ++k) {
+        sum = fmaf(to_operand(e.x[k], operand), to_operand(c.x[k], operand), sum);
+      }
     }
   }
   return warp_sum(sum);
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
     if (thread != 0) return;
     t.screen.list_count[r] = 0;
     t.screen.factor[r] = 0;
-    if (w.loss_error != nullptr) w.loss_error[r] = finite ? 0 : CUDART_NAN_F;
+    if (w.loss_error != nullptr) w.loss_error[r] = target == kIgnoredRow ? 0 : CUDART_NAN_F;
     return;
   }
   const float p_over_q = p_over_q_of(t, w.base_2, r);
@@ -139,10 +143,20 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
   const RowOrder<kThreads> draws(lists.elements + r * t.sizes.capacity, drawn, dynamic_shared<Draw>());
   Kept* out = t.kept + r * t.sizes.capacity;  // may overwrite the draws, which are in shared memory by now
   const H* hidden = w.hidden.row<H>(r);
+  const auto logit = [&](int32_t column) {  // called by a warp
+    const float dot =
+        dot_of_rows<kAligned>(hidden, w.weight.row<C>(column), w.columns, w.operand_dtype, lane);
+    const float bias = w.transform.bias != nullptr ? w.transform.bias[column] : 0.0f;
+    return w.transform.logit(dot, bias, inverse_temperature);
+  };
   ScreenedSum<float> sum;
   DrawVariance<float> moments;
-  if (thread == 0 && !is_exact && target >= 0 && t.role[target] < 0) {
-    sum.add(1, lse8.log_p(lists.target_logit[r]), lse8.log_p(t.screen.target_logit8[r]));
+  if (warp == 0 && !is_exact && target >= 0) {
+    const float z = logit(target);
+    if (lane == 0) {
+      lists.target_logit[r] = z;
+      if (t.role[target] < 0) sum.add(1, lse8.log_p(z), lse8.log_p(t.screen.target_logit8[r]));
+    }
   }
   int count = 0;
   for (int first = 0; first < drawn; first += kThreads) {
@@ -171,10 +185,8 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
     if (keep) kept[before + __popc(ballot & ((1u << lane) - 1))] = own;
     __syncthreads();
     for (int i = warp; i < all; i += kWarps) {
-      const int32_t column = kept[i].column;
-      const float dot = dot_of_rows<kAligned>(hidden, w.weight.row<C>(column), w.columns, lane);
-      const float bias = w.transform.bias != nullptr ? w.transform.bias[column] : 0.0f;
-      if (lane == 0) kept[i].z = w.transform.logit(dot, bias, inverse_temperature);
+      const float z = logit(kept[i].column);
+      if (lane == 0) kept[i].z = z;
     }
     __syncthreads();
     if (thread < all) {
@@ -282,6 +294,7 @@ void launch_settle_screen(const Runner& run, const SparsifiedArena& t) {
                  .transform = run.transform,
                  .hidden = run.hidden(),
                  .weight = run.weight(),
+                 .operand_dtype = run.dtype(),
                  .columns = run.problem.hidden,
                  .loss_error = static_cast<float*>(run.buffers.loss_error)};
   int device = 0;
