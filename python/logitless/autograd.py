@@ -85,7 +85,7 @@ def _passes(pass_key: PassKey) -> OtherPasses:
 
 _operators = getattr(torch.ops, NAMESPACE)
 _SCHEMA = "float[] numbers, SymInt[] integers, str text"
-_TEXTS = ("reduction", "gradient", "compute_dtype", "batch_invariant")  # options in the text
+_TEXTS = ("reduction", "gradient", "screen", "compute_dtype", "batch_invariant")  # options in the text
 _INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
 
 
@@ -112,12 +112,9 @@ def _parsed(text: str) -> tuple[PassKey, dict[str, Any], tuple[str, ...]]:
     if "group" in fields:
         switches = (fields[name] == "True" for name in ("sequence_parallel", "own_targets", "seed_given"))
         ranks = Ranks(fields["group"], int(fields["group_size"]), -1, -1, *switches)
-    options = {
-        "reduction": fields["reduction"],
-        "gradient": fields["gradient"],
-        "compute_dtype": int(fields["compute_dtype"]),
-        "batch_invariant": fields["batch_invariant"] == "True",
-    }
+    options: dict[str, Any] = {name: fields[name] for name in _TEXTS}
+    options["compute_dtype"] = int(fields["compute_dtype"])
+    options["batch_invariant"] = fields["batch_invariant"] == "True"
     return PassKey(int(fields["pass"]), flags, fields["function"], ranks), options, names["tensors"]
 
 

@@ -541,8 +541,10 @@ class PreparedCall:
         ranks, rows = of.ranks, a.rows() if of.rows is None else of.rows
         check_rest(a, a.rows() if ranks is not None and ranks.own_targets else rows, ranks is not None)
         several = a.has_several_targets()
-        names = self.names = _options.stats_names(a.return_stats, a.gradient, several)
+        names = self.names = _options.stats_names(a.return_stats, a.gradient, a.screen, several)
         if ranks is not None:
+            if a.screen != "none":
+                raise UnsupportedError(f'screen: expected "none" in a group of ranks, got {a.screen!r}')
             for name in names:
                 if name in DRAW_STATS:
                     raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
@@ -606,7 +608,9 @@ class PreparedCall:
         half = any(on and t is not None and t.dtype == torch.float16 for t, on in zip(tensors[:3], trained))
         stats_need_gradients = a.differentiable_stats and any(name in _options.DIFFERENTIABLE for name in names)
         later = a.reduction == "none" or a.main_grad is not None or half or stats_need_gradients
-        sparsified = a.gradient != "exact"
+        sparsified, screens = a.gradient != "exact", a.screen != "none"
+        if screens and any(trained):
+            _options.check_together(a.reduction, a.main_grad, half, stats_need_gradients)
         want_draw_stats = any(name in DRAW_STATS for name in names)
         stats = (*names, "argmax") if "correct_count" in names else names
         flags = Flags(want_counts=any(name in COUNTS for name in names), stats=_options.stats_of_rows(stats))
@@ -614,7 +618,7 @@ class PreparedCall:
             flags = flags.with_gradients(trained)._replace(want_draw_stats=want_draw_stats)
             self.pass_key, self.draws = PassKey(_options.FORWARD_BACKWARD, flags, of.function, of.ranks), sparsified
             return
-        self.draws = sparsified and any(trained)
+        self.draws = sparsified and (screens or any(trained))
         self.draw_stats = want_draw_stats
         self.passes_over_draw = sparsified and any(require) and not self.draws and not want_draw_stats
         if any(trained):

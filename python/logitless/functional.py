@@ -153,18 +153,25 @@ def linear_cross_entropy(
             parts of it.
         return_stats: True for ``nll, lse, entropy, argmax, correct_count, valid_count``, or a list of names. Names may
             also be ``target_logit, mean_logit, log_sum_sq_probs, is_top1, max_logit``, and with sparsified gradients
-            ``kept_count`` and ``draw_variance``.
+            ``kept_count`` and ``draw_variance``. A ``screen`` has ``loss_error``, and no statistics of the whole row:
+            ``entropy, argmax, correct_count, mean_logit, log_sum_sq_probs, is_top1, max_logit``.
         differentiable_stats: False detaches the statistics, which saves the recomputation described below.
         gradient: ``"exact"``, ``"sparsified"`` or ``"always-sparsified"``. Sparsified gradients are unbiased. They use
             at most about 1 / threshold elements of a row's softmax (docs/sparsified.md). On CUDA ``"sparsified"`` is
             exact where sparsifying a flat softmax of these sizes would be slower, as for a small vocabulary;
-            ``"always-sparsified"`` never is. The loss is exact in all cases.
+            ``"always-sparsified"`` never is. The loss is exact without a ``screen``.
         threshold: Threshold of sparsified gradients, in [2^-126, 1]. Softmax elements of at least this size, and the
             target's, are kept as they are. Smaller ones are drawn at random.
         seed: Seed of sparsified gradients; equal seeds give equal bits. It is an integer, a tensor of one int64
             element or a generator of the hidden states' device. A tensor is read on its device, so a CUDA graph may
             change it. None draws a seed from the device's default generator, so ``torch.manual_seed`` makes training
             repeatable.
+        screen: ``"fp8"`` chooses the elements of sparsified gradients by 8-bit logits, on CPUs only. The product over
+            the whole vocabulary is of e4m3 numbers, with one power of two for each row. Kept elements are evaluated
+            from the tensors as they are. Gradients stay unbiased up to the ratio of two estimates. The loss is an
+            estimate, with the standard error ``loss_error``; a loss without gradients is the same one. Gradients come
+            with the loss, so they are not supported with reduction "none", ``main_grad``, differentiable statistics
+            and float16 tensors. Label smoothing, ranks that share a head and float64 are not supported either.
         batch_invariant: True gives a row's loss, ``nll``, ``lse`` and ``entropy`` the same bits in every batch: however
             many other rows there are, wherever they stand, with and without gradients, under any budget. On the CPU
             this always holds. The gradient of ``hidden`` is not covered (docs/numerics.md). Not supported with

@@ -159,6 +159,7 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
             ``"a10"``, ``"l40s"``, ``"rtx-4090"``, ``"rtx-5090"``, ``"h100"``, ``"h200"`` or ``"b200"``.
         gradient: ``"exact"``, ``"sparsified"`` or ``"always-sparsified"``.
         threshold: Threshold of sparsified gradients, in [2^-126, 1].
+        screen: As in :func:`logitless.linear_cross_entropy`.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         top_k: k of :func:`logitless.linear_top_k`, a problem without gradients. 0 means a loss.
         targets_per_row: K where rows have several targets, as in :func:`logitless.linear_log_probs`. 0 means one.

@@ -221,7 +221,7 @@ def _prepared(hidden: Array, weight: Array, targets: Array, o: dict[str, Any], r
     _options.check_seed_is_used(o["seed"], o["gradient"])
     if o["gradient"] != "exact":
         arrays["seed"] = _seed(o["seed"])
-    return _Head(arrays, o, _options.stats_names(return_stats, o["gradient"], several), rows, several)
+    return _Head(arrays, o, _options.stats_names(return_stats, o["gradient"], o["screen"], several), rows, several)
 
 
 def _seed(seed: Any) -> Array:
@@ -350,7 +350,8 @@ _foreign.defjvp(_refuse_derivatives)
 
 def _primal(call: _Call, arrays: Arrays) -> Arrays:
     """Runs a call, and returns the loss and the statistics by name."""
-    read = {name: array for name, array in arrays.items() if name != "seed"}
+    screens = dict(call.options)["screen"] != "none"
+    read = {name: array for name, array in arrays.items() if name != "seed" or screens}
     return _named(call, call.run(PassKey(FORWARD, call.flags()), read), arrays)
 
 
@@ -375,6 +376,8 @@ def _first_pass(call: _Call, arrays: Arrays, wanted: tuple[str, ...]) -> tuple[A
     options, flags = dict(call.options), call.flags()
     stats_later = call.differentiable and any(name in DIFFERENTIABLE for name in call.names)
     half = any(arrays[name].dtype == np.float16 for name in wanted)
+    if options["screen"] != "none":
+        _options.check_together(options["reduction"], None, half, stats_later)
     if not (stats_later or half or options["reduction"] == "none"):
         draws = any(name in DRAW_STATS for name in call.names)
         flags = flags.with_gradients(wants)._replace(want_draw_stats=draws)

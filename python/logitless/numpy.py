@@ -91,6 +91,7 @@ class LinearCrossEntropyResult:
     log_sum_sq_probs: Any = None
     is_top1: Any = None
     max_logit: Any = None
+    loss_error: Any = None
     d_hidden: Any = None
     d_weight: Any = None
     d_bias: Any = None
@@ -147,7 +148,7 @@ def linear_cross_entropy(
     _options.check_seed_is_used(o["seed"], o["gradient"])
     if o["seed"] is not None and not isinstance(o["seed"], np.random.Generator):
         _options.integer("seed", o["seed"])
-    names = _options.stats_names(return_stats, o["gradient"], several)
+    names = _options.stats_names(return_stats, o["gradient"], o["screen"], several)
     wanted = _options.gradient_names(o["gradients"], GRADIENTS if o["bias"] is not None else GRADIENTS[:2])
     draw_stats = [name for name in _options.DRAW_STATS if name in names]
     if draw_stats and not wanted:
@@ -159,7 +160,7 @@ def linear_cross_entropy(
     if several:
         call.read["target_weight"] = call.read["target_weight"].reshape(-1, y.shape[-1])
     call.add("grad_loss", o["grad_loss"], shape if o["reduction"] == "none" else (), "that of the loss")
-    if wanted and o["gradient"] != "exact":
+    if o["gradient"] != "exact" and (wanted or o["screen"] != "none"):
         call.read["seed"] = _seed(o["seed"])
     stats = _options.stats_of_rows((*names, *(["argmax"] if "correct_count" in names else [])))
     want_counts = any(name in names for name in _options.COUNTS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("none", "sum", "mean")
 GRADIENTS = ("exact", "sparsified", "always-sparsified")
+SCREENS = ("none", "fp8")
 DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
 FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
@@ -43,6 +44,7 @@ class MethodOptions(Budget, total=False):
 
     gradient: str
     threshold: Number
+    screen: str
     batch_invariant: bool
 
 
@@ -132,6 +134,7 @@ DEFAULTS: dict[str, Any] = {  # in the order of signatures
     "gradient": "exact",
     "threshold": DEFAULT_THRESHOLD,
     "seed": None,
+    "screen": "none",
     "batch_invariant": False,
     "recompute_logits": False,
 }
@@ -251,18 +254,20 @@ class Statistic(NamedTuple):
     dtype: str = ""  # "": the dtype of the loss
     differentiable: bool = False  # if so, there is a tensor grad_<name>
     is_default: bool = False  # whether return_stats=True includes it
+    screens: bool | None = None  # whether it needs a screen (True) or excludes one (False)
 
 
 STATISTICS = (
     Statistic("nll", differentiable=True, is_default=True),
     Statistic("lse", differentiable=True, is_default=True),
-    Statistic("entropy", differentiable=True, is_default=True),
-    Statistic("argmax", dtype="int64", is_default=True),
+    Statistic("entropy", differentiable=True, is_default=True, screens=False),
+    Statistic("argmax", dtype="int64", is_default=True, screens=False),
     Statistic("target_logit", differentiable=True),
-    Statistic("mean_logit"),
-    Statistic("log_sum_sq_probs"),
-    Statistic("is_top1", dtype="bool"),
-    Statistic("max_logit"),
+    Statistic("mean_logit", screens=False),
+    Statistic("log_sum_sq_probs", screens=False),
+    Statistic("is_top1", dtype="bool", screens=False),
+    Statistic("max_logit", screens=False),
+    Statistic("loss_error", screens=True),
 )
 COUNTS = ("correct_count", "valid_count")  # scalars; the former also needs argmax
 DRAW_STATS = ("kept_count", "draw_variance")  # with sparsified gradients only
@@ -273,6 +278,9 @@ CONSTANT = tuple(statistic.name for statistic in STATISTICS if not statistic.dif
 STAT_GRADIENTS = tuple(f"grad_{name}" for name in DIFFERENTIABLE)  # names of tensors
 DEFAULT_STATS = (*(statistic.name for statistic in STATISTICS if statistic.is_default), *COUNTS)
 STAT_NAMES = (*DEFAULT_STATS, *(name for name in OF_ROWS if name not in DEFAULT_STATS), *DRAW_STATS)
+# Statistics of calls without a screen only, and of calls with one only.
+UNSCREENED_STATS = ("correct_count", *(statistic.name for statistic in STATISTICS if statistic.screens is False))
+SCREEN_STATS = tuple(statistic.name for statistic in STATISTICS if statistic.screens)
 
 
 def stats_of_rows(names: Iterable[str]) -> tuple[str, ...]:
@@ -495,6 +503,11 @@ def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
     threshold = method["threshold"] = number("threshold", method["threshold"])
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
+    check_choice("screen", method["screen"], SCREENS)
+    if method["screen"] != "none" and method["gradient"] == "exact":
+        raise ValueError(
+            f'screen: expected "none" unless gradient is "sparsified", got "{method["screen"]}" with "exact"'
+        )
     return method
 
 
@@ -520,6 +533,18 @@ def check_seed_is_used(seed: Any, gradient: str) -> None:
     check_choice("gradient", gradient, GRADIENTS)
     if seed is not None and gradient == "exact":
         raise ValueError('seed: expected None unless gradient is "sparsified", got one with "exact"')
+
+
+def check_together(reduction: str, main_grad: object, half: bool, differentiable_stats: bool) -> None:
+    """Refuses what makes gradients come after the loss. A screen makes both in one pass."""
+    for name, expected, got, is_refused in (
+        ("reduction", '"mean" or "sum" with a screen', '"none"', reduction == "none"),
+        ("main_grad", "None with a screen", "a tensor", main_grad is not None),
+        ("differentiable_stats", "False with a screen", "True", differentiable_stats),
+        ("screen", '"none" with float16 gradients', "another", half),
+    ):
+        if is_refused:
+            raise ValueError(f"{name}: expected {expected} (it makes gradients with the loss), got {got}")
 
 
 def checked_k(k: Any, vocab: int = 0) -> int:
@@ -587,11 +612,14 @@ def check_arrays(float64: Any, operands: Mapping[str, Any], name: str, targets: 
     target_code(targets.dtype, name)
 
 
-def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool = False) -> tuple[str, ...]:
+def stats_names(
+    return_stats: bool | Sequence[str], gradient: str, screen: str, several: bool = False
+) -> tuple[str, ...]:
     """Returns the names of the requested statistics; True stands for the default ones. several: targets a row."""
+    screens = screen != "none"
     if isinstance(return_stats, bool):
-        default = tuple(name for name in DEFAULT_STATS if not (several and name in ONE_TARGET_STATS))
-        return default if return_stats else ()
+        absent = (*(ONE_TARGET_STATS if several else ()), *(UNSCREENED_STATS if screens else ()))
+        return tuple(name for name in DEFAULT_STATS if name not in absent) if return_stats else ()
     if isinstance(return_stats, str):
         raise TypeError(f"return_stats: expected a bool or a sequence of names, got the string {return_stats!r}")
     try:
@@ -601,6 +629,10 @@ def stats_names(return_stats: bool | Sequence[str], gradient: str, several: bool
     for name in names:
         if name in DRAW_STATS and gradient == "exact":
             raise ValueError(f'return_stats: expected {name} only with gradient "sparsified", got it with "{gradient}"')
+        if name in SCREEN_STATS and not screens:
+            raise ValueError(f'return_stats: expected {name} only with a screen, got it with "{screen}"')
+        if name in UNSCREENED_STATS and screens:
+            raise ValueError(f"return_stats: expected no {name} with a screen (it is one of the whole row), got it")
         if several and name in ONE_TARGET_STATS:
             raise ValueError(f"return_stats: expected no {name} with several targets a row, got it")
         if name not in STAT_NAMES:

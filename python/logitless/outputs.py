@@ -37,6 +37,7 @@ class LinearCrossEntropyOutput(NamedTuple):
         log_sum_sq_probs: log sum_j p_j^2, which is minus the Renyi entropy of order 2.
         is_top1: Whether the target is the argmax; bool. None with several targets a row.
         max_logit: The largest z_j.
+        loss_error: With a ``screen``, an estimate of the standard error of nll, which is an estimate itself.
     """
 
     loss: Tensor
@@ -53,6 +54,7 @@ class LinearCrossEntropyOutput(NamedTuple):
     log_sum_sq_probs: Tensor | None = None
     is_top1: Tensor | None = None
     max_logit: Tensor | None = None
+    loss_error: Tensor | None = None
 
 
 class LinearTopK(NamedTuple):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import logitless.jax
+import logitless.numpy
 import numpy as np
 import oracle
 import pytest
@@ -104,3 +105,34 @@ def test_backward_passes_side_by_side():
     (one,), (two,) = both(PROBLEM.hidden)
     np.testing.assert_allclose(2 * one, two, rtol=1e-5)
     assert "copy" in both.lower(PROBLEM.hidden).compile().as_text()
+
+
+@pytest.mark.parametrize("trains", (False, True))
+def test_a_screen(trains):
+    """Its results have the bits of the numpy interface."""
+    screen = {"gradient": "always-sparsified", "threshold": THRESHOLD, "screen": "fp8", "seed": 5, "reduction": "sum"}
+    names = ("nll", "loss_error", "valid_count", "kept_count")
+    arrays = [np.asarray(array) for array in (PROBLEM.hidden, PROBLEM.weight, PROBLEM.targets)]
+
+    @jax.jit
+    def loss(hidden, weight):
+        options = screen | {"return_stats": names, "differentiable_stats": False}
+        out = logitless.jax.linear_cross_entropy(hidden, weight, PROBLEM.targets, **options)
+        return out.loss, out
+
+    expected = logitless.numpy.linear_cross_entropy(*arrays, gradients=True, return_stats=names, **screen)
+    if trains:
+        gradients, out = jax.grad(loss, (0, 1), has_aux=True)(PROBLEM.hidden, PROBLEM.weight)
+        np.testing.assert_array_equal(gradients[0], expected.d_hidden)
+        np.testing.assert_array_equal(gradients[1], expected.d_weight)
+    else:
+        out = loss(PROBLEM.hidden, PROBLEM.weight)[1]
+    for name in ("loss", *names):
+        np.testing.assert_array_equal(getattr(out, name), getattr(expected, name), name)
+
+
+def test_what_a_screen_refuses():
+    with pytest.raises(ValueError, match='reduction: expected "mean" or "sum" with a screen'):
+        gradients(0, screen="fp8", reduction="none")
+    with pytest.raises(ValueError, match="return_stats: expected no entropy with a screen"):
+        gradients(0, screen="fp8", return_stats=("entropy",))

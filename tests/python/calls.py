@@ -140,5 +140,6 @@ CALLS = LOSSES | {
 }
 SPARSIFIED = {
     "sparsified": loss(gradient="always-sparsified", threshold=0.25, seed=4),
+    "screened": loss(gradient="always-sparsified", threshold=0.25, seed=4, screen="fp8", learned=("scale",)),
     "sparsified none": loss(gradient="always-sparsified", threshold=0.25, seed=4, reduction="none", learned=("scale",)),
 }

@@ -226,6 +226,8 @@ SHARED = [
         ValueError,
         "batch_invariant: expected False unless gradient",
     ),
+    (SPARSIFIED | {"screen": "int8"}, ValueError, 'screen: expected one of "none", "fp8", got .int8'),
+    ({"screen": "fp8"}, ValueError, 'screen: expected "none" unless gradient is "sparsified", got "fp8" with "exact"'),
     ({"max_workspace_bytes": 2.5}, TypeError, "max_workspace_bytes: expected .*, got float"),
     ({"max_workspace_bytes": 0}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),
     ({"max_workspace_bytes": -1}, ValueError, "max_workspace_bytes: expected a positive number of bytes"),

@@ -66,6 +66,7 @@ def test_defaults_and_ranges_are_the_librarys():
         assert value == known[name]["default"], name
     assert list(schema.REDUCTIONS) == known["reduction"]["values"]
     assert list(schema.GRADIENTS) == known["gradient"]["values"]
+    assert list(schema.SCREENS) == known["screen"]["values"]
     assert schema.LEAST_THRESHOLD == known["threshold"]["lowest"]
     assert schema.MOST_TOP_K == known["top_k"]["highest"] and schema.MOST_TARGETS == known["targets_per_row"]["highest"]
 

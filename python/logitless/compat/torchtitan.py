@@ -44,11 +44,13 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
             max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
             gradient: As there.
             threshold: As there.
+            screen: As there.
         """
 
         max_workspace_bytes: int | str | None = None
         gradient: str = "exact"
         threshold: float = _options.DEFAULT_THRESHOLD
+        screen: str = "none"
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         if type(config.loss_fn) is not CrossEntropyLoss.Config:
@@ -62,6 +64,7 @@ class FusedHeadLoss(ChunkedLossWrapper):  # type: ignore[misc]
             "max_workspace_bytes": config.max_workspace_bytes,
             "gradient": config.gradient,
             "threshold": config.threshold,
+            "screen": config.screen,
         }
 
     def set_lm_head(self, lm_head: nn.Module) -> None:

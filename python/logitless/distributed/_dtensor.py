@@ -160,7 +160,7 @@ class _PreparedCall:
         self.a = a
         self.layout = layout = _layout(a)
         self.gathered = _gathered_dim(layout)
-        self.names = _options.stats_names(a.return_stats, a.gradient, a.has_several_targets())
+        self.names = _options.stats_names(a.return_stats, a.gradient, a.screen, a.has_several_targets())
         if a.has_several_targets():
             _options.check_several_targets(a.class_weight, a.gradient)
         if a.shift and any(p.is_shard() and p.dim == a.hidden.dim() - 2 for p in layout.given):  # type: ignore[attr-defined]

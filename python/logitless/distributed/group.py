@@ -77,6 +77,7 @@ def linear_cross_entropy(
         seed: Seed of sparsified gradients. On CPUs equal seeds keep equal elements for any cut of the vocabulary. A
             number must be the same on every rank there; with None or generators all ranks use rank 0's. On CUDA the
             kept elements depend on the cut, and each rank draws from its own seed.
+        screen: Only ``"none"``: ranks that share a head have no screen.
         batch_invariant: True gives a row the same bits in any batch for one cut of the vocabulary, as on one device.
 
     Hosts compare shapes, dtypes, options and the places of shards before every call. If one differs, all ranks raise.
@@ -84,7 +85,7 @@ def linear_cross_entropy(
 
     Raises:
         InvalidArgumentError: Ranks differ, by the name of the argument, or shards do not make up a vocabulary.
-        UnsupportedError: ``return_stats`` has statistics of a draw.
+        UnsupportedError: ``return_stats`` has statistics of a draw, or there is a screen.
         CommunicationError: A collective failed.
         TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
     """

@@ -105,6 +105,7 @@ def patch(
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`.
         gradient: As there.
         threshold: As there.
+        screen: As there.
         batch_invariant: As there.
         recompute_logits: As there.
 

@@ -59,15 +59,21 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy` and :func:`logitless.linear_divergence`.
         gradient: As in :func:`logitless.linear_cross_entropy`. Divergences always have exact gradients.
         threshold: As in :func:`logitless.linear_cross_entropy`.
+        screen: Only ``"none"``: TRL needs the loss of each token before its gradients.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         recompute_logits: As in :func:`logitless.linear_cross_entropy`.
 
     Raises:
         ImportError: TRL is not installed.
-        UnsupportedError: The functions of this version of TRL are not the known ones.
+        UnsupportedError: The functions of this version of TRL are not the known ones, or there is a screen.
     """
     check_names("patch", options, names_of(TrainingOptions))
-    install(checked_training(options))
+    checked = checked_training(options)
+    if checked["screen"] != "none":
+        raise UnsupportedError(
+            f'screen: expected "none", as TRL needs the loss of each token before gradients, got "{checked["screen"]}"'
+        )
+    install(checked)
 
 
 _replacing = threading.RLock()  # the first steps of models in several threads put stand-ins in

@@ -103,6 +103,8 @@ def case_sparsified_gradients_that_one_rank_asks_for_otherwise(ranks):
     refused(ranks, "seed: expected the same .*'given' on rank 0 and 'drawn' on rank 1", normal=normal, seed=None)
     refused(ranks, "return_stats: expected no kept_count in a group", logitless.UnsupportedError, on="all",
             normal=normal, return_stats=("kept_count",))  # fmt: skip
+    refused(ranks, 'screen: expected "none" in a group of ranks, got .fp8', logitless.UnsupportedError, on="all",
+            normal=normal, screen="fp8")  # fmt: skip
     refused(ranks, "label_smoothing: expected 0 with sparsified gradients", on="all", normal=normal,
             label_smoothing=0.1, softcap=3.0)  # fmt: skip
     with pytest.raises(ValueError, match="batch_invariant"):

@@ -254,10 +254,13 @@ def test_patching_twice_replaces_the_options_and_keeps_a_forward_of_ones_own(lla
     llama.forward = own
     calls = count_losses(monkeypatch)
     logitless.transformers.patch(llama)
-    logitless.transformers.patch(llama, max_workspace_bytes=1 << 20, gradient="sparsified", threshold=2**-8)
+    logitless.transformers.patch(
+        llama, max_workspace_bytes=1 << 20, gradient="sparsified", threshold=2**-8, screen="fp8"
+    )
     batch = {key: value for key, value in inputs(llama).items() if key != "attention_mask"}
     llama(**batch).loss.backward()
     assert calls[-1]["max_workspace_bytes"] == 1 << 20 and calls[-1]["gradient"] == "sparsified"
+    assert calls[-1]["screen"] == "fp8"
     logitless.transformers.unpatch(llama)
     logitless.transformers.unpatch(llama)
     assert llama.forward is own and "_logitless_patch" not in llama.__dict__

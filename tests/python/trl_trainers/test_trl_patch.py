@@ -276,6 +276,11 @@ def test_modules_without_attributes_do_no_harm():
         del sys.modules["trl.nothing"], sys.modules["trl.something"]
 
 
+def test_a_screen_is_refused():
+    with pytest.raises(UnsupportedError, match='screen: expected "none", as TRL needs the loss of each token'):
+        logitless.trl.patch(gradient="sparsified", screen="fp8")
+
+
 def test_batch_invariant():
     with pytest.raises(ValueError, match="batch_invariant"):
         logitless.trl.patch(gradient="sparsified", batch_invariant=True)
