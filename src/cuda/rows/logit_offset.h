@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/fp8.h"
 #include "core/host_device.h"
 
 namespace logitless::cuda {
@@ -55,11 +56,6 @@ inline constexpr int kKeptExponent = -58;
 LOGITLESS_HD inline int shared_exponent(float largest) {
   const int biased = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23 & 255);  // of NaN 255
   return std::min(127 + 14 - biased, 126);
-}
-
-// 2^exponent, for exponents from -126 to 127.
-LOGITLESS_HD inline float power_of_two(int exponent) {
-  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
 }  // namespace logitless::cuda

@@ -225,6 +225,7 @@ struct RowsCopy {
   Condition condition;
 };
 void launch_copy_rows(const RowsCopy& c, const Queue& queue);
+
 // Scales rows in place by factor[row] and *common; rows that do not exist become 0.
 struct ScaleRows {
   Matrix matrix;
@@ -234,6 +235,14 @@ struct ScaleRows {
   const float* common;  // null: 1
 };
 void launch_scale_rows(const ScaleRows& s, const Queue& queue);
+
+// ---- screen_rows.cu
+//
+// Copies rows of float32 or 16 bits as a screen sees them (core/fp8.h): into e4m3 numbers with a factor for
+// each row in factor[rows], or into bf16 with the factors multiplied in, and `factor` null. Rows that become
+// 0 have the factor 1. Rows of the copy begin at multiples of 16 bytes, and so does what lies behind
+// `padded`.
+void launch_screen_rows(const RowsCopy& c, float* factor, const Queue& queue);
 
 // ---- store_matrix.cu
 //
