@@ -26,11 +26,16 @@ elseif(NOT LOGITLESS_CUDA STREQUAL OFF)
 endif()
 message(STATUS "CUDA backend: ${LOGITLESS_WITH_CUDA}")
 
-# Writes the source files of a fused engine's kernels, one for each line of instances.def, and lists them in `out`.
+# Writes the source files of a fused engine's kernels, one for each line of instances.def, and lists them in `out`. An engine may
+# have a list of its own beside that of all.
 function(logitless_instances out engine)
-  set(list ${PROJECT_SOURCE_DIR}/src/cuda/engines/fused/instances.def)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
-  file(STRINGS ${list} lines REGEX "^LOGITLESS_INSTANCE")
+  file(GLOB lists CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/engines/fused/instances.def
+    ${PROJECT_SOURCE_DIR}/src/cuda/engines/${engine}/instances.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${lists})
+  foreach(list IN LISTS lists)
+    file(STRINGS ${list} of_list REGEX "^LOGITLESS_INSTANCE")
+    list(APPEND lines ${of_list})
+  endforeach()
   foreach(line IN LISTS lines)
     string(REGEX REPLACE "^LOGITLESS_INSTANCE\\(([a-z0-9_]+),.*" "\\1" name "${line}")
     set(source ${CMAKE_CURRENT_BINARY_DIR}/${engine}_${name}.cu)

@@ -1,5 +1,7 @@
 // The contract of engines/logits.h for the Hopper engine, one row at a time in plain C++. So plans, row
 // kernels and gradients are tested with the values that it stores. Its own kernels need a Hopper GPU.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -27,6 +29,7 @@ int64_t column_of_share(int share, int i) {
 }
 
 float operand(const void* data, DType dtype, int64_t index) {
+  if (dtype == DType::kE4M3) return static_cast<float>(static_cast<const __nv_fp8_e4m3*>(data)[index]);
   return dtype == DType::kBF16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index])
                                : __half2float(static_cast<const __half*>(data)[index]);
 }
@@ -51,8 +54,8 @@ struct Row {
   float inverse_temperature;
   std::vector<float> z;  // logits of the window
 
-  // Takes the weight's elements as numbers.
-  Row(const LogitsProduct& given, const std::vector<float>& weight, int64_t number)
+  // Takes the weight's elements as numbers, and the factor of the row's elements.
+  Row(const LogitsProduct& given, const std::vector<float>& weight, int64_t number, float factor)
       : product(given),
         row(number),
         target(given.target == nullptr ? -1 : given.target[number]),
@@ -61,7 +64,7 @@ struct Row {
     std::vector<float> hidden(static_cast<size_t>(product.depth));
     for (int64_t k = 0; k < product.depth; ++k) {
       hidden[static_cast<size_t>(k)] =
-          operand(product.hidden, product.dtype, row * product.hidden_stride + k);
+          operand(product.hidden, product.dtype, row * product.hidden_stride + k) * factor;
     }
     for (int64_t j = 0; j < product.columns; ++j) {
       const float dot =
@@ -293,13 +296,21 @@ void clear_row(const LogitsArgs& args, int64_t row) {
   for (int64_t j = 0; j < stored->columns; ++j) store(*stored, args.dtype, row, j, 0);
 }
 
+// The factors of 8-bit operands' rows.
+float row_factor(const LogitsArgs& args, int64_t row) {
+  return args.dtype == DType::kE4M3 ? std::get<DrawArgs>(args.of_epilogue).row_factor[row] : 1;
+}
+float column_factor(const LogitsArgs& args, int64_t column) {
+  return args.dtype == DType::kE4M3 ? std::get<DrawArgs>(args.of_epilogue).column_factor[column] : 1;
+}
+
 void make_row(const LogitsArgs& args, const std::vector<float>& weight, int64_t row) {
   if (args.row_block_active != nullptr && args.row_block_active[row / kRowBlock] == 0) return;
   const int64_t count = existing(args.row_count, args.rows);
   if (row >= (count + kRowBlock - 1) / kRowBlock * kRowBlock) return;
   if (row >= count || (args.target != nullptr && args.target[row] == kIgnoredRow))
     return clear_row(args, row);
-  const Row r(args, weight, row);
+  const Row r(args, weight, row, row_factor(args, row));
   std::visit([&](const auto& of_epilogue) { make(r, of_epilogue); }, args.of_epilogue);
 }
 
@@ -310,7 +321,8 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
     std::vector<float> weight;
     for (int64_t j = 0; j < args.columns; ++j) {
       for (int64_t k = 0; k < args.depth; ++k) {
-        weight.push_back(operand(args.weight, args.dtype, j * args.weight_stride + k));
+        weight.push_back(operand(args.weight, args.dtype, j * args.weight_stride + k) *
+                         column_factor(args, j));
       }
     }
     for (int64_t row = 0; row < args.rows; ++row) make_row(args, weight, row);

@@ -55,6 +55,26 @@ TEST(CudaPlans, MemoryAndProductsOfEveryHead) {
   }
 }
 
+// Behind a screen, products over the vocabulary have twice the rate where an engine draws from 8-bit
+// operands.
+TEST(CudaPlans, ScreensHalveTheTimeOfDraws) {
+  EXPECT_FALSE(engine_named("mma")->traits().draws_e4m3);
+  EXPECT_FALSE(engine_named("portable")->traits().draws_e4m3);
+  const Engine& sm90 = *engine_named("sm90");
+  ASSERT_TRUE(sm90.traits().draws_e4m3);
+  for (const Head& head : kHeads) {
+    LogitsArgs args;
+    args.rows = head.tokens, args.columns = head.vocab, args.depth = head.hidden;
+    args.of_epilogue = DrawArgs{};
+    const Problem problem = head_problem(head);
+    const Device device = h200();
+    const KernelTimes times(problem, device);
+    const double whole = sm90.seconds(args, {}, 0, times);
+    args.dtype = DType::kE4M3;
+    EXPECT_NEAR(sm90.seconds(args, {}, 0, times), whole / 2, 0.02 * whole) << head.name;
+  }
+}
+
 // Gradients with label smoothing come from kept exp logits, where weighted logits can be dot products.
 TEST(CudaPlans, LabelSmoothingTakesThreeMatmuls) {
   Problem p = head_problem(kHeads[0]);

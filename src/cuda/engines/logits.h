@@ -192,9 +192,12 @@ struct GradientArgsOf {
 };
 using GradientArgs = GradientArgsOf<float>;
 
-// Sums are relative to the logit offset, as with kExpLogits. Null sums are not wanted.
+// Sums are relative to the logit offset, as with kExpLogits. Null sums are not wanted. Operands may be e4m3
+// (EngineTraits::draws_e4m3); products are then multiplied by the factors of their row and column.
 struct DrawArgs : RowSums {
-  const float* logit_offset = nullptr;  // [rows]
+  const float* row_factor = nullptr;     // [rows] powers of two, with e4m3
+  const float* column_factor = nullptr;  // [columns] of the window, likewise
+  const float* logit_offset = nullptr;   // [rows]
   Draws draws = {};
 };
 

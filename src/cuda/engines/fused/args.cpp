@@ -25,8 +25,9 @@ bool takes_plain(const TopArgs& /*args*/) {
   return false;
 }
 
-bool aligned(const void* pointer, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
+bool aligned(const void* pointer, int64_t stride, DType dtype) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
+         stride * static_cast<int64_t>(size_of(dtype)) % 16 == 0;
 }
 
 void require(bool condition, const char* what) {
@@ -69,6 +70,8 @@ void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
 void check_epilogue(const LogitsArgs& args, const DrawArgs& own) {
   check_partials(args, own.stats);
   require(own.logit_offset != nullptr, "logit offsets must be given");
+  require(args.dtype != DType::kE4M3 || (own.row_factor != nullptr && own.column_factor != nullptr),
+          "8-bit operands need the factors of rows and columns");
   require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),
           "lists, and partials of expected counts beside the sums', must be given");
 }
@@ -82,7 +85,7 @@ void check_epilogue(const LogitsArgs& args, const TopArgs& own) {
 
 void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
-  require(supports(args), "operands must be 16-bit with rows aligned to 16 bytes");
+  require(supports(args), "operands must be 16-bit, or e4m3 for draws, with rows aligned to 16 bytes");
   require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
   require(tiling.units * tiles_of_columns(args.columns) <= kMost, "more than 2^31 tiles");
   std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
@@ -110,7 +113,7 @@ Raster make_checked(const LogitsArgs& args, const Tiling& tiling) {
 
 bool is_plain(const LogitsArgs& args) {
   const LogitTransform<float>& t = args.transform;
-  const bool has_plain = args.dtype == DType::kBF16 || args.epilogue() == Epilogue::kExpLogits;
+  const bool has_plain = args.dtype != DType::kF16 || args.epilogue() == Epilogue::kExpLogits;
   if (!has_plain || !(t.scale > 0) || t.softcap != 0 || t.bias != nullptr || t.inverse_temperature != nullptr)
     return false;
   // The general kernel rounds the logits once more if there is a scale. A choice between the two kernels
@@ -120,10 +123,12 @@ bool is_plain(const LogitsArgs& args) {
 }
 
 bool supports(const LogitsArgs& args) {
-  if (args.dtype != DType::kBF16 && args.dtype != DType::kF16) return false;
+  const DType dtype = args.dtype;
+  const bool is_fp8 = dtype == DType::kE4M3 && args.epilogue() == Epilogue::kDraw;
+  if (dtype != DType::kBF16 && dtype != DType::kF16 && !is_fp8) return false;
   const StoredColumns* stored = stored_by(args);
-  return aligned(args.hidden, args.hidden_stride) && aligned(args.weight, args.weight_stride) &&
-         (stored == nullptr || aligned(stored->data, stored->stride));
+  return aligned(args.hidden, args.hidden_stride, dtype) && aligned(args.weight, args.weight_stride, dtype) &&
+         (stored == nullptr || aligned(stored->data, stored->stride, dtype));
 }
 
 int64_t partials_of_tiles(const LogitsArgs& args) {

@@ -20,7 +20,7 @@ inline constexpr EngineTraits kTraits{.base_2 = true,
 // positive scale, and nothing optional.
 bool is_plain(const LogitsArgs& args);
 
-// Returns whether the operands are supported: 16-bit, rows of multiples of 16 bytes.
+// Returns whether the operands are supported: 16-bit, or e4m3 with kDraw, and rows of multiples of 16 bytes.
 bool supports(const LogitsArgs& args);
 
 // Returns the partials of a row where each tile of columns has its own.

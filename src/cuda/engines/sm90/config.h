@@ -10,9 +10,16 @@ namespace logitless::cuda::sm90 {
 
 using namespace fused;
 
-inline constexpr int kBlockDepth = 64;    // elements of depth in a pipeline stage: one 128-byte swizzled row
+inline constexpr int kRowBytes = 128;     // of an operand in a pipeline stage: one swizzled row
+inline constexpr int kStepBytes = 32;     // of a row in one wgmma
 inline constexpr int kClusterBlocks = 2;  // thread blocks of a cluster, side by side along rows
 inline constexpr int kThreads = 384;      // one loading and two computing warpgroups
+
+// Elements of depth in a pipeline stage.
+constexpr int block_depth(DType dtype) {
+  return kRowBytes / static_cast<int>(size_of(dtype));
+}
+
 // A warpgroup's tile is two wgmma of 64 rows.
 inline constexpr TileLayout kLayout{.first_thread = 128, .half_rows = 64, .warp_rows = 16};
 inline constexpr int kSharedLimit = 232448;
@@ -31,8 +38,8 @@ struct Config {
   // Warpgroups that take a cluster's tiles in turn.
   LOGITLESS_HD constexpr int turns() const { return cooperative ? 1 : 2; }
 
-  LOGITLESS_HD constexpr int hidden_bytes() const { return tile_rows() * kBlockDepth * 2; }
-  LOGITLESS_HD constexpr int weight_bytes() const { return kTileColumns * kBlockDepth * 2; }
+  LOGITLESS_HD constexpr int hidden_bytes() const { return tile_rows() * kRowBytes; }
+  LOGITLESS_HD constexpr int weight_bytes() const { return kTileColumns * kRowBytes; }
   LOGITLESS_HD constexpr int stage_bytes() const { return hidden_bytes() + weight_bytes(); }
   LOGITLESS_HD constexpr int staging_bytes() const { return 2 * staging_buffers * staging_buffer_bytes(); }
   LOGITLESS_HD constexpr int staging_buffer_bytes() const { return kWarpgroupRows * kStoreColumns * 2; }

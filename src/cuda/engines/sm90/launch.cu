@@ -14,7 +14,7 @@ namespace logitless::cuda::sm90 {
 
 // The kernels' addresses, of the cooperative or the ping-pong one.
 #define LOGITLESS_INSTANCE(name, ...) const void* name(bool cooperative);
-#include "cuda/engines/fused/instances.def"
+#include "cuda/engines/sm90/instances.def"
 
 namespace {
 
@@ -23,7 +23,7 @@ const void* find_kernel(const Instance& i) {
   if (i.epilogue == Epilogue::of_epilogue && i.dtype == DType::of_dtype && i.general == (is_general)) { \
     return name(i.config.cooperative);                                                                  \
   }
-#include "cuda/engines/fused/instances.def"
+#include "cuda/engines/sm90/instances.def"
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
 }
 
@@ -64,7 +64,7 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
   launch.numAttrs = 1;
   std::visit(
       [&](const auto& of_epilogue) {
-        auto params = params_of(args, of_epilogue, raster, kBlockDepth);
+        auto params = params_of(args, of_epilogue, raster, block_depth(args.dtype));
         void* arguments[] = {const_cast<CUtensorMap*>(&hidden), const_cast<CUtensorMap*>(&weight),
                              const_cast<CUtensorMap*>(&out), &params};
         queue.launch("logits kernel", launch, kernel, arguments);

@@ -124,7 +124,7 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
 }
 
 // Called by a whole warp; one thread issues the copies.
-template <Config kConfig, class Args>
+template <Config kConfig, int kBlockDepth, class Args>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
                                            const CUtensorMap& weight, const KernelParams<Args>& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
@@ -161,8 +161,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
                                               RingPosition<kConfig.stages> ring, int depth_blocks,
                                               bool pass_on) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  const uint32_t first_row =
-      kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kBlockDepth * 2 : 0;
+  const uint32_t first_row = kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kRowBytes : 0;
   int previous = -1;
   for (int k = 0; k < depth_blocks; ++k) {
     // to_uniform() makes the compiler see that all lanes have the same value. Descriptors are then made by
@@ -172,7 +171,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
     ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kBlockDepth / 16; ++step) {
+    for (int step = 0; step < kRowBytes / kStepBytes; ++step) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         ptx::wgmma_n192<kType>(acc[half], ptx::matrix_descriptor(a + step * 2 + half * 512),
@@ -232,6 +231,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
       exp_logits_epilogue<kInstance.general, kInstance.dtype>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
+      if constexpr (kInstance.dtype == DType::kE4M3) multiply_by_factors(acc, view, product, params.args);
       draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
       top_epilogue(acc, view, product, params.args, params.exponent_scale);
@@ -282,7 +282,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   if (threadIdx.x < 128) {
     ptx::give_registers<40>();
     if (threadIdx.x < 32) {
-      load_tiles<kConfig>(shared, hidden, weight, params);
+      load_tiles<kConfig, block_depth(kInstance.dtype)>(shared, hidden, weight, params);
     } else if (threadIdx.x < 64) {
       find_tiles<kConfig>(shared, params);
     }

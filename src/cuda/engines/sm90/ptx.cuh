@@ -180,17 +180,16 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
                : "memory");
 }
 
-// ---- Warpgroup matrix multiply: D[64, 192] (+)= A[64, 16] B[192, 16]^T, both from shared memory, fp32
-// accumulators.
+// ---- Warpgroup matrix multiply: D[64, 192] (+)= A[64, K] B[192, K]^T, both from shared memory, fp32
+// accumulators. K is 16 for elements of 16 bits and 32 for e4m3: 32 bytes.
 //
-// Both operands lie in shared memory as rows of 64 elements (128 bytes) in the copy engine's 128-byte
-// swizzle, eight rows (1024 bytes) in an atom. Thread t of the warpgroup holds of D, for j in 0..23, the
-// elements
+// Both operands lie in shared memory as rows of 128 bytes in the copy engine's 128-byte swizzle, eight rows
+// (1024 bytes) in an atom. Thread t of the warpgroup holds of D, for j in 0..23, the elements
 //   d[4j + 0..1]: row 16 (t / 32) + (t % 32) / 4,      columns 8j + 2 (t % 4) + 0..1
 //   d[4j + 2..3]: eight rows further down
 
 // The lower half of a matrix descriptor: the address in units of 16 bytes, to which offsets may be added. The
-// next 16 elements of depth are 2 units further, the next 64 rows 512 units.
+// next 32 bytes of depth are 2 units further, the next 64 rows 512 units.
 __device__ __forceinline__ uint32_t matrix_offset(uint32_t address) {
   return (address & 0x3FFFF) >> 4 | 1u << 16;
 }
@@ -217,32 +216,35 @@ __device__ __forceinline__ void wgmma_wait() {
 
 #define LOGITLESS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LOGITLESS_D16(i) LOGITLESS_D4(i), LOGITLESS_D4(i + 4), LOGITLESS_D4(i + 8), LOGITLESS_D4(i + 12)
-#define LOGITLESS_WGMMA_N192(type)                                                                    \
+#define LOGITLESS_WGMMA_N192(form, orders)                                                            \
   asm volatile(                                                                                       \
       "{\n"                                                                                           \
       ".reg .pred accumulate;\n"                                                                      \
       "setp.ne.b32 accumulate, %98, 0;\n"                                                             \
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                                    \
+      "wgmma.mma_async.sync.aligned.m64n192" form                                                     \
       " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "              \
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "              \
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "              \
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "              \
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "             \
-      "%96, %97, accumulate, 1, 1, 0, 0;\n"                                                           \
+      "%96, %97, accumulate, 1, 1" orders                                                             \
+      ";\n"                                                                                           \
       "}\n"                                                                                           \
       : LOGITLESS_D16(0), LOGITLESS_D16(16), LOGITLESS_D16(32), LOGITLESS_D16(48), LOGITLESS_D16(64), \
         LOGITLESS_D16(80)                                                                             \
       : "l"(a), "l"(b), "r"(accumulate))
 
-// a, b: matrix_descriptor()s. accumulate 0: d is overwritten.
+// a, b: matrix_descriptor()s. accumulate 0: d is overwritten. Sums of e4m3 products keep about 14 bits.
 template <DType kType>
 __device__ __forceinline__ void wgmma_n192(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(kType == DType::kBF16 || kType == DType::kF16);
+  static_assert(kType == DType::kBF16 || kType == DType::kF16 || kType == DType::kE4M3);
   if constexpr (kType == DType::kBF16) {
-    LOGITLESS_WGMMA_N192("bf16");
+    LOGITLESS_WGMMA_N192("k16.f32.bf16.bf16", ", 0, 0");
+  } else if constexpr (kType == DType::kF16) {
+    LOGITLESS_WGMMA_N192("k16.f32.f16.f16", ", 0, 0");
   } else {
-    LOGITLESS_WGMMA_N192("f16");
+    LOGITLESS_WGMMA_N192("k32.f32.e4m3.e4m3", "");
   }
 }
 

@@ -28,6 +28,11 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+CUtensorMapDataType type_of(DType dtype) {
+  if (dtype == DType::kE4M3) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
 }  // namespace
 
 CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t columns, int64_t stride,
@@ -35,13 +40,12 @@ CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t
   static const Encode encode = find_encode();
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {kBlockDepth, static_cast<cuuint32_t>(box_rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * size_of(dtype)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(block_depth(dtype)), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
-  const CUresult result = encode(
-      &map, dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, type_of(dtype), 2, const_cast<void*>(data), sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(Status::kInternal, "CUDA: cuTensorMapEncodeTiled: error " + std::to_string(result) +
                                        " for [" + std::to_string(rows) + ", " + std::to_string(columns) +
