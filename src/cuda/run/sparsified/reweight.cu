@@ -1,6 +1,5 @@
 #include "core/sparsification.h"
 #include "cuda/rows/device_rows.cuh"
-#include "cuda/rows/softcap.h"
 #include "cuda/run/sparsified/append.cuh"
 #include "cuda/run/sparsified/row_order.cuh"
 #include "cuda/run/sparsified/sparsified.h"
@@ -24,12 +23,11 @@ struct Reweight {
 
 // Numbers of a row that all its elements need.
 struct Row {
-  float lse, lse_residual, p_over_q, inverse_cap;
+  float lse, lse_residual, p_over_q;
+  RowSlope slope;
   RowCoefficients<float> k;
   uint32_t bits;
 
-  // Without a softcap this is 1 even at an infinite logit.
-  __device__ float slope(float z) const { return inverse_cap == 0 ? 1 : softcap_slope(z, inverse_cap); }
   __device__ float log_p(float z) const { return (z - lse) - lse_residual; }
   // The factor of p.
   __device__ float factor(float z) const { return probability_factor(k, log_p(z)) * slope(z); }
@@ -37,15 +35,12 @@ struct Row {
 
 __device__ Row load_row(const SparsifiedArena& t, const Reweight& w, int64_t r) {
   const Arena& a = t.base;
-  const DrawLists& lists = t.lists;
-  Row row{};
-  row.lse = a.lse[r];
-  row.lse_residual = a.lse_residual[r];
-  row.p_over_q = p_over_q_of(t, w.base_2, r);
-  row.k = {a.a[r], a.b != nullptr ? a.b[r] : 0, 0, a.g[r]};
-  row.inverse_cap = inverse_softcap(w.transform.softcap * w.transform.inverse_temperature_of(r));
-  row.bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
-  return row;
+  return {.lse = a.lse[r],
+          .lse_residual = a.lse_residual[r],
+          .p_over_q = p_over_q_of(t, w.base_2, r),
+          .slope = {w.transform, r},
+          .k = {a.a[r], a.b != nullptr ? a.b[r] : 0, 0, a.g[r]},
+          .bits = draw_row_bits(*t.lists.seed, static_cast<uint32_t>(r))};
 }
 
 // One block for each row: orders its list, draws again, and writes each kept element's part of dz.

@@ -2,6 +2,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "cuda/rows/logit_offset.h"
+#include "cuda/rows/softcap.h"
 #include "cuda/run/sparsified/sparsified.h"
 
 namespace logitless::cuda {
@@ -93,6 +94,19 @@ class RowOrder {
   int buckets_;
   int32_t* ends_;
   Draw* draws_;
+};
+
+// t'(z) of a row's logits. Without a softcap it is 1 even at an infinite logit.
+class RowSlope {
+ public:
+  __device__ RowSlope(const LogitTransform<float>& transform, int64_t row)
+      : inverse_cap_(inverse_softcap(transform.softcap * transform.inverse_temperature_of(row))) {}
+  __device__ float operator()(float z) const {
+    return inverse_cap_ == 0 ? 1 : softcap_slope(z, inverse_cap_);
+  }
+
+ private:
+  float inverse_cap_;
 };
 
 // p / q of a row's elements: exp(lse_estimate - lse). base_2: the lse estimate is its rounded_offset().

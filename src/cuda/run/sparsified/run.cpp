@@ -123,7 +123,7 @@ void launch_draw(const Runner& run, const SparsifiedArena& t, const Chunk& chunk
   launch_logits(run, {product, args});
 }
 
-// The same over all windows. condition: whether there are rows to draw from.
+// Does so over all windows. condition: whether there are rows to draw from.
 template <class Set>
 void launch_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chunk, const ConstMatrix& hidden,
                   const Condition& condition, const Set& set) {

@@ -1,7 +1,6 @@
 #include "core/sparsification.h"
 #include "cuda/plan/sizes.h"
 #include "cuda/rows/finish_row.cuh"
-#include "cuda/rows/softcap.h"
 #include "cuda/rows/vector8.cuh"
 #include "cuda/run/sparsified/append.cuh"
 #include "cuda/run/sparsified/row_order.cuh"
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
   const float p_over_q = p_over_q_of(t, w.base_2, r);
   const uint32_t bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
   const float inverse_temperature = w.transform.inverse_temperature_of(r);
-  const float inverse_cap = inverse_softcap(w.transform.softcap * inverse_temperature);
+  const RowSlope slope(w.transform, r);
   // Sums of these rows are of exact logits.
   const bool is_exact = lists.summed_again[r / kRowBlock] != 0;
   const int drawn = min(lists.count[r], static_cast<int>(t.sizes.capacity) - 1);
@@ -193,14 +192,14 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
       const Candidate element = kept[thread];
       const float log_q = lse8.log_p(element.z);
       if (!is_exact) sum.add(element.probability, log_q, lse8.log_p(element.z8));
-      const float slope = inverse_cap == 0 ? 1 : softcap_slope(element.z, inverse_cap);
+      const float of_element = slope(element.z);
       const float q = expf(log_q), weight = q / element.probability;
       if (element.probability == 1) {
-        moments.add_exact(q * slope);
+        moments.add_exact(q * of_element);
       } else {
-        moments.add_drawn(q, slope, weight);
+        moments.add_drawn(q, of_element, weight);
       }
-      if (w.keeps) out[count + thread] = {element.column, weight * slope};
+      if (w.keeps) out[count + thread] = {element.column, weight * of_element};
     }
     count += all;
     __syncthreads();
@@ -256,11 +255,9 @@ __global__ void __launch_bounds__(kThreads) finish_screened_lists_kernel(Sparsif
   if (thread != 0) return;
   const bool dense = target >= 0 && t.role[target] >= 0;
   const float z = t.lists.target_logit[r];
-  const float inverse_cap = inverse_softcap(w.transform.softcap * w.transform.inverse_temperature_of(r));
-  const float slope = inverse_cap == 0 ? 1 : softcap_slope(z, inverse_cap);
   const RowCoefficients<float> k{a.a[r], 0, 0, a.g[r]};
   const float log_p = (z - a.lse[r]) - a.lse_residual[r];
-  const float value = target >= 0 ? dz_element(k, log_p, 1.0f, 1) * slope : 0;
+  const float value = target >= 0 ? dz_element(k, log_p, 1.0f, 1) * RowSlope(w.transform, r)(z) : 0;
   int all = count;
   if (target >= 0 && !dense) {
     list[all++] = {target, value};
