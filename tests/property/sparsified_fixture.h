@@ -53,6 +53,19 @@ class SparsifiedTest : public EngineTest {
     if (!why.empty()) GTEST_SKIP() << why;
   }
 
+  // Why the engine takes no screen; empty if it does.
+  std::string why_not_screened() const {
+    logitless::Problem p = pass_problem(sparsified({4, 30, 8}, 0x1p-3), logitless::Pass::forward_backward);
+    p.screen = LOGITLESS_SCREEN_FP8;
+    try {
+      const logitless::Plan plan(context_, p);
+      return "";
+    } catch (const logitless::Error& error) {
+      if (error.status() != LOGITLESS_UNSUPPORTED) throw;
+      return error.what();
+    }
+  }
+
   // A case with gradients in float32, so that a rounding to their dtype is no bias of a mean.
   Case sparsified(PlainSize size, double threshold, uint64_t seed = 41) const {
     Case c = as_sparsified(plain(seed, size), threshold);

@@ -75,6 +75,24 @@ TEST(CudaPlans, ScreensHalveTheTimeOfDraws) {
   }
 }
 
+// Rounded rows of hidden take fewer bytes, so raster groups differ from those of other draws.
+TEST(CudaPlans, ScreensHaveEnoughPartials) {
+  const Engine& sm90 = *engine_named("sm90");
+  for (int64_t tokens = 1500; tokens < 20000; tokens += 500) {
+    for (const int64_t hidden : {1024, 2056, 4096, 8192}) {
+      Problem p = sparsified_problem({tokens, 128256, hidden}, 0x1p-9);
+      p.gradient = GradientMethod::kAlwaysSparsified;
+      p.screen = Screen::kFp8;
+      p = validated(p);
+      LogitsArgs args;
+      args.dtype = DType::kE4M3;
+      args.rows = tokens, args.columns = p.vocab, args.depth = (hidden + 15) / 16 * 16;
+      args.of_epilogue = DrawArgs{};
+      EXPECT_GE(detail_of(best(p)).partials, sm90.partials(args, h200())) << tokens << ", " << hidden;
+    }
+  }
+}
+
 // Gradients with label smoothing come from kept exp logits, where weighted logits can be dot products.
 TEST(CudaPlans, LabelSmoothingTakesThreeMatmuls) {
   Problem p = head_problem(kHeads[0]);

@@ -298,6 +298,14 @@ class Search {
     return args;
   }
 
+  // Returns the sizes of a draw from a screen's rounded operands (ScreenArena).
+  LogitsArgs screened_draw(int64_t chunk) const {
+    LogitsArgs args = launch_of(DrawArgs{}, chunk);
+    args.dtype = choice_.engine->traits().draws_e4m3 ? DType::kE4M3 : DType::kBF16;
+    args.depth = ceil_div(p_.hidden, int64_t{16}) * 16;
+    return args;
+  }
+
   // Returns the partials of the row statistics of a chunk; 1 without statistics.
   int64_t partials_of(int64_t chunk) const {
     const auto [at, is_new] = partials_.try_emplace(chunk, 1);
@@ -308,6 +316,9 @@ class Search {
     if (is_new && p_.is_sparsified()) {
       at->second =
           std::max<int64_t>(at->second, choice_.engine->partials(launch_of(DrawArgs{}, chunk), device_));
+    }
+    if (is_new && p_.screens()) {
+      at->second = std::max<int64_t>(at->second, choice_.engine->partials(screened_draw(chunk), device_));
     }
     return at->second;
   }
