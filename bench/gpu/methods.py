@@ -110,10 +110,12 @@ def our_methods(
     engines: list[str],
     exponents: list[int] | None = None,
     passes: tuple[str, ...] = MEAN_PASSES,
+    screened: list[int] | None = None,
 ) -> list[Method]:
     """Returns the loss alone, gradients at every budget, and sparsified gradients at thresholds 2^-exponent.
 
-    The loss has no budget, because it needs almost no workspace. Sparsified gradients are of the mean alone.
+    The loss has no budget, because it needs almost no workspace. Sparsified gradients are of the mean alone. Those of
+    ``screened`` exponents are behind an 8-bit screen, as is their loss.
     """
     methods = []
     for engine in engines:
@@ -126,10 +128,12 @@ def our_methods(
             method = Method(f"{name} {label}", our_loss(engine, **options), tokens, entropy, ours=True)
             method.budget_mib, method.passes = budget, PASSES[1:]
             methods.append(method)
-        for exponent in exponents or []:
-            loss = our_loss(engine, gradient="sparsified", threshold=2.0**-exponent, seed=0)
-            label, threshold = f"sparsified 2^-{exponent}", 2.0**-exponent
-            methods.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=("gradients",)))
+        draws = [(exponent, "none", ("gradients",)) for exponent in exponents or []]
+        draws += [(exponent, "fp8", ("loss", "gradients")) for exponent in screened or []]
+        for exponent, screen, of in draws:
+            label, threshold = f"sparsified 2^-{exponent}{', fp8' if screen != 'none' else ''}", 2.0**-exponent
+            loss = our_loss(engine, gradient="sparsified", threshold=threshold, seed=0, screen=screen)
+            methods.append(Method(f"{name} {label}", loss, ours=True, threshold=threshold, passes=of))
     return with_passes(methods, passes)
 
 

@@ -2,8 +2,8 @@
 
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
-        [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--minutes 9]
-        [--passes loss,gradients,tokens,entropy] [--json out.json]
+        [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--screened 8,9]
+        [--passes loss,gradients,tokens,entropy] [--minutes 9] [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
     python bench/gpu/run.py --against RECORD [--within 5%,13%]      measures a record's rows of Logitless again, and
@@ -59,6 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     options.add_argument(
         "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none leaves them out"
     )
+    options.add_argument("--screened", default="none", help="those of sparsified gradients behind an 8-bit screen")
     options.add_argument(
         "--train-on",
         metavar="FOLDER",
@@ -88,8 +89,9 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
 
     engines = ["" if name == "auto" else name for name in args.engines.split(",")]
     try:
-        exponents = [] if args.sparsified == "none" else [int(word) for word in words(args.sparsified)]
-        ours = our_methods(args.budgets, engines, exponents, args.passes)
+        given = (args.sparsified, args.screened)
+        exponents, screened = ([] if one == "none" else [int(word) for word in words(one)] for one in given)
+        ours = our_methods(args.budgets, engines, exponents, args.passes, screened)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")
