@@ -1,4 +1,5 @@
 #pragma once
+#include "core/host_device.h"
 #include "cuda/rows/gathers.h"
 #include "cuda/run/arena.h"
 #include "cuda/run/sparsified/sizes.h"
@@ -41,7 +42,7 @@ struct ScreenArena {
   float* factor = nullptr;         // [N] exp(lse8 - lse)
   float *variance = nullptr, *square = nullptr;  // [N] as DrawVariance, of lists before `factor`
 
-  bool used() const { return hidden != nullptr; }
+  LOGITLESS_HD bool used() const { return hidden != nullptr; }
 };
 
 // The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H
