@@ -31,8 +31,11 @@ class Prediction {
 
   // Time of a launch's logits and their reduction, with `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
+    return logits_of(operand_dtype(p_), rows, columns, bytes);
+  }
+  double logits_of(DType dtype, int64_t rows, int64_t columns, double bytes) const {
     LogitsArgs args;
-    args.dtype = operand_dtype(p_);
+    args.dtype = dtype;
     args.rows = rows;
     args.columns = columns;
     args.depth = p_.hidden;
@@ -135,21 +138,33 @@ class Prediction {
     return p_.has.d_hidden ? copied_weight(p_.vocab - last) : 0;
   }
 
+  // Time of a screen's logits: rows are rounded, and multiplied window by window.
+  double screened_logits(int64_t rows) const {
+    const DType dtype = screen_dtype(d_.engine->traits().draws_e4m3);
+    const auto bytes = static_cast<double>(size_of(operand_dtype(p_)) + size_of(dtype));
+    return moved(p_.vocab + rows, p_.hidden, bytes) +
+           KernelTimes::in_parts(p_.vocab, kScreenWindow,
+                                 [&](int64_t columns) { return logits_of(dtype, rows, columns, 0); });
+  }
+
   // Time with a flat softmax, which keeps 1 / threshold elements a row: the most of any softmax.
   double sparsified(int64_t rows, const SparsifiedSizes& s) const {
     const auto size = static_cast<double>(size_of(operand_dtype(p_)));
     double seconds = kSparsifiedLaunches * kLaunchSeconds;
     if (p_.needs_forward() || !p_.has.saved) {
-      seconds += all_logits(rows, 0) * d_.engine->traits().draw_cost;
+      seconds += (p_.screens() ? screened_logits(rows) : all_logits(rows, 0)) * d_.engine->traits().draw_cost;
       if (d_.vocab_window < p_.vocab) seconds += copied_weight(p_.vocab);
     }
-    if (!p_.needs_backward()) return seconds * kSparsifiedMargin;
+    if (!p_.needs_backward() && !p_.screens()) return seconds * kSparsifiedMargin;
     const double kept_of_row = std::min(1 / p_.threshold, static_cast<double>(p_.vocab - s.dense));
     const bool unaligned = p_.unaligned_rows || p_.hidden != padded_hidden(p_);
     const double of_number = kGatherSeconds * size / 2 * (unaligned ? kUnalignedGather : 1);
-    const double of_element = kElementSeconds + of_number * static_cast<double>(p_.hidden);
+    // Behind a screen one more row of the weight is read for each element: half of what both gathers read.
+    const double reads = (p_.needs_backward() ? 1 : 0) + (p_.screens() ? 0.5 : 0);
+    const double of_element = kElementSeconds + reads * of_number * static_cast<double>(p_.hidden);
     seconds += static_cast<double>(rows) * kept_of_row * of_element * kProcessorsMeasured /
                static_cast<double>(times_.processors());
+    if (!p_.needs_backward()) return seconds * kSparsifiedMargin;
     seconds += logits(rows, s.dense, size) + gradients(rows, s.dense + s.frequent, false) +
                moved(p_.vocab, p_.hidden, 2);
     return seconds * kSparsifiedMargin;

@@ -301,7 +301,7 @@ class Search {
   // Returns the sizes of a draw from a screen's rounded operands (ScreenArena).
   LogitsArgs screened_draw(int64_t chunk) const {
     LogitsArgs args = launch_of(DrawArgs{}, chunk);
-    args.dtype = choice_.engine->traits().draws_e4m3 ? DType::kE4M3 : DType::kBF16;
+    args.dtype = screen_dtype(choice_.engine->traits().draws_e4m3);
     args.depth = ceil_div(p_.hidden, int64_t{16}) * 16;
     return args;
   }

@@ -60,7 +60,7 @@ int64_t redraw_portion(const Problem& p, uint64_t bytes) {
 ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) {
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   ScreenArena s;
-  if (d.engine->traits().draws_e4m3) s.dtype = DType::kE4M3;
+  s.dtype = screen_dtype(d.engine->traits().draws_e4m3);
   s.stride = ceil_div(p.hidden, int64_t{16}) * 16;
   s.window = std::min(p.vocab, kScreenWindow);
   s.hidden = take_elements(w, s.dtype, rows * s.stride);

@@ -22,12 +22,9 @@ struct DrawLists {
 // Scratch for choosing columns by count: a histogram, and a number for each block of the kernel's threads.
 inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 
-// Columns of the weight that are rounded at a time behind a screen.
-inline constexpr int64_t kScreenWindow = 24576;
-
 // A run behind a screen (core/sparsification.h).
 struct ScreenArena {
-  DType dtype = DType::kBF16;      // of rounded rows: e4m3 if the engine draws from it
+  DType dtype = DType::kBF16;      // of rounded rows, screen_dtype()
   int64_t stride = 0;              // elements between rounded rows
   void* hidden = nullptr;          // [N, stride]
   float* hidden_factor = nullptr;  // [N] with e4m3

@@ -36,6 +36,13 @@ constexpr int longest_list(int capability) {
 // Smaller thresholds also keep everything, and fp32 has room for this one.
 inline constexpr double kLeastThreshold = 1e-30;
 
+// Columns of the weight that a screen rounds at a time.
+inline constexpr int64_t kScreenWindow = 24576;
+// The dtype of rounded rows: bf16 holds e4m3 numbers with their factors.
+inline DType screen_dtype(bool draws_e4m3) {
+  return draws_e4m3 ? DType::kE4M3 : DType::kBF16;
+}
+
 inline float threshold_of(const Problem& problem) {
   return static_cast<float>(problem.threshold < kLeastThreshold ? kLeastThreshold : problem.threshold);
 }
