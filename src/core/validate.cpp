@@ -343,6 +343,8 @@ Buffers validated(const Problem& p, Buffers b) {
   check_stride("d_weight.stride", &b.d_weight_stride, p.vocab, p.hidden, b.d_weight);
   if (p.needs_forward() && p.is_unmerged_shard()) check_unmerged_shard(p, b);
   check_allowed(p, b);
+  require(!p.screens() || b.sum_exp == nullptr, "sum_exp", "null with a screen (lse has the whole sum)",
+          "a pointer");
   require(p.group_d_hidden == GroupDHidden::kPart || p.tokens == 0 || b.d_hidden_stride == p.hidden,
           "d_hidden.stride", "rows without gaps (ranks add them up)", "a longer one");
   return b;

@@ -141,6 +141,7 @@ void RunTensors::add_outputs(int64_t saved_bytes, bool on_device, bool only_loss
     if (name == "saved") return false;
     if (name == "invalid_targets") return on_device;
     if (name == "kept_count" || name == "draw_variance") return true;
+    if (name == "sum_exp" && p_.screen != LOGITLESS_SCREEN_NONE) return false;  // refused
     if (only_losses && !is_backward) return name == "loss" || name == "lse" || name == "lse_residual";
     return !is_backward && (t.role == TensorRole::STATISTIC || (t.role == TensorRole::OUTPUT && !is_shard));
   });

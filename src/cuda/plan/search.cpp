@@ -302,7 +302,7 @@ class Search {
   LogitsArgs screened_draw(int64_t chunk) const {
     LogitsArgs args = launch_of(DrawArgs{}, chunk);
     args.dtype = screen_dtype(choice_.engine->traits().draws_e4m3);
-    args.depth = ceil_div(p_.hidden, int64_t{16}) * 16;
+    args.depth = screen_stride(p_);
     return args;
   }
 

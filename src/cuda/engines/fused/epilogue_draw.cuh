@@ -101,7 +101,9 @@ __device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const Vie
   for (int i = 0; i < kRowElements; ++i) {
     const float of_column = load_column(base, i);
 #pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) element(acc, r, i) *= of_column * of_rows[r];
+    for (int r = 0; r < kQuadRows; ++r) {  // one after the other: their product may overflow
+      element(acc, r, i) = element(acc, r, i) * of_column * of_rows[r];
+    }
   }
 }
 

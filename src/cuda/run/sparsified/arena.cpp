@@ -61,8 +61,8 @@ ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) 
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   ScreenArena s;
   s.dtype = screen_dtype(d.engine->traits().draws_e4m3);
-  s.stride = ceil_div(p.hidden, int64_t{16}) * 16;
-  s.window = std::min(p.vocab, kScreenWindow);
+  s.stride = screen_stride(p);
+  s.window = screen_window(p, s.dtype);
   s.hidden = take_elements(w, s.dtype, rows * s.stride);
   s.weight = take_elements(w, s.dtype, s.window * s.stride);
   if (s.dtype == DType::kE4M3) {

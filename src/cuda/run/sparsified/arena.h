@@ -30,7 +30,7 @@ struct ScreenArena {
   float* hidden_factor = nullptr;  // [N] with e4m3
   void* weight = nullptr;          // [window, stride]
   float* weight_factor = nullptr;  // [window] with e4m3
-  int64_t window = 0;              // kScreenWindow, or all columns
+  int64_t window = 0;              // screen_window()
   float* target_logit8 = nullptr;  // [N] as the screen has it
   float* no_threshold = nullptr;   // [N] infinity, with which nothing is drawn
   float* dense_lse = nullptr;      // [N] log of the sum of exp logits of the dense columns

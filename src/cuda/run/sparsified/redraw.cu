@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kGatherBlocks = 512;
+constexpr double kMostDenseShare = 256;  // of the screen's sums over dense columns in the corrected sum
 
 __device__ void list_redraw(const SparsifiedArena& t, int64_t row) {
   t.lists.count[row] = 0;
@@ -30,8 +31,10 @@ __global__ void __launch_bounds__(kRowBlock)
     out = !(sum < range.most && sum > range.least);
     is_large = seldom_differs && !(fabsf(t.lists.lse_estimate[row]) < kLargeLogit);
     again = out || expected > most || ((is_large || t.screen.used()) && sum < least_sum);
+    // Sums of dense columns that were far larger have left no digits.
+    if (t.screen.used()) again = again || t.screen.dense_sum[row] > kMostDenseShare * sum;
   }
-  if (t.screen.used() && __syncthreads_or(again)) out = true;
+  if (t.screen.used() && __syncthreads_or(again)) out = again = true;
   if (seldom_differs && __syncthreads_or(again && is_large)) out = again = true;
   if (exists && again) {
     t.lists.lse_estimate[row] = -CUDART_INF_F;  // no longer too high

@@ -90,14 +90,14 @@ __device__ float dot_of_rows(const H* hidden, const C* weight, int64_t columns, 
 }
 
 // Joins the sums of all threads of a block; thread 0 gets the result.
-__device__ ScreenedSum<double> block_joined(const ScreenedSum<float>& own) {
-  __shared__ float largest_of_warp[kWarps];
-  float largest = own.largest;
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+__device__ ScreenedSum<double> block_joined(const ScreenedSum<double>& own) {
+  __shared__ double largest_of_warp[kWarps];
+  double largest = own.largest;
+  for (int step = 16; step > 0; step /= 2) largest = fmax(largest, __shfl_xor_sync(~0u, largest, step));
   if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
   __syncthreads();
-  for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, largest_of_warp[i]);
-  const double factor = exp(double{own.largest} - double{largest});
+  for (int i = 0; i < kWarps; ++i) largest = fmax(largest, largest_of_warp[i]);
+  const double factor = exp(own.largest - largest);
   ScreenedSum<double> all;
   all.largest = largest;
   all.change = block_sum<kThreads>(own.change * factor);
@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
     if (thread != 0) return;
     t.screen.list_count[r] = 0;
     t.screen.factor[r] = 0;
+    t.screen.variance[r] = t.screen.square[r] = target == kIgnoredRow ? 0 : CUDART_NAN_F;
     if (w.loss_error != nullptr) w.loss_error[r] = target == kIgnoredRow ? 0 : CUDART_NAN_F;
     return;
   }
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
     const float bias = w.transform.bias != nullptr ? w.transform.bias[column] : 0.0f;
     return w.transform.logit(dot, bias, inverse_temperature);
   };
-  ScreenedSum<float> sum;
+  ScreenedSum<double> sum;  // a large q8 must not take the digits of a small q
   DrawVariance<float> moments;
   if (warp == 0 && !is_exact && target >= 0) {
     const float z = logit(target);

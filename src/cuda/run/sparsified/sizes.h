@@ -36,11 +36,21 @@ constexpr int longest_list(int capability) {
 // Smaller thresholds also keep everything, and fp32 has room for this one.
 inline constexpr double kLeastThreshold = 1e-30;
 
-// Columns of the weight that a screen rounds at a time.
-inline constexpr int64_t kScreenWindow = 24576;
+// Bytes of the weight that a screen rounds at a time.
+inline constexpr int64_t kScreenBytes = int64_t{48} << 20;
 // The dtype of rounded rows: bf16 holds e4m3 numbers with their factors.
 inline DType screen_dtype(bool draws_e4m3) {
   return draws_e4m3 ? DType::kE4M3 : DType::kBF16;
+}
+
+// Elements between rounded rows, and columns of the weight that are rounded at a time, in whole tiles.
+inline int64_t screen_stride(const Problem& problem) {
+  return (problem.hidden + 15) / 16 * 16;
+}
+inline int64_t screen_window(const Problem& problem, DType dtype) {
+  constexpr int64_t kTiles = 192;
+  const int64_t bytes = screen_stride(problem) * static_cast<int64_t>(size_of(dtype));
+  return std::min(problem.vocab, std::max<int64_t>(kScreenBytes / bytes / kTiles, 4) * kTiles);
 }
 
 inline float threshold_of(const Problem& problem) {

@@ -94,8 +94,9 @@ void launch_known_estimate(const SparsifiedArena& t, const Queue& queue);
 // seldom_differs: a row that is drawn again gets other bits of its logits. From kLargeLogit on this shows, so
 // all rows of its block are listed, the block is marked, and a sum below least_sum counts as a bad estimate.
 //
-// Behind a screen all listed rows' blocks are marked, and a sum below least_sum counts as a bad estimate:
-// rows that are drawn again have exact logits.
+// Behind a screen a sum below least_sum counts as a bad estimate. All rows of a listed row's block are listed
+// with it, so that the block has both exact sums and exact logits. With one of them alone its rows could keep
+// more elements than all lists have room for.
 void launch_find_bad_estimates(const SparsifiedArena& t, double most_expected, double least_sum,
                                bool seldom_differs, const Queue& queue);
 // For the marked blocks of rows, which have new sums relative to maxima: makes the sums relative to their lse
