@@ -61,6 +61,9 @@ std::vector<Plan> plans_of_one(const Problem& problem, const Device& device, con
                                uint64_t budget) {
   std::vector<Plan> plans = search_plans(problem, device, choose_engine(problem, device, requested), budget);
   if (!problem.is_sparsified() || problem.gradient == GradientMethod::kAlwaysSparsified) return plans;
+  // A loss alone is drawn for its screen only. Predictions are for a flat softmax, which a loss is seldom
+  // asked of.
+  if (problem.screens() && problem.pass == Pass::kForward) return plans;
   std::vector<Plan> exact = exact_plans(problem, device, requested, budget);
   if (problem.has.saved) return sparsification_gains(problem, device) ? plans : exact;
   plans.insert(plans.end(), exact.begin(), exact.end());

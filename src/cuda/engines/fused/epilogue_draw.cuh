@@ -90,20 +90,20 @@ template <class View>
 __device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const View& tile,
                                                     const LogitsProduct& product, const DrawArgs& args) {
   stage_columns(args.column_factor, tile, static_cast<int>(product.columns));
-  float of_rows[kQuadRows];
-#pragma unroll
-  for (int r = 0; r < kQuadRows; ++r) {
-    const int row = tile.row(r);
-    of_rows[r] = row < tile.rows() ? args.row_factor[row] : 1.f;
-  }
   const uint32_t base = vector_base(tile);
+  // One after the other, as the product of both may overflow.
 #pragma unroll
   for (int i = 0; i < kRowElements; ++i) {
     const float of_column = load_column(base, i);
 #pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) {  // one after the other: their product may overflow
-      element(acc, r, i) = element(acc, r, i) * of_column * of_rows[r];
-    }
+    for (int r = 0; r < kQuadRows; ++r) element(acc, r, i) *= of_column;
+  }
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    const int row = tile.row(r);
+    const float of_row = row < tile.rows() ? args.row_factor[row] : 1.f;
+#pragma unroll
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) *= of_row;
   }
 }
 
