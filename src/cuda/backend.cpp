@@ -101,9 +101,6 @@ std::string describe(const BackendOptions& options) {
 std::string why_unsupported(const Problem& problem, const BackendOptions& options) {
   if (options.on_host()) return "the buffers are in host memory";
   const bool is_float64 = problem.dtype.hidden == DType::kF64;
-#ifdef LOGITLESS_SCREEN_UNTRIED
-  if (problem.screens()) return "screen must be none on a GPU: its kernels have run on emulated threads only";
-#endif
   if (problem.is_sparsified()) {
     if (is_float64) {
       return "gradient must be exact with float64 operands; the reference backend sparsifies them, on the "

@@ -143,7 +143,8 @@ class Prediction {
     const DType dtype = screen_dtype(d_.engine->traits().draws_e4m3);
     const auto bytes = static_cast<double>(size_of(operand_dtype(p_)) + size_of(dtype));
     return moved(p_.vocab + rows, p_.hidden, bytes) +
-           KernelTimes::in_parts(p_.vocab, screen_window(p_, dtype),
+           KernelTimes::in_parts(p_.vocab,
+                                 rounds_into_d_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype),
                                  [&](int64_t columns) { return logits_of(dtype, rows, columns, 0); });
   }
 

@@ -12,6 +12,14 @@
 namespace logitless::cuda::fused {
 
 inline constexpr int kDrawnAtOnce = 8;
+// Partial sums of a row's elements. Those of a plain kernel are of kDrawnAtOnce elements each, so that draws
+// may pass over them; general kernels lack the registers.
+template <bool kGeneral>
+inline constexpr int kSums = kGeneral ? 2 : kRowElements / kDrawnAtOnce;
+template <bool kGeneral>
+constexpr int sum_of(int element) {
+  return kGeneral ? element & 1 : element / kDrawnAtOnce;
+}
 
 struct Drawn {
   uint64_t kept = 0;   // bit i: the element is kept
@@ -26,10 +34,12 @@ __device__ __forceinline__ float exponent_of(float z, SplitOffset logit_offset, 
                   : fmaf(z, scale, logit_offset.shift);
 }
 
-// certain: larger elements are kept. start: initial value of the running sum, in (0, threshold).
+// may_keep: whether this thread's draw may keep anything. sums: by sum_of(). certain: larger elements are
+// kept. start: initial value of the running sum, in (0, threshold).
 template <bool kGeneral>
-__device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitOffset logit_offset, float scale,
-                                               float threshold, float certain, float start) {
+__device__ __forceinline__ Drawn draw_elements(const RowElements& row, bool may_keep,
+                                               const float (&sums)[kSums<kGeneral>], SplitOffset logit_offset,
+                                               float scale, float threshold, float certain, float start) {
   // To the compiler this is not the shift of the sums, or it would keep their 48 exp logits until here. A few
   // elements at a time are handled, because registers are scarce.
   if (!ptx::always()) logit_offset = SplitOffset{};
@@ -37,7 +47,16 @@ __device__ __forceinline__ Drawn draw_elements(const RowElements& row, SplitOffs
   float expected = 0.f, running = start;
 #pragma unroll
   for (int first = 0; first < kRowElements; first += kDrawnAtOnce) {
-    if (!ptx::always()) continue;
+    if constexpr (kGeneral) {
+      if (!ptx::always()) continue;
+    } else {
+      const float sum = sums[sum_of<kGeneral>(first)];
+      if (!__any_sync(kWarp, may_keep && (running + sum >= threshold || sum >= certain))) {
+        running += sum;
+        expected += sum;
+        continue;
+      }
+    }
 #pragma unroll
     for (int i = first; i < first + kDrawnAtOnce; ++i) {
       const float q = ptx::exp2_approx(exponent_of<kGeneral>(row.at(i), logit_offset, scale));
@@ -147,15 +166,19 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
   for (int r = 0; r < kQuadRows; ++r) {
     const RowElements elements{acc, r};
     const SplitOffset row_offset{kGeneral ? from_owner(own.far, r) : 0.f, from_owner(own.shift, r)};
-    float sum[2] = {}, sum_offset[2] = {};
+    float sum[kSums<kGeneral>] = {}, sum_offset[2] = {};
 #pragma unroll
     for (int i = 0; i < kRowElements; ++i) {
       const float exponent = exponent_of<kGeneral>(elements.at(i), row_offset, exponent_scale);
       const float q = ptx::exp2_approx(exponent);
-      sum[i & 1] += q;
+      sum[sum_of<kGeneral>(i)] += q;
       if constexpr (kGeneral) sum_offset[i & 1] = fmaf(q, as_factor(exponent), sum_offset[i & 1]);
     }
-    sums[r] = sum[0] + sum[1];
+    if constexpr (kGeneral) {
+      sums[r] = sum[0] + sum[1];
+    } else {
+      sums[r] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + (sum[4] + sum[5]);
+    }
     sum_offsets[r] = sum_offset[0] + sum_offset[1];
     expected[r] = sums[r];
     const float threshold = from_owner(own_threshold, r);
@@ -165,8 +188,8 @@ __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& til
                          kFirstDrawStream + args.draws.first_stream + static_cast<uint32_t>(first_column)));
     const bool may_keep = sums[r] >= fminf(threshold * uniform, certain) && threshold < INFINITY;
     if (__any_sync(kWarp, may_keep)) {
-      const Drawn drawn = draw_elements<kGeneral>(elements, row_offset, exponent_scale, threshold, certain,
-                                                  threshold * (1.f - uniform));
+      const Drawn drawn = draw_elements<kGeneral>(elements, may_keep, sum, row_offset, exponent_scale,
+                                                  threshold, certain, threshold * (1.f - uniform));
       if (sums[r] >= certain) expected[r] = drawn.expected;
       const uint64_t kept = may_keep ? without_dense(drawn.kept, args.draws.role, first_column) : 0;
       const int index = from_owner(own_index, r);

@@ -5,8 +5,8 @@ namespace logitless::cuda {
 
 // Appends the elements with `keep` to `out`, in order, and returns the new count. Called by a whole block of
 // kThreads, with one element for each thread. Memory that a thread read before the call may be overwritten.
-template <int kThreads>
-__device__ int append(Kept* out, int count, bool keep, const Kept& element) {
+template <int kThreads, class T>
+__device__ int append(T* out, int count, bool keep, const T& element) {
   __shared__ int warps[kThreads / 32];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const unsigned ballot = __ballot_sync(~0u, keep);

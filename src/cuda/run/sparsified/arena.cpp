@@ -67,13 +67,14 @@ ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) 
   s.weight = take_elements(w, s.dtype, s.window * s.stride);
   if (s.dtype == DType::kE4M3) {
     s.hidden_factor = take<float>(w, rows);
-    s.weight_factor = take<float>(w, s.window);
+    s.weight_factor = take<float>(w, p.vocab);
   }
   for (float** vector :
        {&s.target_logit8, &s.no_threshold, &s.dense_lse, &s.dense_sum, &s.factor, &s.variance, &s.square}) {
     *vector = take<float>(w, rows);
   }
-  s.list_count = take<int32_t>(w, rows);
+  s.ranges = column_ranges(p);
+  s.range_end = take<int32_t>(w, rows * s.ranges.count);
   return s;
 }
 
@@ -173,11 +174,15 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
         Draw* elements = take_draws(p, v);
         if (!p.has.saved) t.lists.elements = elements;
         t.kept = reinterpret_cast<Kept*>(elements);
+        t.screen.draws = elements;
       },
       [&](Workspace& v) {
         if (t.lists_columns) t.sorted = take<KeptRow>(v, s.kept);
       });
-  share(w, operands, column_lists, [&](Workspace& v) {
+  const auto screened_logits = [&](Workspace& v) {
+    if (p.screens()) t.screen.logits = take<float>(v, rows * s.capacity);
+  };
+  share(w, operands, column_lists, screened_logits, [&](Workspace& v) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });
   if (p.has.d_weight) {

@@ -28,18 +28,24 @@ struct ScreenArena {
   int64_t stride = 0;              // elements between rounded rows
   void* hidden = nullptr;          // [N, stride]
   float* hidden_factor = nullptr;  // [N] with e4m3
-  void* weight = nullptr;          // [window, stride]
-  float* weight_factor = nullptr;  // [window] with e4m3
+  void* weight = nullptr;          // [window, stride], or all rows are in d_weight
+  float* weight_factor = nullptr;  // [V] with e4m3
   int64_t window = 0;              // screen_window()
   float* target_logit8 = nullptr;  // [N] as the screen has it
   float* no_threshold = nullptr;   // [N] infinity, with which nothing is drawn
   float* dense_lse = nullptr;      // [N] log of the sum of exp logits of the dense columns
   float* dense_sum = nullptr;      // [N] the same sum as the screen has it, relative to the logit offset
-  int32_t* list_count = nullptr;   // [N] kept elements
   float* factor = nullptr;         // [N] exp(lse8 - lse)
   float *variance = nullptr, *square = nullptr;  // [N] as DrawVariance, of lists before `factor`
 
+  // Between the second draw and the lists
+  ColumnRanges ranges;
+  int32_t* range_end = nullptr;  // [N, ranges] in `draws`
+  Draw* draws = nullptr;         // [N, capacity] kept ones, by range
+  float* logits = nullptr;       // [N, capacity] exact ones of `draws`
+
   LOGITLESS_HD bool used() const { return hidden != nullptr; }
+  LOGITLESS_HD int32_t list_count(int64_t row) const { return range_end[(row + 1) * ranges.count - 1]; }
 };
 
 // The workspace of a sparsified run. It includes a partly filled Arena, with its conventions. K dense, H

@@ -8,9 +8,9 @@
 namespace logitless::cuda {
 
 // The order of a row's draws. They arrive in any order, and get one that depends on their columns alone,
-// which makes sums repeatable: by a hash of the column, and by column for equal hashes. Most hashes have at
-// most one draw (in lists of up to kMostBuckets), so this takes a few steps for each draw. Sorting would take
-// the square of the number of doublings of the list.
+// which makes sums repeatable: by range of columns, by a hash of the column, and by column for equal hashes.
+// Most hashes have at most one draw (in lists of up to kMostBuckets), so this takes a few steps for each
+// draw. Sorting would take the square of the number of doublings of the list.
 constexpr int kMostBuckets = 2048;
 
 // As many buckets as draws, rounded up to a power of two, but at most kMostBuckets.
@@ -35,8 +35,9 @@ template <int kThreads>
 class RowOrder {
  public:
   // `shared` has row_order_bytes() and is aligned like Draw.
-  __device__ RowOrder(const Draw* draws, int count, void* shared)
-      : buckets_(row_buckets(count)),
+  __device__ RowOrder(const Draw* draws, int count, void* shared, ColumnRanges ranges = {})
+      : ranges_(ranges),
+        buckets_(row_buckets(count)),
         ends_(static_cast<int32_t*>(shared)),
         draws_(reinterpret_cast<Draw*>(ends_ + buckets_)) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -72,8 +73,10 @@ class RowOrder {
 
  private:
   __device__ int bucket_of(const Draw& draw) const {
-    const uint32_t hash = static_cast<uint32_t>(column_of(draw)) * 0x9E3779B1u;  // 2^32 over the golden ratio
-    return static_cast<int>(__umulhi(hash, static_cast<uint32_t>(buckets_)));
+    const auto column = static_cast<uint32_t>(column_of(draw));
+    const uint32_t hash = column * 0x9E3779B1u;  // 2^32 over the golden ratio
+    const uint64_t key = (uint64_t{column >> ranges_.shift} << 32 | hash) >> ranges_.bits;
+    return static_cast<int>(__umulhi(static_cast<uint32_t>(key), static_cast<uint32_t>(buckets_)));
   }
 
   __device__ void counts_to_starts() {
@@ -91,6 +94,7 @@ class RowOrder {
     }
   }
 
+  ColumnRanges ranges_;
   int buckets_;
   int32_t* ends_;
   Draw* draws_;

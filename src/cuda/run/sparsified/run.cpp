@@ -132,14 +132,35 @@ void launch_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   });
 }
 
-// Rounds rows of a matrix for the screen. row_map: the rows to take; null: all. target: those of ignored rows
-// become 0; or null.
+// Where the screen's rows of the weight are, and how many at a time.
+struct ScreenedWeight {
+  Matrix rows;
+  int64_t window;
+};
+ScreenedWeight screened_weight(const Runner& run, const ScreenArena& s) {
+  const Problem& p = run.problem;
+  const Matrix d_weight = run.d_weight();
+  if (rounds_into_d_weight(p, s.dtype)) {
+    const auto address = reinterpret_cast<uintptr_t>(d_weight.data);
+    const uintptr_t past = (kScreenAlignment - address % kScreenAlignment) % kScreenAlignment;
+    const int64_t pitch = d_weight.stride * static_cast<int64_t>(size_of(d_weight.dtype));
+    if (d_weight.stride == p.hidden) {  // without gaps
+      return {{static_cast<std::byte*>(d_weight.data) + past, s.dtype, s.stride}, p.vocab};
+    }
+    if (past == 0 && pitch % kScreenAlignment == 0) {
+      return {{d_weight.data, s.dtype, pitch / static_cast<int64_t>(size_of(s.dtype))}, p.vocab};
+    }
+  }
+  return {{s.weight, s.dtype, s.stride}, s.window};
+}
+
+// Rounds rows of a matrix for the screen. target: those of ignored rows become 0; or null.
 ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const ConstMatrix& from, int64_t rows,
-                        const int32_t* target, void* to, float* factor) {
+                        const int32_t* target, const Matrix& to, float* factor) {
   RowsCopy c{};
   c.from = from;
   c.target = target;
-  c.to = {to, t.screen.dtype, t.screen.stride};
+  c.to = to;
   c.rows = rows;
   c.columns = run.problem.hidden;
   c.padded = t.screen.stride;
@@ -152,8 +173,9 @@ ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const Const
 void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& operands) {
   const ScreenArena& s = t.screen;
-  const ConstMatrix hidden =
-      screen_rows(run, t, operands, chunk.rows, run.arena.target, s.hidden, s.hidden_factor);
+  const ConstMatrix hidden = screen_rows(run, t, operands, chunk.rows, run.arena.target,
+                                         {s.hidden, s.dtype, s.stride}, s.hidden_factor);
+  const ScreenedWeight into = screened_weight(run, s);
   const auto of_screen = [&](LogitsProduct& product, DrawArgs& args) {
     product.dtype = s.dtype;
     product.depth = s.stride;
@@ -164,7 +186,7 @@ void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk
     args.draws.certain_share = kCertainShare;
   };
   const ConstMatrix dense = screen_rows(run, t, run.padded(t.columns_copy, run.dtype()), t.sizes.dense,
-                                        nullptr, s.weight, s.weight_factor);
+                                        nullptr, into.rows, s.weight_factor);
   launch_draw(run, t, chunk, hidden, {0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
     of_screen(product, args);
     product.transform.bias = t.dense_bias;
@@ -172,9 +194,9 @@ void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk
     args.draws.threshold = s.no_threshold;
   });
   launch_take_dense_sums(t, run.queue);
-  for_windows(0, run.problem.vocab, std::min(s.window, widest_window(run)), [&](const Window& window) {
+  for_windows(0, run.problem.vocab, std::min(into.window, widest_window(run)), [&](const Window& window) {
     const ConstMatrix weight = screen_rows(run, t, load_weight(run, window, active_rows(run, chunk)),
-                                           window.columns, nullptr, s.weight, s.weight_factor);
+                                           window.columns, nullptr, into.rows, s.weight_factor);
     launch_draw(run, t, chunk, hidden, window, weight, of_screen);
   });
   launch_add_dense_sums(t, run.traits().base_2, run.queue);

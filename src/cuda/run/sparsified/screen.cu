@@ -12,7 +12,8 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kInFlight = 4;  // pieces of 8 elements of each operand that a thread waits for at once
+constexpr int kInFlight = 4;  // pieces of 8 elements of each row that a thread waits for at once
+constexpr int kAtOnce = 2;    // rows of the weight
 
 __device__ double effective_offset(const SparsifiedArena& t, bool base_2, int64_t row) {
   const float offset = t.base.logit_offset[row];
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) screened_lse_kernel(SparsifiedArena 
   t.base.lse_residual[row] = lse.low;
 }
 
-// Arguments of the kernel besides the arena.
+// Arguments of the kernels besides the arena.
 struct Settle {
   uint32_t first_stream;  // global number of column 0
   bool base_2;            // the lse estimate is its rounded_offset()
@@ -61,32 +62,143 @@ struct Settle {
   float* loss_error;    // Buffers::loss_error, or null
 };
 
-// The dot product of two rows. Called by a warp.
+// A row's lse8, and what the second draw needs besides the row's draws.
+struct ScreenedRow {
+  LogSumExp<float> lse8;
+  float drawn;  // weight after the first draw of an element that was not certain
+  float threshold;
+
+  __device__ ScreenedRow(const SparsifiedArena& t, bool base_2, int64_t r)
+      : lse8{t.base.lse[r], t.base.lse_residual[r]},
+        drawn(t.threshold * p_over_q_of(t, base_2, r)),
+        threshold(t.threshold) {}
+
+  __device__ float first_weight(const Draw& draw) const {
+    return (draw.column_and_certain & 1) != 0 ? expf(lse8.log_p(draw.logit)) : drawn;
+  }
+  // The weight of an element that the second draw kept.
+  __device__ float kept_weight(const Draw& draw) const { return fmaxf(first_weight(draw), threshold); }
+};
+
+__device__ bool is_settled(const SparsifiedArena& t, int64_t r, int32_t target) {
+  return target != kIgnoredRow && fabsf(t.base.lse[r]) < CUDART_INF_F;
+}
+
+// One block for each row: orders its draws by ranges of columns, and draws again with the screen's lse.
+__global__ void __launch_bounds__(kThreads) draw_screened_kernel(SparsifiedArena t, Settle w) {
+  __shared__ int32_t in_range[kMostRanges];
+  const DrawLists& lists = t.lists;
+  const ColumnRanges ranges = t.screen.ranges;
+  const int64_t r = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int32_t target = t.base.target[r];
+  int32_t* range_end = t.screen.range_end + r * ranges.count;
+  if (!is_settled(t, r, target)) {
+    for (int i = thread; i < ranges.count; i += kThreads) range_end[i] = 0;
+    return;
+  }
+  for (int i = thread; i < ranges.count; i += kThreads) in_range[i] = 0;
+  const ScreenedRow row(t, w.base_2, r);
+  const uint32_t bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
+  const int drawn = min(lists.count[r], static_cast<int>(t.sizes.capacity) - 1);
+  const RowOrder<kThreads> draws(lists.elements + r * t.sizes.capacity, drawn, dynamic_shared<Draw>(),
+                                 ranges);
+  Draw* out = t.screen.draws + r * t.sizes.capacity;  // may overwrite the draws, which are in shared memory
+  int count = 0;
+  for (int first = 0; first < drawn; first += kThreads) {
+    Draw draw{};
+    bool keep = false;
+    if (first + thread < drawn) {
+      draw = draws[first + thread];
+      const int32_t column = column_of(draw);
+      const uint32_t of_column =
+          draw_stream_bits(bits, *lists.seed, w.first_stream + static_cast<uint32_t>(column));
+      keep =
+          second_draw(row.first_weight(draw), t.threshold, draw_uniform(of_column)) != 0 && column != target;
+      if (keep) atomicAdd(in_range + ranges.of(column), 1);
+    }
+    count = append<kThreads>(out, count, keep, draw);
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  int end = 0;
+  for (int i = 0; i < ranges.count; ++i) range_end[i] = end += in_range[i];
+}
+
+// The dot products of a row of `hidden` and kAtOnce rows of the weight. Called by a warp.
 template <bool kAligned, class H, class C>
-__device__ float dot_of_rows(const H* hidden, const C* weight, int64_t columns, DType operand, int lane) {
-  float sum = 0;
-  for (int64_t first = 8 * lane; first < columns; first += kInFlight * 8 * 32) {
+__device__ void dots_of_rows(const H* hidden, const C* const (&weight)[kAtOnce], const Settle& w, int lane,
+                             float (&sum)[kAtOnce]) {
+  for (int64_t first = 8 * lane; first < w.columns; first += kInFlight * 8 * 32) {
     Loading8<kAligned, H> of_hidden[kInFlight];
-    Loading8<kAligned, C> of_weight[kInFlight];
+    Loading8<kAligned, C> of_weight[kInFlight][kAtOnce];
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {  // no load waits for another
       const int64_t i = first + p * 8 * 32;
-      const int left = static_cast<int>(min(max(columns - i, int64_t{0}), int64_t{8}));
-      of_weight[p] = start_load8<kAligned>(weight + i, left, extent_of(weight, columns));
-      of_hidden[p] = start_load8<kAligned>(hidden + i, left, extent_of(hidden, columns));
+      const int left = static_cast<int>(min(max(w.columns - i, int64_t{0}), int64_t{8}));
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        of_weight[p][k] = start_load8<kAligned>(weight[k] + i, left, extent_of(weight[k], w.columns));
+      }
+      of_hidden[p] = start_load8<kAligned>(hidden + i, left, extent_of(hidden, w.columns));
     }
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
-      const int left = static_cast<int>(min(max(columns - first - p * 8 * 32, int64_t{0}), int64_t{8}));
+      const int left = static_cast<int>(min(max(w.columns - first - p * 8 * 32, int64_t{0}), int64_t{8}));
       const Vector8<H> e = end_load8(of_hidden[p], left);
-      const Vector8<C> c = end_load8(of_weight[p], left);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        sum = fmaf(to_operand(e.x[k], operand), to_operand(c.x[k], operand), sum);
+      for (int k = 0; k < kAtOnce; ++k) {
+        const Vector8<C> c = end_load8(of_weight[p][k], left);
+#pragma unroll
+        for (int x = 0; x < 8; ++x) {
+          sum[k] = fmaf(to_operand(e.x[x], w.operand_dtype), to_operand(c.x[x], w.operand_dtype), sum[k]);
+        }
       }
     }
   }
-  return warp_sum(sum);
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) sum[k] = warp_sum(sum[k]);
+}
+
+// One block for each row and range of columns: logits of what is left, and of the target. Blocks of a range
+// run side by side, so that its part of the weight is in L2 while all rows read it.
+template <bool kAligned, class H, class C>
+__global__ void __launch_bounds__(kThreads) screened_logits_kernel(SparsifiedArena t, Settle w) {
+  const int64_t r = blockIdx.x;
+  const int range = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const ColumnRanges ranges = t.screen.ranges;
+  const int32_t target = t.base.target[r];
+  if (!is_settled(t, r, target)) return;
+  const int32_t* range_end = t.screen.range_end + r * ranges.count;
+  const int begin = range > 0 ? range_end[range - 1] : 0, end = range_end[range];
+  // Sums of the rows that are summed again have the target's logit from their own product.
+  const bool with_target =
+      target >= 0 && ranges.of(target) == range && t.lists.summed_again[r / kRowBlock] == 0;
+  const H* hidden = w.hidden.row<H>(r);
+  const Draw* draws = t.screen.draws + r * t.sizes.capacity;
+  const float inverse_temperature = w.transform.inverse_temperature_of(r);
+  for (int i = begin + kAtOnce * warp; i < end + (with_target ? 1 : 0); i += kAtOnce * kWarps) {
+    int32_t column[kAtOnce];
+    const C* weight[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      column[k] = i + k < end ? column_of(draws[i + k]) : with_target ? target : column[0];
+      weight[k] = w.weight.row<C>(column[k]);
+    }
+    float dot[kAtOnce] = {};
+    dots_of_rows<kAligned>(hidden, weight, w, lane, dot);
+    if (lane >= kAtOnce || i + lane > end) continue;
+    const float own = lane == 0 ? dot[0] : dot[1];
+    const int32_t of = lane == 0 ? column[0] : column[1];
+    const float bias = w.transform.bias != nullptr ? w.transform.bias[of] : 0.0f;
+    const float z = w.transform.logit(own, bias, inverse_temperature);
+    if (i + lane < end) {
+      t.screen.logits[r * t.sizes.capacity + i + lane] = z;
+    } else if (with_target) {
+      t.lists.target_logit[r] = z;
+    }
+  }
 }
 
 // Joins the sums of all threads of a block; thread 0 gets the result.
@@ -106,104 +218,45 @@ __device__ ScreenedSum<double> block_joined(const ScreenedSum<double>& own) {
   return all;
 }
 
-// A kept element between the second draw and its list.
-struct Candidate {
-  int32_t column;
-  float z8, z, probability;  // probability: of having been kept
-};
-
-// One block for each row: orders its list, draws again with the screen's lse, evaluates what is left, and
-// corrects the row's sums. Values of lists are weights times t'(z), in units of exp(z - lse8).
-template <bool kAligned, class H, class C>
+// One block for each row: corrects its sums. Values of lists are weights times t'(z), in units of
+// exp(z - lse8).
 __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena t, Settle w) {
-  __shared__ Candidate kept[kThreads];
-  __shared__ int kept_of_warp[kWarps];
-  const DrawLists& lists = t.lists;
   const Arena& a = t.base;
   const int64_t r = blockIdx.x;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x);
   const int32_t target = a.target[r];
-  const LogSumExp<float> lse8{a.lse[r], a.lse_residual[r]};
-  const bool finite = fabsf(lse8.high) < CUDART_INF_F;
-  if (target == kIgnoredRow || !finite) {
+  if (!is_settled(t, r, target)) {
     if (thread != 0) return;
-    t.screen.list_count[r] = 0;
+    const float unknown = target == kIgnoredRow ? 0 : CUDART_NAN_F;
     t.screen.factor[r] = 0;
-    t.screen.variance[r] = t.screen.square[r] = target == kIgnoredRow ? 0 : CUDART_NAN_F;
-    if (w.loss_error != nullptr) w.loss_error[r] = target == kIgnoredRow ? 0 : CUDART_NAN_F;
+    t.screen.variance[r] = t.screen.square[r] = unknown;
+    if (w.loss_error != nullptr) w.loss_error[r] = unknown;
     return;
   }
-  const float p_over_q = p_over_q_of(t, w.base_2, r);
-  const uint32_t bits = draw_row_bits(*lists.seed, static_cast<uint32_t>(r));
-  const float inverse_temperature = w.transform.inverse_temperature_of(r);
+  const ScreenedRow row(t, w.base_2, r);
   const RowSlope slope(w.transform, r);
   // Sums of these rows are of exact logits.
-  const bool is_exact = lists.summed_again[r / kRowBlock] != 0;
-  const int drawn = min(lists.count[r], static_cast<int>(t.sizes.capacity) - 1);
-  const RowOrder<kThreads> draws(lists.elements + r * t.sizes.capacity, drawn, dynamic_shared<Draw>());
-  Kept* out = t.kept + r * t.sizes.capacity;  // may overwrite the draws, which are in shared memory by now
-  const H* hidden = w.hidden.row<H>(r);
-  const auto logit = [&](int32_t column) {  // called by a warp
-    const float dot =
-        dot_of_rows<kAligned>(hidden, w.weight.row<C>(column), w.columns, w.operand_dtype, lane);
-    const float bias = w.transform.bias != nullptr ? w.transform.bias[column] : 0.0f;
-    return w.transform.logit(dot, bias, inverse_temperature);
-  };
+  const bool is_exact = t.lists.summed_again[r / kRowBlock] != 0;
   ScreenedSum<double> sum;  // a large q8 must not take the digits of a small q
   DrawVariance<float> moments;
-  if (warp == 0 && !is_exact && target >= 0) {
-    const float z = logit(target);
-    if (lane == 0) {
-      lists.target_logit[r] = z;
-      if (t.role[target] < 0) sum.add(1, lse8.log_p(z), lse8.log_p(t.screen.target_logit8[r]));
-    }
+  if (thread == 0 && !is_exact && target >= 0 && t.role[target] < 0) {
+    sum.add(1, row.lse8.log_p(t.lists.target_logit[r]), row.lse8.log_p(t.screen.target_logit8[r]));
   }
-  int count = 0;
-  for (int first = 0; first < drawn; first += kThreads) {
-    Candidate own{};
-    bool keep = false;
-    if (first + thread < drawn) {
-      const Draw draw = draws[first + thread];
-      const int32_t column = column_of(draw);
-      const bool certain = (draw.column_and_certain & 1) != 0;
-      const float p8 = expf(lse8.log_p(draw.logit));
-      const uint32_t of_column =
-          draw_stream_bits(bits, *lists.seed, w.first_stream + static_cast<uint32_t>(column));
-      const float weight =
-          second_draw(certain ? p8 : t.threshold * p_over_q, t.threshold, draw_uniform(of_column));
-      keep = weight != 0 && column != target;
-      own = {column, draw.logit, 0, p8 / weight};
+  const int count = t.screen.list_count(r);
+  const int64_t list = r * t.sizes.capacity;
+  for (int i = thread; i < count; i += kThreads) {
+    const Draw draw = t.screen.draws[list + i];
+    const float z = t.screen.logits[list + i];
+    const float log_q8 = row.lse8.log_p(draw.logit), log_q = row.lse8.log_p(z);
+    const float probability = expf(log_q8) / row.kept_weight(draw);
+    if (!is_exact) sum.add(probability, log_q, log_q8);
+    const float of_element = slope(z), q = expf(log_q), weight = q / probability;
+    if (probability == 1) {
+      moments.add_exact(q * of_element);
+    } else {
+      moments.add_drawn(q, of_element, weight);
     }
-    const unsigned ballot = __ballot_sync(~0u, keep);
-    if (lane == 0) kept_of_warp[warp] = __popc(ballot);
-    __syncthreads();
-    int before = 0, all = 0;
-    for (int i = 0; i < kWarps; ++i) {
-      if (i < warp) before += kept_of_warp[i];
-      all += kept_of_warp[i];
-    }
-    if (keep) kept[before + __popc(ballot & ((1u << lane) - 1))] = own;
-    __syncthreads();
-    for (int i = warp; i < all; i += kWarps) {
-      const float z = logit(kept[i].column);
-      if (lane == 0) kept[i].z = z;
-    }
-    __syncthreads();
-    if (thread < all) {
-      const Candidate element = kept[thread];
-      const float log_q = lse8.log_p(element.z);
-      if (!is_exact) sum.add(element.probability, log_q, lse8.log_p(element.z8));
-      const float of_element = slope(element.z);
-      const float q = expf(log_q), weight = q / element.probability;
-      if (element.probability == 1) {
-        moments.add_exact(q * of_element);
-      } else {
-        moments.add_drawn(q, of_element, weight);
-      }
-      if (w.keeps) out[count + thread] = {element.column, weight * of_element};
-    }
-    count += all;
-    __syncthreads();
+    if (w.keeps) t.kept[list + i] = {column_of(draw), weight * of_element};
   }
   const ScreenedSum<double> joined = block_joined(sum);
   const float variance = block_sum<kThreads>(moments.variance);
@@ -212,7 +265,6 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
   if (thread == 0) {
     const double log_sum = is_exact ? 0 : joined.log_sum();
     factor = static_cast<float>(exp(log_sum));
-    t.screen.list_count[r] = count;
     t.screen.factor[r] = static_cast<float>(exp(-log_sum));
     t.screen.variance[r] = variance;
     t.screen.square[r] = square;
@@ -247,7 +299,7 @@ __global__ void __launch_bounds__(kThreads) finish_screened_lists_kernel(Sparsif
     return;
   }
   const float factor = a.a[r] * t.screen.factor[r];
-  const int count = t.screen.list_count[r];
+  const int count = t.screen.list_count(r);
   Kept* list = t.kept + r * t.sizes.capacity;
   for (int i = thread; i < count; i += kThreads) {
     list[i].value *= factor;
@@ -298,17 +350,22 @@ void launch_settle_screen(const Runner& run, const SparsifiedArena& t) {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);
+  allow_shared_memory(kernel_pointer(draw_screened_kernel), device,
+                      static_cast<int>(row_order_bytes(longest)));
+  const auto rows = static_cast<unsigned>(t.rows);
+  run.queue.launch("draw_screened", draw_screened_kernel, rows, kThreads,
+                   row_order_bytes(static_cast<int>(t.sizes.capacity)), t, w);
   const bool aligned = is_aligned8(w.hidden, w.columns) && is_aligned8(w.weight, w.columns);
   for_dtype(w.hidden.dtype, [&](auto h) {
     for_dtype(w.weight.dtype, [&](auto c) {
       using H = decltype(h);
       using C = decltype(c);
-      const auto kernel = aligned ? settle_screen_kernel<true, H, C> : settle_screen_kernel<false, H, C>;
-      allow_shared_memory(kernel_pointer(kernel), device, static_cast<int>(row_order_bytes(longest)));
-      run.queue.launch("settle_screen", kernel, static_cast<unsigned>(t.rows), kThreads,
-                       row_order_bytes(static_cast<int>(t.sizes.capacity)), t, w);
+      run.queue.launch("screened_logits",
+                       aligned ? screened_logits_kernel<true, H, C> : screened_logits_kernel<false, H, C>,
+                       dim3(rows, static_cast<unsigned>(t.screen.ranges.count)), kThreads, 0, t, w);
     });
   });
+  run.queue.launch("settle_screen", settle_screen_kernel, rows, kThreads, 0, t, w);
 }
 
 void launch_finish_screened_lists(const Runner& run, const SparsifiedArena& t) {

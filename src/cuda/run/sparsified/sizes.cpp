@@ -46,6 +46,18 @@ SparsifiedSizes sparsified_sizes(const Problem& p) {
   return s;
 }
 
+ColumnRanges column_ranges(const Problem& p) {
+  constexpr int64_t kRangeBytes = int64_t{40} << 20, kLeastRanges = 4;
+  const auto count_of = [&](int shift) { return ((std::max<int64_t>(p.vocab, 1) - 1) >> shift) + 1; };
+  const int64_t row_bytes = p.hidden * static_cast<int64_t>(size_of(p.dtype.weight));
+  ColumnRanges r;
+  while (r.shift > 0 && (row_bytes << r.shift > kRangeBytes || count_of(r.shift) < kLeastRanges)) --r.shift;
+  while (count_of(r.shift) > kMostRanges) ++r.shift;
+  r.count = static_cast<int>(count_of(r.shift));
+  while (1 << r.bits < r.count) ++r.bits;
+  return r;
+}
+
 std::string why_not_sparsified(const Problem& problem, int capability) {
   const SparsifiedSizes sizes = sparsified_sizes(problem);
   if (sizes.capacity > longest_list(capability)) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/host_device.h"
 #include "core/problem.h"
 
 namespace logitless::cuda {
@@ -43,14 +44,34 @@ inline DType screen_dtype(bool draws_e4m3) {
   return draws_e4m3 ? DType::kE4M3 : DType::kBF16;
 }
 
-// Elements between rounded rows, and columns of the weight that are rounded at a time, in whole tiles.
+// Ranges of columns whose logits a screen's second draw asks for one after the other: `count` of 2^shift
+// columns each, at most 2^bits.
+struct ColumnRanges {
+  int shift = 31, bits = 0, count = 1;
+  LOGITLESS_HD int of(int32_t column) const { return column >> shift; }
+};
+inline constexpr int kMostRanges = 128;
+// Ranges whose rows of the weight stay in L2; a few at least, so that small problems have some as well.
+ColumnRanges column_ranges(const Problem& problem);
+
+// Elements between rounded rows, which begin at multiples of kScreenAlignment bytes.
+inline constexpr int64_t kScreenAlignment = 16;
 inline int64_t screen_stride(const Problem& problem) {
-  return (problem.hidden + 15) / 16 * 16;
+  return (problem.hidden + 15) / kScreenAlignment * kScreenAlignment;
 }
+// Whether the memory of d_weight, which a run writes last, has room for all rounded rows of the weight.
+inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
+  return p.has.d_weight && !p.accumulate.d_weight && !p.unaligned_rows &&
+         p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight)) >=
+             screen_stride(p) * static_cast<int64_t>(size_of(dtype)) + kScreenAlignment;
+}
+// Columns of the weight that are rounded at a time into the workspace, in whole tiles. Beside d_weight they
+// are few, for the case that its rows begin anywhere.
 inline int64_t screen_window(const Problem& problem, DType dtype) {
-  constexpr int64_t kTiles = 192;
+  constexpr int64_t kTiles = 192, kLeast = 4;
   const int64_t bytes = screen_stride(problem) * static_cast<int64_t>(size_of(dtype));
-  return std::min(problem.vocab, std::max<int64_t>(kScreenBytes / bytes / kTiles, 4) * kTiles);
+  const int64_t tiles = rounds_into_d_weight(problem, dtype) ? 0 : kScreenBytes / bytes / kTiles;
+  return std::min(problem.vocab, std::max(tiles, kLeast) * kTiles);
 }
 
 inline float threshold_of(const Problem& problem) {
