@@ -203,6 +203,23 @@ def engines(record: Record) -> list[str]:
     return markdown(["of one matmul (loss) or three", *(shape.name for shape in record.shapes)], lines)
 
 
+def screens(record: Record) -> list[str]:
+    """A row per call and head: the time in matmuls, MiB beyond gradients, and errors."""
+    lines = []
+    for shape in record.shapes:
+        errors = {(item.method, item.pass_): item for item in record.accuracy if item.shape == shape.name}
+        for row in (row for row in record.rows if row.shape == shape.name):
+            item = errors.get((row.method, row.pass_)) or errors[row.method, "gradients"]
+            loss_only = row.pass_ == "loss"
+            name = in_words(row.method.removesuffix(" loss")) + (", loss alone" if loss_only else "")
+            cells = [shape.name, name.replace(", fp8", ", screen"), two(row.burst_ratio, row.sustained_ratio)]
+            cells += [two(row.burst_ms, row.sustained_ms), beyond(row), number(item.loss_error, ".0e")]
+            both = (item.d_hidden_error, item.d_weight_error)
+            lines.append(cells + ["-" if loss_only else number(error, ".2%") for error in both])
+    head = ["head", "", "of one matmul (loss) or three", "ms", "extra MiB"]
+    return markdown(head + ["error of the loss", "of d_hidden", "of d_weight"], lines)
+
+
 def budgets(record: Record) -> list[str]:
     """A row per budget: for each head the time in three matmuls."""
 
@@ -292,6 +309,7 @@ KINDS: dict[str, Callable[[Any], list[str]]] = {
     "products": ratios,
     "odd": ratios,
     "random": ratios,
+    "screen": screens,
     "host": host_table,
     "steps": published_steps,
     "parallel": groups,
@@ -310,6 +328,8 @@ TABLES = (  # kind and date
     "products-2026-11-23",
     "odd-2026-11-23",
     "random-2026-11-23",
+    "screen-trained-2026-11-27",
+    "screen-2026-11-27",
     "host-2026-11-23",
     "steps-2026-11-23",
     "parallel-2026-11-24",

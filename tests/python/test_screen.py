@@ -7,7 +7,7 @@ import pytest
 import torch
 from logitless import options as _options
 from sparsified_cases import check_mean_over_seeds, gradients, head
-from support import lce
+from support import DEVICES, lce
 
 SCREEN = {"gradient": "always-sparsified", "threshold": 2**-6, "screen": "fp8"}
 
@@ -32,7 +32,8 @@ class Truth:
 
     def __init__(self, input, weight, bias, target, threshold, scale=1.0, softcap=None, temperature=1.0, z_loss=0.0,
                  class_weight=None, token_weight=None, num_items=None, shift=0, reduction="mean"):  # fmt: skip
-        input, weight, bias = leaves = [t.detach().double().requires_grad_() for t in (input, weight, bias)]
+        input, weight, bias = leaves = [t.detach().cpu().double().requires_grad_() for t in (input, weight, bias)]
+        target = target.cpu()
         target = torch.cat([target[shift:], target.new_full((shift,), -100)])
         by = temperature.double()[:, None] if torch.is_tensor(temperature) else temperature
 
@@ -73,17 +74,21 @@ class Truth:
             self.bias = [bound @ weight.abs(), bound.T @ input.abs(), bound.sum(0) / abs(scale)]
 
 
-def problem(tokens=24, vocab=400, hidden=16, spread=0.4, dtype=torch.float32):
-    return head("cpu", tokens, vocab, hidden, dtype, spread)
+def problem(tokens=24, vocab=400, hidden=16, spread=0.4, dtype=torch.float32, device="cpu"):
+    return head(device, tokens, vocab, hidden, dtype, spread)
+
+
+on_devices = pytest.mark.parametrize("device", DEVICES)
 
 
 def check_means(tensors, target, threshold=SCREEN["threshold"], seeds=250, unit=1e-5, **options):
     """Checks the means over seeds of loss and gradients; returns the truth."""
     truth = Truth(*tensors, target, threshold, **options)
+    moved = {name: v.to(target.device) if torch.is_tensor(v) else v for name, v in options.items()}
 
     def draw(seed):
-        loss = lce(*tensors[:2], target, bias=tensors[2], seed=seed, **SCREEN | {"threshold": threshold}, **options)
-        return [loss.detach().double(), *gradients(tensors, loss)]
+        loss = lce(*tensors[:2], target, bias=tensors[2], seed=seed, **SCREEN | {"threshold": threshold}, **moved)
+        return [loss.detach().double().cpu(), *gradients(tensors, loss)]
 
     bias = [truth.loss_bias, *truth.bias]
     check_mean_over_seeds(draw, [truth.loss, *truth.gradients], seeds, unit, bias)
@@ -103,16 +108,18 @@ OPTIONS = {
 }
 
 
+@on_devices
 @pytest.mark.parametrize("name", OPTIONS)
-def test_means_over_seeds_are_exact(name):
-    *tensors, target = problem()
+def test_means_over_seeds_are_exact(name, device):
+    *tensors, target = problem(device=device)
     check_means(tensors, target, **OPTIONS[name])
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_outlier_channels(dtype):
+def test_outlier_channels(dtype, device):
     """Channels 100 times as large as the others leave these fewer bits, and logits of up to 40 large 8-bit errors."""
-    *tensors, target = problem(16, 1000, 48, spread=1.0, dtype=dtype)
+    *tensors, target = problem(16, 1000, 48, spread=1.0, dtype=dtype, device=device)
     with torch.no_grad():
         input, weight, bias = tensors
         input[:, [3, 17]] *= 100
@@ -143,8 +150,9 @@ def test_the_loss_error_is_the_standard_deviation(trains):
     assert ((nll.mean(0) - truth.nll).abs() <= 6 * truth.error / seeds**0.5 + 3 * truth.error**2 + 1e-5).all()
 
 
-def test_a_forward_pass_alone_has_the_same_loss():
-    *tensors, target = problem()
+@on_devices
+def test_a_forward_pass_alone_has_the_same_loss(device):
+    *tensors, target = problem(device=device)
     names = ["nll", "lse", "loss_error", "target_logit", "valid_count", "kept_count", "draw_variance"]
     options = {"bias": tensors[2], "return_stats": names, "differentiable_stats": False, "seed": 3, **SCREEN}
     trained = lce(*tensors[:2], target, **options)
@@ -195,18 +203,19 @@ def test_seeds_and_threads():
 SHAPES = [(1, 1, 1), (1, 400, 16), (7, 1, 3), (5, 2, 1), (17, 133, 7), (33, 1025, 65)]
 
 
+@on_devices
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shapes(shape, dtype):
+def test_shapes(shape, dtype, device):
     """With a threshold below every element nothing is drawn, so all is exact up to the dtype."""
     tokens, vocab, hidden = shape
-    *tensors, target = problem(tokens, vocab, hidden, dtype=dtype)
+    *tensors, target = problem(tokens, vocab, hidden, dtype=dtype, device=device)
     if tokens == 1:
         target[:] = vocab - 1
     options = {"bias": tensors[2], "return_stats": ["nll", "loss_error"], "differentiable_stats": False}
     truth = Truth(*tensors, target, 1e-30)
     out = lce(*tensors[:2], target, seed=1, **SCREEN | {"threshold": 1e-30}, **options)
-    torch.testing.assert_close(out.nll.double(), truth.nll, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(out.nll.double().cpu(), truth.nll, rtol=2e-5, atol=2e-5)
     assert (out.loss_error == 0).all()
     unit = 1e-5 if dtype == torch.float32 else 2**-6
     for got, expected in zip(gradients(tensors, out.loss), truth.gradients):
@@ -214,10 +223,11 @@ def test_shapes(shape, dtype):
     assert lce(*tensors[:2], target, seed=1, **SCREEN, **options).loss.isfinite()
 
 
+@on_devices
 @pytest.mark.parametrize("tokens", [0, 9])
-def test_no_row_counts(tokens):
-    *tensors, target = problem(12)
-    input, target = tensors[0].detach()[:tokens].requires_grad_(), torch.full((tokens,), -100)
+def test_no_row_counts(tokens, device):
+    *tensors, _ = problem(12, device=device)
+    input, target = tensors[0].detach()[:tokens].requires_grad_(), torch.full((tokens,), -100, device=device)
     options = {"return_stats": ["nll", "loss_error"], "differentiable_stats": False, "reduction": "sum"}
     out = lce(input, tensors[1], target, **SCREEN, **options)
     assert out.loss == 0 and not out.nll.any() and not out.loss_error.any()
@@ -243,10 +253,11 @@ def enlarge(input, weight, bias):
     weight *= 1e4 / (input @ weight.T).abs().max()
 
 
+@on_devices
 @pytest.mark.parametrize("name", STRANGE)
-def test_numbers_that_are_not_finite(name):
+def test_numbers_that_are_not_finite(name, device):
     """Rows are finite, or NaN, where they are so without the screen. A weight without e4m3 number makes all NaN."""
-    *tensors, target = problem()
+    *tensors, target = problem(device=device)
     with torch.no_grad():
         STRANGE[name](*tensors)
     options = {"bias": tensors[2], "return_stats": ["nll"], "differentiable_stats": False, "reduction": "sum"}
@@ -261,8 +272,9 @@ def test_numbers_that_are_not_finite(name):
     assert torch.equal(*rows)
 
 
-def test_large_logits():
-    *tensors, target = problem()
+@on_devices
+def test_large_logits(device):
+    *tensors, target = problem(device=device)
     with torch.no_grad():
         enlarge(*tensors)
     names = ["nll", "lse", "loss_error"]
@@ -377,10 +389,11 @@ def test_modules():
         assert torch.equal(weight.grad, torch.autograd.grad(loss, weight)[0])
 
 
+@on_devices
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trains", [True, False])
-def test_compiled_is_bitwise_eager(trains):
+def test_compiled_is_bitwise_eager(trains, device):
     """test_tools.py compiles and checks the operator with gradients."""
 
     def eager(input, weight, target, seed):
@@ -392,7 +405,7 @@ def test_compiled_is_bitwise_eager(trains):
 
     compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
     for tokens in (12, 9):
-        input, weight, _, target = problem(tokens)
+        input, weight, _, target = problem(tokens, device=device)
         with torch.set_grad_enabled(trains):
             got, expected = (f(input, weight, target, 5) for f in (compiled, eager))
         assert all(torch.equal(a, b) for a, b in zip(got, expected))
@@ -401,9 +414,10 @@ def test_compiled_is_bitwise_eager(trains):
                 assert torch.equal(a, b)
 
 
+@on_devices
 @pytest.mark.parametrize("trains", [True, False])
-def test_budgets(trains):
-    *tensors, target = problem(300, 2000, 32)
+def test_budgets(trains, device):
+    *tensors, target = problem(300, 2000, 32, device=device)
     leaves = [t.detach().requires_grad_(trains) for t in tensors[:2]]
 
     def call(budget):
@@ -416,7 +430,7 @@ def test_budgets(trains):
     with pytest.raises(logitless.BudgetTooSmallError):
         call(least - 1)
     info = logitless.plan(
-        300, 2000, 32, max_workspace_bytes=least, gradients=["hidden", "weight"][: 2 * trains], **SCREEN
+        300, 2000, 32, device=device, max_workspace_bytes=least, gradients=["hidden", "weight"][: 2 * trains], **SCREEN
     )
     assert info.workspace_bytes <= least
     for budget in (least, 2 * least, None, "fastest"):
