@@ -124,6 +124,48 @@ TEST_P(Screen, LargeLogits) {
   for (double value : got.nll) EXPECT_GE(value, -1e-3 * 4000);
 }
 
+// Rows of (2^21, 1): the second channel vanishes in 8 bits, and all 8-bit logits of these weights are 0.
+Case blind(const Case& like, double of_other_columns) {
+  Case c = like;
+  for (size_t i = 0; i < c.hidden.size(); ++i) c.hidden[i] = i % 2 == 0 ? 0x1p21 : 1;
+  for (size_t i = 0; i < c.weight.size(); ++i) c.weight[i] = i % 2 == 0 ? 0 : of_other_columns;
+  return c;
+}
+
+TEST_P(Screen, AnElementThatTheScreenUnderratesFarIsFinite) {
+  Case c = blind(sparsified({8, 4096, 2}, 0x1p-9), 0);
+  c.weight[2 * 200 + 1] = 200;
+  double largest = 0;
+  for (int64_t seed = 0; seed < (is_device() ? 4 : 20); ++seed) {
+    Case drawn = screened(c, 0x1p-9, seed);
+    drawn.problem.has.draw_variance = 1;
+    const Outputs got = solve(drawn);
+    for (const auto& values : {got.nll, got.loss_error, got.d_hidden, got.d_weight, got.draw_variance}) {
+      for (double value : values) EXPECT_TRUE(std::isfinite(value));
+    }
+    largest = std::max(largest, *std::max_element(got.nll.begin(), got.nll.end()));
+  }
+  EXPECT_GT(largest, 100);  // some row has drawn it
+}
+
+TEST_P(Screen, TheLossIsNoLessThanItsKnownPart) {
+  Case c = blind(sparsified({8, 4096, 2}, 0x1p-9), -5);
+  std::fill(c.targets.begin(), c.targets.end(), 3);
+  c.weight[2 * 3 + 1] = 7.5;
+  for (int64_t seed = 0; seed < (is_device() ? 4 : 20); ++seed) {
+    for (double value : solve(screened(c, 0x1p-9, seed)).nll) EXPECT_GE(value, -1e-3);
+  }
+}
+
+// Products then have no part in the gradients, and memory of the gradients is cleared early.
+TEST_P(Screen, ScaleOfZero) {
+  Case c = sparsified({8, 300, 32}, 0x1p-5);
+  c.problem.scale = 0;
+  c = screened(c, kKeepsAll, 1);
+  const Expected expected(c);
+  expected.check(solve(c), expected.bounds_of(engine()));
+}
+
 TEST_P(Screen, NoNumbersStayTheirRows) {
   for (const double bad : {NAN, INFINITY, -INFINITY}) {
     Case c = sparsified({8, 300, 16}, 0x1p-5);

@@ -70,7 +70,7 @@ ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) 
     s.weight_factor = take<float>(w, p.vocab);
   }
   for (float** vector :
-       {&s.target_logit8, &s.no_threshold, &s.dense_lse, &s.dense_sum, &s.factor, &s.variance, &s.square}) {
+       {&s.target_logit8, &s.no_threshold, &s.dense_lse, &s.dense_sum, &s.variance, &s.square}) {
     *vector = take<float>(w, rows);
   }
   s.ranges = column_ranges(p);
@@ -141,8 +141,11 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
   const auto column_lists = [&](Workspace& v) {
     if (t.lists_columns) t.by_column = take<KeptRow>(v, s.kept);
   };
+  const auto screened_logits = [&](Workspace& v) {
+    if (p.screens()) t.screen.logits = take<float>(v, rows * s.capacity);
+  };
   if (p.needs_forward()) {
-    t.portion = redraw_portion(p, largest(operands, column_lists));
+    t.portion = redraw_portion(p, largest(operands, column_lists, screened_logits));
     t.portions = ceil_div(rows, t.portion);
     t.redrawn = take<int32_t>(w, rows);
     // A smaller shard has more portions than the largest.
@@ -179,9 +182,6 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
       [&](Workspace& v) {
         if (t.lists_columns) t.sorted = take<KeptRow>(v, s.kept);
       });
-  const auto screened_logits = [&](Workspace& v) {
-    if (p.screens()) t.screen.logits = take<float>(v, rows * s.capacity);
-  };
   share(w, operands, column_lists, screened_logits, [&](Workspace& v) {
     if (p.needs_forward()) t.portion_hidden = take_elements(v, dtype, t.portion * depth);
   });

@@ -35,8 +35,7 @@ struct ScreenArena {
   float* no_threshold = nullptr;   // [N] infinity, with which nothing is drawn
   float* dense_lse = nullptr;      // [N] log of the sum of exp logits of the dense columns
   float* dense_sum = nullptr;      // [N] the same sum as the screen has it, relative to the logit offset
-  float* factor = nullptr;         // [N] exp(lse8 - lse)
-  float *variance = nullptr, *square = nullptr;  // [N] as DrawVariance, of lists before `factor`
+  float *variance = nullptr, *square = nullptr;  // [N] as DrawVariance, of lists before coefficients
 
   // Between the second draw and the lists
   ColumnRanges ranges;

@@ -218,8 +218,8 @@ __device__ ScreenedSum<double> block_joined(const ScreenedSum<double>& own) {
   return all;
 }
 
-// One block for each row: corrects its sums. Values of lists are weights times t'(z), in units of
-// exp(z - lse8).
+// One block for each row: replaces its sums by their estimate, which gets an offset of its own. Values of
+// lists are weights times t'(z).
 __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena t, Settle w) {
   const Arena& a = t.base;
   const int64_t r = blockIdx.x;
@@ -228,7 +228,6 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
   if (!is_settled(t, r, target)) {
     if (thread != 0) return;
     const float unknown = target == kIgnoredRow ? 0 : CUDART_NAN_F;
-    t.screen.factor[r] = 0;
     t.screen.variance[r] = t.screen.square[r] = unknown;
     if (w.loss_error != nullptr) w.loss_error[r] = unknown;
     return;
@@ -238,43 +237,60 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
   // Sums of these rows are of exact logits.
   const bool is_exact = t.lists.summed_again[r / kRowBlock] != 0;
   ScreenedSum<double> sum;  // a large q8 must not take the digits of a small q
-  DrawVariance<float> moments;
-  if (thread == 0 && !is_exact && target >= 0 && t.role[target] < 0) {
-    sum.add(1, row.lse8.log_p(t.lists.target_logit[r]), row.lse8.log_p(t.screen.target_logit8[r]));
+  if (thread == 0 && !is_exact) {
+    // The dense columns are known exactly, and change nothing.
+    const double dense = row.lse8.log_p(t.screen.dense_lse[r]);
+    sum.add(1, dense, dense);
+    if (target >= 0 && t.role[target] < 0) {
+      sum.add(1, row.lse8.log_p(t.lists.target_logit[r]), row.lse8.log_p(t.screen.target_logit8[r]));
+    }
   }
   const int count = t.screen.list_count(r);
   const int64_t list = r * t.sizes.capacity;
-  for (int i = thread; i < count; i += kThreads) {
+  const auto probability_of = [&](const Draw& draw) {
+    return expf(row.lse8.log_p(draw.logit)) / row.kept_weight(draw);
+  };
+  for (int i = thread; !is_exact && i < count; i += kThreads) {
     const Draw draw = t.screen.draws[list + i];
-    const float z = t.screen.logits[list + i];
-    const float log_q8 = row.lse8.log_p(draw.logit), log_q = row.lse8.log_p(z);
-    const float probability = expf(log_q8) / row.kept_weight(draw);
-    if (!is_exact) sum.add(probability, log_q, log_q8);
-    const float of_element = slope(z), q = expf(log_q), weight = q / probability;
-    if (probability == 1) {
-      moments.add_exact(q * of_element);
-    } else {
-      moments.add_drawn(q, of_element, weight);
-    }
-    if (w.keeps) t.kept[list + i] = {column_of(draw), weight * of_element};
+    sum.add(probability_of(draw), row.lse8.log_p(t.screen.logits[list + i]), row.lse8.log_p(draw.logit));
   }
   const ScreenedSum<double> joined = block_joined(sum);
-  const float variance = block_sum<kThreads>(moments.variance);
-  const float square = block_sum<kThreads>(moments.square);
-  __shared__ float factor;
+  __shared__ double log_sum;
   if (thread == 0) {
-    const double log_sum = is_exact ? 0 : joined.log_sum();
-    factor = static_cast<float>(exp(log_sum));
-    t.screen.factor[r] = static_cast<float>(exp(-log_sum));
-    t.screen.variance[r] = variance;
-    t.screen.square[r] = square;
+    log_sum = is_exact ? 0 : joined.log_sum();
     if (w.loss_error != nullptr) {
       w.loss_error[r] = is_exact ? 0 : static_cast<float>(sqrt(joined.relative_variance()));
     }
   }
   __syncthreads();
+  DrawVariance<float> moments;
+  for (int i = thread; i < count; i += kThreads) {
+    const Draw draw = t.screen.draws[list + i];
+    const float z = t.screen.logits[list + i], probability = probability_of(draw), of_element = slope(z);
+    const float p = expf(static_cast<float>(row.lse8.log_p(z) - log_sum)), weight = p / probability;
+    if (probability == 1) {
+      moments.add_exact(p * of_element);
+    } else {
+      moments.add_drawn(p, of_element, weight);
+    }
+    if (w.keeps) t.kept[list + i] = {column_of(draw), weight * of_element};
+  }
+  const float variance = block_sum<kThreads>(moments.variance);
+  const float square = block_sum<kThreads>(moments.square);
+  if (thread == 0) {
+    t.screen.variance[r] = variance;
+    t.screen.square[r] = square;
+  }
+  if (is_exact) return;
+  __shared__ float first;
+  if (thread == 0) {
+    const double lse = double{row.lse8.high} + (double{row.lse8.low} + log_sum);
+    a.logit_offset[r] = static_cast<float>(lse);
+    first = static_cast<float>(exp(lse - effective_offset(t, w.base_2, r)));
+  }
+  __syncthreads();
   for (int64_t s = thread; s < a.partials.partials; s += kThreads)
-    a.partials.sum[s * a.partials.stride + r] *= factor;
+    a.partials.sum[s * a.partials.stride + r] = s == 0 ? first : 0;
 }
 
 // Arguments of the kernel besides the arena.
@@ -298,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) finish_screened_lists_kernel(Sparsif
     if (w.out_variance != nullptr) w.out_variance[r] = 0;
     return;
   }
-  const float factor = a.a[r] * t.screen.factor[r];
+  const float factor = a.a[r];
   const int count = t.screen.list_count(r);
   Kept* list = t.kept + r * t.sizes.capacity;
   for (int i = thread; i < count; i += kThreads) {

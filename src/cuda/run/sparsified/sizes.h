@@ -1,6 +1,8 @@
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "core/host_device.h"
@@ -59,9 +61,11 @@ inline constexpr int64_t kScreenAlignment = 16;
 inline int64_t screen_stride(const Problem& problem) {
   return (problem.hidden + 15) / kScreenAlignment * kScreenAlignment;
 }
-// Whether the memory of d_weight, which a run writes last, has room for all rounded rows of the weight.
+// Whether the memory of d_weight has room for all rounded rows of the weight. A run writes it last, unless
+// the scale counts as 0 (Runner::products).
 inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
   return p.has.d_weight && !p.accumulate.d_weight && !p.unaligned_rows &&
+         std::abs(p.scale) >= double{std::numeric_limits<float>::min()} &&
          p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight)) >=
              screen_stride(p) * static_cast<int64_t>(size_of(dtype)) + kScreenAlignment;
 }
