@@ -81,17 +81,18 @@ def problem(tokens=24, vocab=400, hidden=16, spread=0.4, dtype=torch.float32, de
 on_devices = pytest.mark.parametrize("device", DEVICES)
 
 
-def check_means(tensors, target, threshold=SCREEN["threshold"], seeds=250, unit=1e-5, **options):
-    """Checks the means over seeds of loss and gradients; returns the truth."""
+def check_means(tensors, target, threshold=SCREEN["threshold"], seeds=250, unit=1e-5, draws_loss=True, **options):
+    """Checks the means over seeds of loss and gradients; returns the truth. Without draws_loss, leaves out the loss."""
     truth = Truth(*tensors, target, threshold, **options)
     moved = {name: v.to(target.device) if torch.is_tensor(v) else v for name, v in options.items()}
 
     def draw(seed):
         loss = lce(*tensors[:2], target, bias=tensors[2], seed=seed, **SCREEN | {"threshold": threshold}, **moved)
-        return [loss.detach().double().cpu(), *gradients(tensors, loss)]
+        return [loss.detach().double().cpu(), *gradients(tensors, loss)][first:]
 
-    bias = [truth.loss_bias, *truth.bias]
-    check_mean_over_seeds(draw, [truth.loss, *truth.gradients], seeds, unit, bias)
+    first = 0 if draws_loss else 1
+    exact, bias = [truth.loss, *truth.gradients], [truth.loss_bias, *truth.bias]
+    check_mean_over_seeds(draw, exact[first:], seeds, unit, bias[first:])
     return truth
 
 
@@ -127,7 +128,9 @@ def test_outlier_channels(dtype, device):
         weight *= 40 / (input.double() @ weight.double().T).abs().max().item()
         assert 39 < (input.double() @ weight.double().T).abs().max() < 41
         bias /= 10
-    truth = check_means(tensors, target, 2**-9, unit=1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps)
+    unit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    # On GPUs one bad estimate of lse makes all sums of 128 rows exact.
+    truth = check_means(tensors, target, 2**-9, unit=unit, draws_loss=device == "cpu")
     assert truth.error.max() > 1e-3
 
 
@@ -161,7 +164,10 @@ def test_a_forward_pass_alone_has_the_same_loss(device):
         by_row = lce(*tensors[:2], target, reduction="none", **options)
     for name in ("loss", *names):
         assert torch.equal(getattr(alone, name), getattr(trained, name)), name
-        assert name == "loss" or torch.equal(getattr(by_row, name), getattr(trained, name)), name
+        if name == "draw_variance":  # with other coefficients, which cancel up to rounding
+            torch.testing.assert_close(by_row.draw_variance, trained.draw_variance)
+        elif name != "loss":
+            assert torch.equal(getattr(by_row, name), getattr(trained, name)), name
     assert torch.equal(by_row.loss, by_row.nll)
     half = [tensor.detach().half() for tensor in tensors]
     assert lce(*half[:2], target, bias=half[2], seed=3, **SCREEN).isfinite()
@@ -256,7 +262,8 @@ def enlarge(input, weight, bias):
 @on_devices
 @pytest.mark.parametrize("name", STRANGE)
 def test_numbers_that_are_not_finite(name, device):
-    """Rows are finite, or NaN, where they are so without the screen. A weight without e4m3 number makes all NaN."""
+    """Rows are finite, or NaN, where they are so without the screen. A weight without e4m3 number makes all NaN, but on
+    GPUs not those whose sums are made again."""
     *tensors, target = problem(device=device)
     with torch.no_grad():
         STRANGE[name](*tensors)
@@ -264,7 +271,8 @@ def test_numbers_that_are_not_finite(name, device):
     exact = lce(*tensors[:2], target, **options)
     got = lce(*tensors[:2], target, seed=1, **SCREEN, **options)
     if "inf in weight" in name:
-        assert got.nll[1:].isnan().all() and got.loss.isnan()
+        again = torch.isclose(got.nll, exact.nll) & (device == "cuda")
+        assert (got.nll.isnan() | again)[1:].all() and got.loss.isnan()
         return
     assert torch.equal(got.nll.isfinite(), exact.nll.isfinite())
     assert got.nll[exact.nll.isnan()].isnan().all() and (got.loss.isnan() or not exact.loss.isnan())
@@ -417,7 +425,8 @@ def test_compiled_is_bitwise_eager(trains, device):
 @on_devices
 @pytest.mark.parametrize("trains", [True, False])
 def test_budgets(trains, device):
-    *tensors, target = problem(300, 2000, 32, device=device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # the portable engine's draws depend on its blocks
+    *tensors, target = problem(300, 2000, 32, device=device, dtype=dtype)
     leaves = [t.detach().requires_grad_(trains) for t in tensors[:2]]
 
     def call(budget):
@@ -429,8 +438,9 @@ def test_budgets(trains, device):
     least = error.value.required_bytes
     with pytest.raises(logitless.BudgetTooSmallError):
         call(least - 1)
+    gradients_of = ["hidden", "weight"][: 2 * trains]
     info = logitless.plan(
-        300, 2000, 32, device=device, max_workspace_bytes=least, gradients=["hidden", "weight"][: 2 * trains], **SCREEN
+        300, 2000, 32, device=device, dtype=dtype, max_workspace_bytes=least, gradients=gradients_of, **SCREEN
     )
     assert info.workspace_bytes <= least
     for budget in (least, 2 * least, None, "fastest"):
