@@ -174,6 +174,10 @@ def _bits_8(head: Any, weight: Any) -> Any:
             "not its weight, and move it to its device first"
         )
 
+    if codes.device != weight.device and weight.dtype == torch.int8:
+        codes = weight.data  # a layer that moves after it was quantised leaves the others behind
+    scales = scales.to(codes.device)
+
     def rows(start: int, stop: int, dtype: torch.dtype) -> Tensor:
         made: Tensor = codes[start:stop].to(dtype).mul_(scales[start:stop].unsqueeze(1).mul(1.0 / 127.0))
         return made

@@ -57,7 +57,8 @@ def dequantised(made, dtype):
         shape, state.shape = state.shape, torch.Size((state.shape.numel(),))
         return bnb.functional.dequantize_4bit(made.weight.data, state).to(dtype).view(shape)
     if isinstance(made, bnb.nn.Linear8bitLt):
-        return made.weight.CB.to(dtype).mul_(made.weight.SCB.unsqueeze(1).mul(1.0 / 127.0))
+        codes = made.weight.data  # weight.CB and SCB stay where the layer was quantised
+        return codes.to(dtype).mul_(made.weight.SCB.to(codes.device).unsqueeze(1).mul(1.0 / 127.0))
     return made.weight.dequantize(torch.float32).to(dtype) if dtype == torch.float64 else made.weight.dequantize(dtype)
 
 
@@ -90,6 +91,13 @@ def test_rows_have_the_bits_of_the_package(kind, dtype):
         for start, stop in ((0, 501), (0, 1), (500, 501), (7, 300), (3, 3)):
             assert torch.equal(weight.rows(start, stop, dtype, piece), whole[start:stop])
     assert torch.equal(torch.cat(list(weight[:77].blocks(10, dtype))), whole[:77])
+
+
+def test_8_bit_codes_that_stayed_behind_on_another_device():
+    made = layer("bits8", vocab=501)
+    whole = dequantised(made, torch.float32)
+    made.weight.CB = made.weight.CB.to("meta")
+    assert torch.equal(logitless.QuantizedWeight(made).rows(0, 501, torch.float32, 1 << 22), whole)
 
 
 @pytest.mark.parametrize("budget", [None, "fastest", WINDOWS])
