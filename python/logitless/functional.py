@@ -166,12 +166,13 @@ def linear_cross_entropy(
             element or a generator of the hidden states' device. A tensor is read on its device, so a CUDA graph may
             change it. None draws a seed from the device's default generator, so ``torch.manual_seed`` makes training
             repeatable.
-        screen: ``"fp8"`` chooses the elements of sparsified gradients by 8-bit logits, on CPUs only. The product over
-            the whole vocabulary is of e4m3 numbers, with one power of two for each row. Kept elements are evaluated
-            from the tensors as they are. Gradients stay unbiased up to the ratio of two estimates. The loss is an
-            estimate, with the standard error ``loss_error``; a loss without gradients is the same one. Gradients come
-            with the loss, so they are not supported with reduction "none", ``main_grad``, differentiable statistics
-            and float16 tensors. Label smoothing, ranks that share a head and float64 are not supported either.
+        screen: ``"fp8"`` chooses the elements of sparsified gradients by 8-bit logits, which saves time on Hopper GPUs.
+            The product over the whole vocabulary is of e4m3 numbers, with one power of two for each row. Kept elements
+            are evaluated from the tensors as they are. Gradients stay unbiased up to the ratio of two estimates. The
+            loss is an estimate, with the standard error ``loss_error``; a loss without gradients is the same one.
+            Gradients come with the loss, so they are not supported with reduction "none", ``main_grad``,
+            differentiable statistics and float16 tensors. Label smoothing, ranks that share a head and float64 are not
+            supported either.
         batch_invariant: True gives a row's loss, ``nll``, ``lse`` and ``entropy`` the same bits in every batch: however
             many other rows there are, wherever they stand, with and without gradients, under any budget. On the CPU
             this always holds. The gradient of ``hidden`` is not covered (docs/numerics.md). Not supported with
