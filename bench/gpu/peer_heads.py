@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -344,13 +345,17 @@ def peer_methods(which: str, passes: tuple[str, ...] = MEAN_PASSES) -> tuple[lis
 
 
 def loss_named(name: str) -> Loss:
-    """Returns exact, sparsified-2^-K, or a peer's first method. Raises ImportError if its package is missing."""
+    """Returns exact, sparsified-2^-K, the same behind an 8-bit screen (screened-2^-K), or a peer's first method.
+
+    Raises ImportError if a peer's package is missing.
+    """
     if name == "exact":
         return our_loss()
-    exponent = name.removeprefix("sparsified-2^-")
-    if exponent != name and exponent.isdecimal():
-        return our_loss(gradient="sparsified", threshold=2.0 ** -int(exponent))
+    if match := re.fullmatch(r"(sparsified|screened)-2\^-(\d+)", name):
+        screen = "fp8" if match[1] == "screened" else "none"
+        return our_loss(gradient="sparsified", threshold=2.0 ** -int(match[2]), screen=screen)
     known = PEERS | MORE_PEERS
     if name not in known:
-        raise ValueError(f"--heads: expected exact, sparsified-2^-K or names out of {', '.join(known)}; got {name!r}")
+        expected = f"exact, sparsified-2^-K, screened-2^-K or names out of {', '.join(known)}"
+        raise ValueError(f"--heads: expected {expected}; got {name!r}")
     return known[name]()[0].loss

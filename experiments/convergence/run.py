@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
                          help="GSM8K for fine_tuning.py: lines of JSON, question and answer")  # fmt: skip
     train = commands.add_parser("train", help="one model with each of the heads")
     train.add_argument("--heads", default="exact,sparsified-2^-9,sparsified-2^-11,apple,apple-kahan,canonical",
-                       help="exact, sparsified-2^-K, or peers of bench/gpu/peer_heads.py")  # fmt: skip
+                       help="exact, sparsified-2^-K, screened-2^-K, or peers of bench/gpu/peer_heads.py")  # fmt: skip
     train.add_argument("--checkpoints", type=pathlib.Path, help="default: OUTPUT/checkpoints")
     report = commands.add_parser("report", help="a table of the logs")
     hidden = commands.add_parser("hidden", help="train a model, and write its hidden states, head and targets")

@@ -67,11 +67,12 @@ def test_prepare(tmp_path: pathlib.Path) -> None:
 def test_train_report_and_resume(tmp_path: pathlib.Path, data: pathlib.Path) -> None:
     pytest.importorskip("logitless", exc_type=ImportError)
     words = ["train", "--data", data, "--output", tmp_path / "out", *SMALL, "--validate-every", 5]
-    heads = ["--heads", "exact,canonical,sparsified-2^-4"]
+    heads = ["--heads", "exact,canonical,sparsified-2^-4,screened-2^-4"]
     run(*words, *heads, "--steps", 10)
     runs = {r.head: r for r in report.load(tmp_path / "out")}
     assert sorted(runs["exact"].loss) == list(range(1, 11)) and sorted(runs["exact"].validation) == [0, 5, 10]
     assert runs["exact"].validation[0] == pytest.approx(runs["sparsified-2^-4"].validation[0], abs=1e-6)
+    assert runs["exact"].validation[0] == pytest.approx(runs["screened-2^-4"].validation[0], abs=1e-3)
     for step, value in runs["exact"].validation.items():
         assert runs["canonical"].validation[step] == pytest.approx(value, abs=0.02)
     run(*words, *heads, "--steps", 15)
@@ -104,7 +105,7 @@ def test_sequences_overlap_by_their_targets() -> None:
 
 
 def test_errors_name_what_was_expected() -> None:
-    with pytest.raises(ValueError, match="--heads: expected exact, sparsified-2.-K or names out of canonical"):
+    with pytest.raises(ValueError, match="--heads: expected exact, .*screened-2.-K or names out of canonical"):
         loss_named("sparse")
     with pytest.raises(ValueError, match="--model: expected one of transformer, gla"):
         LanguageModel("rnn", Size(50, 32, 1, 2, 12))
