@@ -209,6 +209,7 @@ def screens(record: Record) -> list[str]:
     for shape in record.shapes:
         errors = {(item.method, item.pass_): item for item in record.accuracy if item.shape == shape.name}
         for row in (row for row in record.rows if row.shape == shape.name):
+            # Behind a screen a loss alone is the one of the call with gradients, bit by bit.
             item = errors.get((row.method, row.pass_)) or errors[row.method, "gradients"]
             loss_only = row.pass_ == "loss"
             name = in_words(row.method.removesuffix(" loss")) + (", loss alone" if loss_only else "")

@@ -101,7 +101,7 @@ typedef enum logitless_gradient {
 
 typedef enum logitless_screen {
   LOGITLESS_SCREEN_NONE = 0,
-  LOGITLESS_SCREEN_FP8 = 1 /* 8-bit logits choose the elements of sparsified gradients, which are exact */
+  LOGITLESS_SCREEN_FP8 = 1 /* 8-bit logits choose the elements; kept ones get exact logits */
 } logitless_screen;
 
 typedef enum logitless_plan_kind {

@@ -61,6 +61,7 @@ inline constexpr int64_t kScreenAlignment = 16;
 inline int64_t screen_stride(const Problem& problem) {
   return (problem.hidden + 15) / kScreenAlignment * kScreenAlignment;
 }
+
 // Whether the memory of d_weight has room for all rounded rows of the weight. A run writes it last, unless
 // the scale counts as 0 (Runner::products).
 inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
@@ -69,6 +70,7 @@ inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
          p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight)) >=
              screen_stride(p) * static_cast<int64_t>(size_of(dtype)) + kScreenAlignment;
 }
+
 // Columns of the weight that are rounded at a time into the workspace, in whole tiles. Beside d_weight they
 // are few, for the case that its rows begin anywhere.
 inline int64_t screen_window(const Problem& problem, DType dtype) {
