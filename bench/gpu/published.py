@@ -320,6 +320,7 @@ PLAIN = ("parallel", "fsdp")  # kinds of records that are not lists of rows
 TABLES = (  # kind and date
     HEAD,
     "peers-llama-2026-11-27",
+    "peers-quack-2026-11-27",
     "engines-2026-11-26",
     "engines-h100-2026-11-26",
     "engines-h100-peaked-2026-11-26",
