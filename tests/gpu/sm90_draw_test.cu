@@ -98,8 +98,8 @@ class Sparsification {
     elements_ = elements.read();
     target_logit_ = target_logit.read();
     if (with_sums) {
-      sum_ = join(sum.read(), partials);
-      expected_ = join(expected.read(), partials);
+      sum_ = joined(sum.read(), shape_.rows);
+      expected_ = joined(expected.read(), shape_.rows);
     }
     for (const auto* array : {&sum, &expected, &target_logit}) array->expect_guards();
     count.expect_guards();
@@ -224,14 +224,6 @@ class Sparsification {
         ASSERT_LT(running - error, threshold) << "column " << j << " was passed over";
       }
     }
-  }
-
-  std::vector<float> join(const std::vector<float>& partials, int count) const {
-    std::vector<float> joined(shape_.rows, 0.f);
-    for (int s = 0; s < count; ++s) {
-      for (int64_t i = 0; i < shape_.rows; ++i) joined[i] += partials[s * shape_.rows + i];
-    }
-    return joined;
   }
 
   Shape shape_;

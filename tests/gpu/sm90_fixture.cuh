@@ -53,6 +53,13 @@ struct Shape {
   int64_t rows, columns, depth;
 };
 
+// Sums the partials [partials][rows] of each row.
+inline std::vector<float> joined(const std::vector<float>& partials, int64_t rows) {
+  std::vector<float> sums(static_cast<size_t>(rows), 0.f);
+  for (size_t k = 0; k < partials.size(); ++k) sums[k % sums.size()] += partials[k];
+  return sums;
+}
+
 // hidden and weight of a shape, with padded rows, and the exact products.
 class Problem {
  public:

@@ -146,8 +146,8 @@ class Screen {
     for (const auto* array : {&sum, &expected, &target_logit}) array->expect_guards();
     count.expect_guards();
     elements.expect_guards();
-    sum_ = joined(sum.read(), partials);
-    expected_ = joined(expected.read(), partials);
+    sum_ = joined(sum.read(), shape_.rows);
+    expected_ = joined(expected.read(), shape_.rows);
     target_logit_ = target_logit.read();
     const std::vector<int32_t> counts = count.read();
     const std::vector<Draw> lists = elements.read();
@@ -236,14 +236,6 @@ class Screen {
       }
       offset_.push_back(is_live(i) ? static_cast<float>(std::log(sum)) : 0);
     }
-  }
-
-  std::vector<float> joined(const std::vector<float>& partials, int count) const {
-    std::vector<float> joined(shape_.rows, 0.f);
-    for (int s = 0; s < count; ++s) {
-      for (int64_t i = 0; i < shape_.rows; ++i) joined[i] += partials[s * shape_.rows + i];
-    }
-    return joined;
   }
 
   Shape shape_;

@@ -55,15 +55,4 @@ void for_gather(bool aligned, bool smooth, F&& body) {
   }
 }
 
-// Threads of a block over a row of vectors of 8 elements, and blocks over a longer one.
-struct RowBlocks {
-  unsigned threads, blocks;
-};
-inline RowBlocks row_threads(int64_t columns, int64_t most) {
-  const int64_t eights = (columns + 7) / 8;
-  const int64_t blocks = (eights + most - 1) / most;
-  const int64_t threads = ((eights + blocks - 1) / blocks + 31) / 32 * 32;
-  return {static_cast<unsigned>(threads), static_cast<unsigned>(blocks)};
-}
-
 }  // namespace logitless::cuda

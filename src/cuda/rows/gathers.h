@@ -24,7 +24,7 @@ struct alignas(2 * sizeof(Real)) KeptRowOf {
 };
 using KeptRow = KeptRowOf<float>;
 
-// Columns with more elements are done by several blocks of threads.
+// Columns with more elements are listed apart, and may be done by all warps of a block.
 inline constexpr int64_t kHeavyColumn = 256;
 
 template <class Real>
@@ -68,7 +68,7 @@ struct GatherWeightOf {
   ConstMatrix hidden;
   DType operand_dtype;  // fp32 rows are rounded to it
   int64_t padded;       // zeros from `columns` up to padded
-  int64_t rows;  // of hidden: if they are many, part of the columns is done in all lists before the rest
+  int64_t rows;         // of hidden
   Matrix to;
   bool accumulate;
   Smoothing smoothing;  // row: a column of the vocabulary; not in double

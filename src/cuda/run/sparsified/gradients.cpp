@@ -171,6 +171,7 @@ void gather_weight(const Runner& run, const SparsifiedArena& t, const ConstMatri
   GatherWeightOf<float> g{};
   g.lists = {t.sorted, t.column_start, t.heavy, t.role, t.vocab};
   g.columns = p.hidden;
+  g.rows = p.tokens;
   g.hidden = hidden;
   g.operand_dtype = hidden.dtype;
   g.padded = run.detail.source == HiddenSource::kWorkspace ? run.depth() : p.hidden;

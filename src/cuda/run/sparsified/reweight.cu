@@ -17,8 +17,7 @@ struct Reweight {
   uint32_t first_stream;  // global number of column 0
   bool base_2;            // the lse estimate is its rounded_offset()
   LogitTransform<float> transform;
-  int32_t* out_count;   // Buffers::kept_count, or null
-  float* out_variance;  // Buffers::draw_variance, or null
+  ListOutputs outputs;
 };
 
 // Numbers of a row that all its elements need.
@@ -51,16 +50,12 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
   const int32_t target = t.base.target[r];
   const int thread = static_cast<int>(threadIdx.x);
   if (target == kIgnoredRow) {
-    if (thread != 0) return;
-    t.kept_count[r] = 0;
-    if (w.out_count != nullptr) w.out_count[r] = 0;
-    if (w.out_variance != nullptr) w.out_variance[r] = 0;
+    if (thread == 0) finish_ignored_list(t, w.outputs, r);
     return;
   }
   // Loads come before barriers, so that none waits behind them.
   const Row row = load_row(t, w, r);
   const float target_logit = lists.target_logit[r];
-  const bool dense = target >= 0 && t.role[target] >= 0;
   const int drawn = min(lists.count[r], static_cast<int>(t.sizes.capacity) - 1);
   const RowOrder<kThreads> draws(lists.elements + r * t.sizes.capacity, drawn, shared);
   Kept* out = t.kept + r * t.sizes.capacity;  // may overwrite the draws, which are in shared memory by now
@@ -95,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
     if (keep && t.lists_columns) atomicAdd(t.column_count + element.column, 1);
   }
   float variance = 0, square = 0;
-  if (w.out_variance != nullptr) {
+  if (w.outputs.draw_variance != nullptr) {
     variance = block_sum<kThreads>(moments.variance);
     square = block_sum<kThreads>(moments.square);
   }
@@ -104,15 +99,7 @@ __global__ void __launch_bounds__(kThreads) reweight_kernel(SparsifiedArena t, R
   if (target >= 0) {
     target_value = dz_element(row.k, row.log_p(target_logit), 1.0f, 1) * row.slope(target_logit);
   }
-  if (target >= 0 && !dense) {
-    out[count++] = {target, target_value};
-    if (t.lists_columns) atomicAdd(t.column_count + target, 1);
-  }
-  t.kept_count[r] = count;
-  if (w.out_count != nullptr) w.out_count[r] = count + static_cast<int32_t>(t.sizes.dense);
-  if (w.out_variance == nullptr) return;
-  w.out_variance[r] = variance;
-  t.row_threshold[r] = square + (dense ? 0 : target_value * target_value);
+  finish_list(t, w.outputs, r, count, target, target_value, variance, square);
 }
 
 // One block for each row.
@@ -136,8 +123,7 @@ void launch_reweight(const Runner& run, const SparsifiedArena& t) {
   const Reweight w{.first_stream = static_cast<uint32_t>(run.problem.vocab_start),
                    .base_2 = run.traits().base_2,
                    .transform = run.transform,
-                   .out_count = run.buffers.kept_count,
-                   .out_variance = static_cast<float*>(run.buffers.draw_variance)};
+                   .outputs = {run.buffers.kept_count, static_cast<float*>(run.buffers.draw_variance)}};
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const int longest = longest_list(query_device(device).capability);

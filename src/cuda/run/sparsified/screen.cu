@@ -296,8 +296,7 @@ __global__ void __launch_bounds__(kThreads) settle_screen_kernel(SparsifiedArena
 // Arguments of the kernel besides the arena.
 struct FinishLists {
   LogitTransform<float> transform;
-  int32_t* out_count;   // Buffers::kept_count, or null
-  float* out_variance;  // Buffers::draw_variance, or null
+  ListOutputs outputs;
 };
 
 // One block for each row: turns values of lists into gradients, once the row's coefficients are known, and
@@ -308,10 +307,7 @@ __global__ void __launch_bounds__(kThreads) finish_screened_lists_kernel(Sparsif
   const int thread = static_cast<int>(threadIdx.x);
   const int32_t target = a.target[r];
   if (target == kIgnoredRow) {
-    if (thread != 0) return;
-    t.kept_count[r] = 0;
-    if (w.out_count != nullptr) w.out_count[r] = 0;
-    if (w.out_variance != nullptr) w.out_variance[r] = 0;
+    if (thread == 0) finish_ignored_list(t, w.outputs, r);
     return;
   }
   const float factor = a.a[r];
@@ -322,21 +318,12 @@ __global__ void __launch_bounds__(kThreads) finish_screened_lists_kernel(Sparsif
     if (t.lists_columns) atomicAdd(t.column_count + list[i].column, 1);
   }
   if (thread != 0) return;
-  const bool dense = target >= 0 && t.role[target] >= 0;
   const float z = t.lists.target_logit[r];
   const RowCoefficients<float> k{a.a[r], 0, 0, a.g[r]};
   const float log_p = (z - a.lse[r]) - a.lse_residual[r];
   const float value = target >= 0 ? dz_element(k, log_p, 1.0f, 1) * RowSlope(w.transform, r)(z) : 0;
-  int all = count;
-  if (target >= 0 && !dense) {
-    list[all++] = {target, value};
-    if (t.lists_columns) atomicAdd(t.column_count + target, 1);
-  }
-  t.kept_count[r] = all;
-  if (w.out_count != nullptr) w.out_count[r] = all + static_cast<int32_t>(t.sizes.dense);
-  if (w.out_variance == nullptr) return;
-  w.out_variance[r] = t.screen.variance[r] * factor * factor;
-  t.row_threshold[r] = t.screen.square[r] * factor * factor + (dense ? 0 : value * value);
+  finish_list(t, w.outputs, r, count, target, value, t.screen.variance[r] * factor * factor,
+              t.screen.square[r] * factor * factor);
 }
 
 }  // namespace
@@ -386,8 +373,7 @@ void launch_settle_screen(const Runner& run, const SparsifiedArena& t) {
 
 void launch_finish_screened_lists(const Runner& run, const SparsifiedArena& t) {
   const FinishLists w{.transform = run.transform,
-                      .out_count = run.buffers.kept_count,
-                      .out_variance = static_cast<float*>(run.buffers.draw_variance)};
+                      .outputs = {run.buffers.kept_count, static_cast<float*>(run.buffers.draw_variance)}};
   run.queue.launch("finish_screened_lists", finish_screened_lists_kernel, static_cast<unsigned>(t.rows),
                    kThreads, 0, t, w);
 }
