@@ -20,7 +20,7 @@ OPTION_FILES = {
     "num_items": 25,
     "ignore_index": 42,
     "targets_per_row": 29,
-    "top_k": 38,
+    "top_k": 39,
     "batch_invariant": 22,
     "allow_tf32": 14,
     "compute_dtype": 26,
