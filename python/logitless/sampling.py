@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptIds", "SampleOutput", "sample"]
 
+OF_SETS = ("top_k", "top_p", "min_p", "mask", "penalties")  # options of truncated and edited distributions
 MOST_SAMPLES = 64  # of num_samples in options.def
 _EXACT_BYTES = 256 << 20  # of the logits of rows that are done again, and of what a sort of them needs
 _BYTES_OF_LOGIT = 128  # about 16 arrays of float64
@@ -76,7 +77,10 @@ _MORE |= {"min_p": None, "bias": None, "scale": 1.0, "softcap": None, "mask": No
 _MORE |= {"return_logprobs": False, "return_entropy": False, "return_kept": False}
 
 
-@accepts(SampleOptions, tuple(_MORE), **_MORE)
+accepts_samples = accepts(SampleOptions, tuple(_MORE), **_MORE)
+
+
+@accepts_samples
 def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> SampleOutput:
     """Samples ids from the softmax of a head's logits, which are not stored.
 
@@ -122,15 +126,16 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
     all of their logits, so sets are never approximated. This makes the host wait for the device. Greedy decoding is
     :func:`logitless.linear_top_k` with ``k=1``.
     """
-    return _Given(hidden, weight, _options.filled("sample", _options.names_of(SampleOptions), options, _MORE)).sample()
+    return Given(hidden, weight, options).sample()
 
 
-class _Given:
-    """The checked arguments of a call."""
+class Given:
+    """The checked arguments of a call. least_vocab: rows of the weight; a rank's shard may have none."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, o: dict[str, Any]) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int = 1) -> None:
+        o = _options.filled("sample", _options.names_of(SampleOptions), options, _MORE)
         matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
-        call.check_matrices(matrices, 1)
+        call.check_matrices(matrices, least_vocab)
         _options.check_float64(torch.float64, matrices)
         call.check_devices(hidden.device, matrices)
         self.o, self.rows = o, hidden.shape[:-1]
@@ -153,7 +158,7 @@ class _Given:
         if torch.is_autocast_enabled(hidden.device.type):
             operands, self.compute_dtype = call.cast_by_autocast(*operands)
         self.hidden, self.weight = operands[0].reshape(-1, hidden.shape[-1]), operands[1]
-        self.bias = None if o["bias"] is None else o["bias"].detach()
+        self.bias, self.stats = None if o["bias"] is None else o["bias"].detach(), stats_dtype(hidden)
 
     def sample(self) -> SampleOutput:
         if not self.is_edited and self.truncation.is_none():
@@ -161,8 +166,13 @@ class _Given:
         return self._of_sets()
 
     def _whole(self) -> SampleOutput:
+        ids, log_probs, _, _, entropy = self.run([])
+        return self.output(ids, log_probs, entropy)
+
+    def run(self, shard: list[int]) -> tuple[Tensor, ...]:
+        """Calls the operator."""
         o = self.o
-        ids, log_probs, _, _, entropy = _run(
+        outputs: tuple[Tensor, ...] = _run(
             self.hidden,
             self.weight,
             self.bias,
@@ -171,22 +181,24 @@ class _Given:
             self.numbers,
             self.count,
             o["return_entropy"],
-            [],
+            shard,
             self.compute_dtype,
             _options.budget(o["max_workspace_bytes"]),
         )
-        log_probs = log_probs.reshape(*self.rows, self.count) if o["return_logprobs"] else None
+        return outputs
+
+    def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor) -> SampleOutput:
+        """Returns the result of the whole softmax, from rows of the flat call."""
+        has_log_probs, has_entropy = self.o["return_logprobs"], self.o["return_entropy"]
+        shaped = log_probs.reshape(*self.rows, self.count) if has_log_probs else None
         return SampleOutput(
-            ids.reshape(*self.rows, self.count),
-            log_probs,
-            log_probs,
-            entropy.reshape(self.rows) if o["return_entropy"] else None,
+            ids.reshape(*self.rows, self.count), shaped, shaped, entropy.reshape(self.rows) if has_entropy else None
         )
 
     # ---- sets of ids
 
     def _of_sets(self) -> SampleOutput:
-        tokens, device, stats = self.hidden.shape[0], self.hidden.device, stats_dtype(self.hidden)
+        tokens, device, stats = self.hidden.shape[0], self.hidden.device, self.stats
         parts: list[tuple[Tensor, Drawn]] = []
         again = torch.arange(tokens, device=device)
         if not self.is_edited and tokens > 0:
