@@ -39,11 +39,11 @@ void check_request(const LossRequest& request) {
   if (!request.per_token.ends_with(".npy")) return;
   const auto first = static_cast<size_t>(std::find(request.stats.begin(), request.stats.end(), true) -
                                          request.stats.begin());
-  if (first < kStats || request.problem.top_k > 0) {
-    throw UsageError("--per-token: an .npy file holds one array, the nll; with " +
-                     (first < kStats ? flag_of(tensor_name(kLossStats[first].id)) : "--top-k") +
-                     " use .safetensors");
-  }
+  std::string other = first < kStats ? flag_of(tensor_name(kLossStats[first].id)) : "";
+  if (request.problem.top_k > 0) other = "--top-k";
+  if (request.problem.num_samples > 0) other = "--num-samples";
+  if (other.empty()) return;
+  throw UsageError("--per-token: an .npy file holds one array, the nll; with " + other + " use .safetensors");
 }
 
 // Refuses options that need one target a token. The library would as well, but its message names no flags.
@@ -156,6 +156,10 @@ void add_row_outputs(const LossInputs& in, const LossRequest& request, LossResul
     add(LOGITLESS_TENSOR_TOP_IDS, ElementType::kI64, request.problem.top_k);
     add(LOGITLESS_TENSOR_TOP_LOG_PROBS, in.stats, request.problem.top_k);
   }
+  if (request.problem.num_samples > 0) {
+    add(LOGITLESS_TENSOR_SAMPLED_IDS, ElementType::kI64, request.problem.num_samples);
+    add(LOGITLESS_TENSOR_SAMPLED_LOG_PROBS, in.stats, request.problem.num_samples);
+  }
 }
 
 // Makes the problem one of a loss with gradients. wanted: those of hidden, weight and bias.
@@ -212,8 +216,8 @@ double sum_of(const std::vector<LossOutput>& outputs, logitless_tensor_id id, in
 }
 
 // Runs everything. Without gradients, tokens run in chunks of about a second, so that progress can be shown,
-// and the chunks' sums are added in double precision. With gradients there is one run. wanted: gradients of
-// hidden, weight and bias.
+// and the chunks' sums are added in double precision. With gradients or samples there is one run. wanted:
+// gradients of hidden, weight and bias.
 LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, const LossInputs& in,
                     const LossRequest& request, const std::array<bool, 3>& wanted) {
   const Context context = make_context(globals, {}, device);
@@ -228,12 +232,13 @@ LossResult run_loss(const GlobalOptions& globals, const DeviceChoice& device, co
   const Buffers all = buffers_of(make_tensors(in, out, 0, 0, {}, out.correct_tokens));
   const double seconds = Plan(context, problem, all).info().predicted_seconds;
   out.chunk_tokens = in.tokens;
-  if (!has_gradients) {
+  if (!has_gradients && problem.num_samples == 0) {  // samples depend on the rows' numbers in the run
     const double chunks = std::max(1.0, std::ceil(seconds / kChunkSeconds));
     const auto tokens = static_cast<int64_t>(std::ceil(static_cast<double>(in.tokens) / chunks));
     out.chunk_tokens = std::clamp<int64_t>(tokens, std::min(kMinChunkTokens, in.tokens), in.tokens);
   } else if (!globals.quiet && seconds > kAnnouncedSeconds) {
-    std::fprintf(stderr, "loss and gradients of %s tokens, about %s\n", format_count(in.tokens).c_str(),
+    std::fprintf(stderr, "%s of %s tokens, about %s\n",
+                 has_gradients ? "loss and gradients" : "loss and samples", format_count(in.tokens).c_str(),
                  format_duration(seconds).c_str());
   }
   Progress progress(globals.quiet, "loss", in.tokens);
@@ -394,7 +399,8 @@ void add_loss_command(CLI::App& app, const GlobalOptions& globals) {
   }
   add(kOutputs, "--per-token", request->per_token,
       "Write each token's nll to FILE.npy; or nll, loss, argmax, targets, target_log_probs of several "
-      "targets, and all requested outputs (statistics, top_ids, top_log_probs) to FILE.safetensors")
+      "targets, and all requested outputs (statistics, top_ids, sampled_ids and their log_probs) to "
+      "FILE.safetensors")
       ->check(ending(".safetensors", ".npy"));
   add(kOutputs, "--gradients", request->gradients, "Write d_hidden, d_weight and d_bias to FILE.safetensors")
       ->check(ending(".safetensors", ""));

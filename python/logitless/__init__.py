@@ -2,9 +2,9 @@
 
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
 ``logitless.linear_candidates``, ``logitless.linear_divergence``, ``logitless.linear_log_probs``,
-``logitless.linear_top_k``, ``logitless.nn.FusedHead``, ``logitless.transformers.patch``, ``logitless.trl.patch`` and
-the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.jax`` needs jax, and ``logitless.numpy``
-numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need none of these.
+``logitless.linear_top_k``, ``logitless.sample``, ``logitless.nn.FusedHead``, ``logitless.transformers.patch``,
+``logitless.trl.patch`` and the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.jax`` needs jax,
+and ``logitless.numpy`` numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need none of these.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .nn import LinearCrossEntropyLoss
     from .outputs import LinearCrossEntropyOutput, LinearTopK
     from .quantized import QuantizedWeight
+    from .sampling import KeptIds, SampleOutput, sample
 
     __version__: str
 
@@ -51,6 +52,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "InvalidTargetError",
+    "KeptIds",
     "LibraryNotFoundError",
     "LinearCandidatesOutput",
     "LinearCrossEntropyLoss",
@@ -60,6 +62,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlanInfo",
     "QuantizedWeight",
+    "SampleOutput",
     "UnsupportedError",
     "backends",
     "candidates",
@@ -76,6 +79,7 @@ __all__ = [
     "numpy",
     "plan",
     "plans",
+    "sample",
     "transformers",
     "trl",
     "tune",
@@ -85,6 +89,8 @@ __all__ = [
 
 _TORCH = {
     "LinearCandidatesOutput": "candidates",
+    "KeptIds": "sampling",
+    "SampleOutput": "sampling",
     "check_targets": "functional",
     "linear_candidates": "candidates",
     "linear_cross_entropy": "functional",
@@ -96,6 +102,7 @@ _TORCH = {
     "linear_divergence": "_divergence",
     "linear_log_probs": "functional",
     "linear_top_k": "functional",
+    "sample": "sampling",
     "warm_up": "functional",
 }
 
@@ -129,6 +136,7 @@ if "torch" in sys.modules:
         importlib.import_module(".autograd", __name__)
         importlib.import_module("._divergence", __name__)
         importlib.import_module(".candidates", __name__)
+        importlib.import_module(".sampling", __name__)
 
 
 def __dir__() -> list[str]:

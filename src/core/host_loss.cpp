@@ -91,6 +91,14 @@ int64_t seed_of(const Problem& problem, const Buffers& buffers) {
   return buffers.seed == nullptr ? problem.seed : load_as_int64(buffers.seed, DType::kI64, 0);
 }
 
+SampleKey sample_key_of(const Problem& problem, const Buffers& buffers, int64_t row, int64_t sample) {
+  const bool has_own = buffers.sample_seed != nullptr;
+  const int64_t seed =
+      has_own ? load_as_int64(buffers.sample_seed, DType::kI64, row) : seed_of(problem, buffers);
+  return sample_key(static_cast<uint64_t>(seed), has_own ? 0 : static_cast<uint64_t>(row),
+                    static_cast<uint64_t>(sample));
+}
+
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
   for (int64_t row = 0; row < problem.tokens; ++row) {
     write_row_stats(problem, buffers, row, {});
@@ -98,6 +106,13 @@ void write_ignored_defaults(const Problem& problem, const Buffers& buffers) {
     for (int64_t at = row * problem.top_k; at < (row + 1) * problem.top_k; ++at) {
       if (buffers.top_ids != nullptr) buffers.top_ids[at] = -1;
       store_if(buffers.top_log_probs, problem.stats_dtype(), at, 0);
+    }
+    for (int64_t at = row * problem.num_samples; at < (row + 1) * problem.num_samples; ++at) {
+      const DType dtype = problem.stats_dtype();
+      if (buffers.sampled_ids != nullptr) buffers.sampled_ids[at] = -1;
+      store_if(buffers.sampled_keys, dtype, at, -std::numeric_limits<double>::infinity());
+      store_if(buffers.sampled_logits, dtype, at, 0);
+      store_if(buffers.sampled_log_probs, dtype, at, 0);
     }
     for (int64_t k = 0; k < problem.targets_per_row; ++k) {
       store_if(buffers.target_log_probs, problem.stats_dtype(), row * problem.targets_per_row + k, 0);

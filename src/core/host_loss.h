@@ -5,6 +5,7 @@
 #include "core/problem.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "core/sampling.h"
 #include "core/targets.h"
 #include "core/top_k.h"
 
@@ -37,8 +38,11 @@ RowCoefficients<double> coefficients_of_row(const HostLoss& context, int64_t row
 // passes.
 LogSumExp<double> known_lse(const HostLoss& context, int64_t row);
 
-// Returns the seed of sparsified gradients: the buffers' if there is one, else the problem's.
+// Returns the seed of the run: the buffers' if there is one, else the problem's.
 int64_t seed_of(const Problem& problem, const Buffers& buffers);
+
+// Returns the generator's key for a sample of a row.
+SampleKey sample_key_of(const Problem& problem, const Buffers& buffers, int64_t row, int64_t sample);
 
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
@@ -54,6 +58,27 @@ void write_top(const Problem& problem, const Buffers& buffers, int64_t row, std:
       store_from_double(buffers.top_log_probs, problem.stats_dtype(), at, lse.log_p(double{top[i].z}));
     }
   }
+}
+
+// Adds a logit to a sample.
+template <class T>
+void add_to_sample(SampledLogit<T>& sample, SampleKey key, T z, int64_t id) {
+  const T of_id = z + static_cast<T>(sample_noise(key, static_cast<uint32_t>(id)));
+  if (sample.id < 0 || is_better(of_id, id, sample.key, sample.id)) sample = {of_id, z, id};
+}
+
+// Writes a sample of a row that is not ignored.
+template <class T>
+void write_sample(const Problem& problem, const Buffers& buffers, int64_t row, int64_t sample,
+                  const SampledLogit<T>& logit, const LogSumExp<double>& lse) {
+  const int64_t at = row * problem.num_samples + sample;
+  const auto store = [&](void* data, double value) {
+    if (data != nullptr) store_from_double(data, problem.stats_dtype(), at, value);
+  };
+  if (buffers.sampled_ids != nullptr) buffers.sampled_ids[at] = logit.id;
+  store(buffers.sampled_keys, double{logit.key});
+  store(buffers.sampled_logits, double{logit.z});
+  store(buffers.sampled_log_probs, lse.log_p(double{logit.z}));
 }
 
 // Writes the log-probabilities of the targets of a row that is not ignored. There is a logit for each;

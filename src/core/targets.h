@@ -17,6 +17,7 @@ inline bool has_targets(const Problem& problem, int64_t row) {
 // Returns the k-th of problem.target_count() global targets of row i after the shift, or ignore_index.
 inline int64_t target_of_row(const Problem& problem, const void* targets, int64_t row, int64_t k) {
   if (!has_targets(problem, row)) return problem.ignore_index;
+  if (targets == nullptr) return 0;  // where rows are only sampled from
   return load_as_int64(targets, problem.dtype.targets, (row + problem.shift) * problem.target_count() + k);
 }
 

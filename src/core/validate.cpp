@@ -218,6 +218,20 @@ void check_top_k(const Problem& p) {
           text(p.top_k));
 }
 
+void check_num_samples(const Problem& p) {
+  if (p.num_samples == 0) return;
+  const std::string got = text(p.num_samples);
+  require(p.pass == Pass::kForward, "num_samples",
+          "0 in a pass with gradients (it is an option of forward passes)", got);
+  require(!p.in_group(), "num_samples",
+          "0 in a group (sample from each shard without group_size, and merge by sampled_keys)", got);
+  require(!p.has.saved, "num_samples", "0 in a forward pass with saved", got);
+  require(!p.screens(), "num_samples", "0 with a screen", got);
+  require(p.top_k == 0, "num_samples", "0 with top_k", got);
+  require(!p.batch_invariant, "num_samples", "0 with batch_invariant (whose passes all make the same sums)",
+          got);
+}
+
 void check_targets_per_row(const Problem& p) {
   if (p.targets_per_row == 0) return;
   require(!p.has.class_weight, "class_weight",
@@ -256,6 +270,8 @@ void check_unmerged_shard(const Problem& p, const Buffers& b) {
 #define LOGITLESS_NEED(name, ...) need(b.name, rows&& sums.name, #name, "a shard of the vocabulary");
   LOGITLESS_ROW_SUMS(LOGITLESS_NEED)
 #undef LOGITLESS_NEED
+  need(b.sampled_keys, rows && p.num_samples > 0 && b.sampled_ids != nullptr, "sampled_keys",
+       "a shard of the vocabulary");
 }
 
 }  // namespace
@@ -328,6 +344,7 @@ Problem validated(Problem p) {
   check_screen(p);
   check_pass(p);
   check_top_k(p);
+  check_num_samples(p);
   check_group(p);
   check_targets_per_row(p);
   return p;

@@ -19,6 +19,7 @@ struct Scratch {
   std::span<LogSumExp<double>> lse;                 // [N] backward
   std::span<double> accumulator;                    // [threads, D] backward
   std::span<TopLogit<double>> top;                  // [N, top_k]
+  std::span<SampledLogit<double>> samples;          // [N, num_samples]
   // Behind a screen
   std::span<int32_t> hidden_exponent, weight_exponent;  // [N], [V] of rows
   std::span<LogSumExp<double>> lse8;                    // [N]
@@ -113,16 +114,21 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
 }
 
 // Returns a row's statistics and fills `top` with its largest logits in order, as many as fit. The id is -1
-// if there are fewer columns.
-RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top) {
+// if there are fewer columns. `samples` get its samples.
+RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top,
+                           std::span<SampledLogit<double>> samples) {
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   int64_t count = 0;
   std::fill(top.begin(), top.end(), TopLogit<double>{0, -1});
+  std::fill(samples.begin(), samples.end(), SampledLogit<double>{});
   for (int64_t j = 0; j < p.vocab; ++j) {
     const double z = logit(p, b, row, j).z;
     if (!top.empty()) count = insert_top(top, count, {z, p.vocab_start + j});
     const int64_t id = p.vocab_start + j;
+    for (size_t s = 0; s < samples.size(); ++s) {
+      add_to_sample(samples[s], sample_key_of(p, b, row, static_cast<int64_t>(s)), z, id);
+    }
     total = merge(total, single(sums, z, class_weight(p, b, j), id, weight_as_target(p, b, row, id)));
   }
   return total;
@@ -227,9 +233,12 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
   }
   const auto k = static_cast<size_t>(p.top_k);
   const auto top_of = [&](int64_t i) { return s.top.subspan(static_cast<size_t>(i) * k, k); };
+  const auto samples_of = [&, count = static_cast<size_t>(p.num_samples)](int64_t i) {
+    return s.samples.subspan(static_cast<size_t>(i) * count, count);
+  };
   parallel_for(count, [&](int64_t i, int) {
     RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
-    stats = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i));
+    stats = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i), samples_of(i));
     if (p.screens()) screen_row(p, b, s, i, &stats);
   });
   if (group != nullptr) {
@@ -239,6 +248,9 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     const int64_t row = s.rows[static_cast<size_t>(i)];
     const LogSumExp<double> lse = log_sum_exp_parts(s.stats[static_cast<size_t>(i)]);
     write_top<double>(p, b, row, top_of(i), lse);
+    for (int64_t sample = 0; sample < p.num_samples; ++sample) {
+      write_sample(p, b, row, sample, samples_of(i)[static_cast<size_t>(sample)], lse);
+    }
     if (b.target_log_probs != nullptr) write_targets(p, b, row, lse);
   });
   HostLossWriter writer(context);
@@ -369,6 +381,7 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
     s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
   }
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
+  s.samples = workspace.take<SampledLogit<double>>(problem.tokens * problem.num_samples);
   if (problem.needs_backward()) {
     s.coefficients = workspace.take<RowCoefficients<double>>(problem.tokens);
     s.lse = workspace.take<LogSumExp<double>>(problem.tokens);

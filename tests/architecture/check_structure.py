@@ -12,19 +12,19 @@ import sys
 OPTION_FILES = {
     "z_loss": 8,
     "label_smoothing": 25,
-    "softcap": 57,
+    "softcap": 58,
     "bias_scale": 19,
-    "temperature": 61,
+    "temperature": 63,
     "token_weight": 24,
     "class_weight": 47,
     "num_items": 25,
     "ignore_index": 42,
     "targets_per_row": 29,
-    "top_k": 38,
+    "top_k": 41,
     "batch_invariant": 22,
     "allow_tf32": 14,
-    "compute_dtype": 26,
-    "max_workspace_bytes": 66,
+    "compute_dtype": 28,
+    "max_workspace_bytes": 67,
 }
 # Measures of scripts/measure_structure; its option --places lists where they occur.
 MEASURES = {

@@ -337,3 +337,26 @@ def test_top_k(ok, refused, tmp_path, problem, random):
         2, "--top-k: expected 0 in a pass with gradients", "loss", *files, "--top-k", 2, "--gradients", "g.safetensors"
     )
     refused(2, "--per-token", "loss", *files, "--top-k", 2, "--per-token", "t.npy")
+
+
+def test_num_samples(ok, refused, tmp_path, problem, random):
+    problem["targets"] = np.where(random.random(N) < 0.2, -100, problem["targets"])
+    files = write_npy(tmp_path, problem)
+
+    def sampled(seed):
+        ok("loss", *files, "--num-samples", 5, "--seed", seed, "--per-token", "t.safetensors")
+        tokens = load_file(tmp_path / "t.safetensors")
+        return tokens["sampled_ids"], tokens["sampled_log_probs"]
+
+    ids, log_probs = sampled(3)
+    valid = problem["targets"] != -100
+    z = problem["hidden"].astype(np.float64) @ problem["weight"].astype(np.float64).T
+    lse = np.log(np.exp(z).sum(axis=1, keepdims=True))
+    assert ids.shape == (N, 5) and (ids[~valid] == -1).all()
+    expected = np.where(valid[:, None], np.take_along_axis(z, np.maximum(ids, 0), 1) - lse, 0)
+    np.testing.assert_allclose(log_probs, expected, atol=2.0**-18)
+    np.testing.assert_array_equal(sampled(3)[0], ids)
+    assert (sampled(4)[0] != ids).any()
+    refused(2, "--num-samples", "loss", *files, "--num-samples", 65)
+    refused(2, "--num-samples", "loss", *files, "--num-samples", 2, "--top-k", 3)
+    refused(2, "--per-token", "loss", *files, "--num-samples", 2, "--per-token", "t.npy")

@@ -290,6 +290,19 @@ void make(const Row& r, const TopArgs& args) {
   make_stats(r, args);
 }
 
+void make(const Row& r, const SampleArgs& args) {
+  const Samples& samples = args.samples;
+  for (int64_t s = 0; s < samples.count; ++s) {
+    const int64_t at = r.row * samples.count + s;
+    SampleRace race(samples.key[at], samples.best[at]);
+    for (int64_t j = 0; j < r.product.columns; ++j) {
+      race.add(r.at(j), samples.first_column + static_cast<uint32_t>(r.product.column_offset + j));
+    }
+    samples.best[at] = race.best;
+  }
+  make_stats(r, args);
+}
+
 void clear_row(const LogitsArgs& args, int64_t row) {
   const StoredColumns* stored = stored_by(args);
   if (stored == nullptr) return;

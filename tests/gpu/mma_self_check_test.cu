@@ -53,8 +53,8 @@ TEST(SelfCheck, FindsNoFaultInTheEngine) {
 }
 
 TEST(SelfCheck, FindsAFaultInEachEpilogue) {
-  for (const Epilogue epilogue :
-       {Epilogue::kStats, Epilogue::kExpLogits, Epilogue::kGradient, Epilogue::kDraw, Epilogue::kTop}) {
+  for (const Epilogue epilogue : {Epilogue::kStats, Epilogue::kExpLogits, Epilogue::kGradient,
+                                  Epilogue::kDraw, Epilogue::kTop, Epilogue::kSample}) {
     const Wrong engine(epilogue);
     const std::string difference = self_check(engine, query_device(0)).difference;
     EXPECT_NE(difference.find(" from portable's, in a "), std::string::npos)

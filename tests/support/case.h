@@ -33,6 +33,8 @@ struct Case {
   std::vector<double> grad_lse;
   std::vector<double> grad_entropy;
   std::vector<double> grad_target_logit;
+  std::vector<int64_t> sample_seed;     // [N], in place of the seed; empty: none
+  bool has_targets = true;              // false: the run gets none
   std::vector<int64_t> seed_in_memory;  // [1], used in place of the problem's seed; empty: the problem's seed
   std::vector<double> d_hidden_start;   // contents of the gradients' buffers before an accumulation
   std::vector<double> d_weight_start;

@@ -81,7 +81,9 @@ void RunTensors::add_inputs() {
   b_.weight_stride = weight.stride();
   if (p_.has.bias)
     b_.bias = vector_input("bias", as_dtype(p_.dtype.bias), slice(c_.bias, p_.vocab_start, p_.vocab));
-  b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
+  if (c_.has_targets)
+    b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
+  b_.sample_seed = vector_input("sample_seed", LOGITLESS_I64, {c_.sample_seed.begin(), c_.sample_seed.end()});
   b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
   if (!c_.seed_in_memory.empty()) {
     b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();
@@ -111,6 +113,7 @@ void RunTensors::add_known(const Outputs& known, int64_t saved_bytes) {
 
 int64_t RunTensors::elements(std::string_view shape) const {
   if (shape == "[N, top_k]") return p_.tokens * p_.top_k;
+  if (shape == "[N, num_samples]") return p_.tokens * p_.num_samples;
   if (shape == "[N, K]") return p_.tokens * p_.targets_per_row;
   if (shape == "[2]") return 2;
   return shape == "[N]" || (shape == "[] or [N]" && p_.reduction == LOGITLESS_REDUCTION_NONE) ? p_.tokens : 1;
@@ -214,7 +217,7 @@ logitless::Problem pass_problem(const Case& c, logitless::Pass pass) {
                       is_unaligned(p.dtype.d_hidden, p.hidden, c.d_hidden_layout));
   if (pass == logitless::Pass::forward_backward) p.has.saved = 0;
   if (p.has.saved == 0) p.saved_bytes = 0;
-  if (pass != logitless::Pass::forward || p.has.saved) p.top_k = 0;
+  if (pass != logitless::Pass::forward || p.has.saved) p.top_k = p.num_samples = 0;
   if (pass != logitless::Pass::backward) {
     p.has.grad_nll = p.has.grad_lse = p.has.grad_entropy = p.has.grad_target_logit = 0;
   }

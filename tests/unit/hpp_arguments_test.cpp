@@ -107,6 +107,12 @@ std::vector<BadProblem> bad_problems() {
       {"top_k", [](P& p) { p.top_k = 2; }},  // in a pass with gradients
       {"top_k", [=](P& p) { forward(p), p.vocab_total = 6, p.top_k = 2; }},
       {"top_k", [=](P& p) { forward(p), p.gradient = LOGITLESS_SPARSIFIED, p.has.saved = 1, p.top_k = 2; }},
+      {"num_samples", [](P& p) { p.num_samples = 2; }},  // in a pass with gradients
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 65; }},
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.top_k = 2; }},
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.batch_invariant = 1; }},
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.has.saved = 1; }},
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.group_size = 2, p.group_vocab = 5; }},
       {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"targets_per_row", [=](P& p) { forward(p), p.vocab_total = 6, p.targets_per_row = 2; }},
       {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},

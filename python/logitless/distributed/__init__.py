@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ._candidates import linear_candidates
 from ._divergence import linear_divergence
+from ._sampling import sample
 from .group import linear_cross_entropy, linear_log_probs, linear_top_k, next_labels
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "linear_log_probs",
     "linear_top_k",
     "next_labels",
+    "sample",
 ]

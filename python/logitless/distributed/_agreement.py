@@ -168,7 +168,7 @@ def _placed(headers: list[_Header], given: int | None, rank: int) -> Shard:
     return Shard(min(starts[rank], total - rows[rank]), total, max(rows), rank, len(rows))
 
 
-def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> list[Any]:
+def of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> list[Any]:
     """Returns each rank's data. Raises this rank's error, or an error with the failed rank and its message."""
     text = None if error is None else f"{type(error).__name__}: {error}"
     reports = channel_of(group).objects((mine, text))
@@ -183,12 +183,12 @@ def _of_all(group: Group, mine: Any, error: Exception | None, failed: str) -> li
 def refuse(group: Group, error: Exception) -> None:
     """Reports this rank's error to the other ranks, which wait for its header, and raises it."""
     _headers(group, _Header(is_refused=1))
-    _of_all(group, {}, error, "refused its arguments")
+    of_all(group, {}, error, "refused its arguments")
 
 
 def _compare_fields(group: Group, fields: dict[str, Any]) -> None:
     """Raises if fields differ between ranks."""
-    every = _of_all(group, fields, None, "refused its arguments")
+    every = of_all(group, fields, None, "refused its arguments")
     for name in dict.fromkeys(name for given in every for name in given):
         _check_same(name, [repr(given.get(name)) for given in every])
 
@@ -233,7 +233,7 @@ def compare_plans(group: Group, plan: PlanInfo | None, error: Exception | None) 
     plan: the plan of the pass that exchanges statistics. error: this rank's error in planning that or a later pass.
     """
     names = ("token_chunk", "gathers")
-    steps = _of_all(group, None if plan is None else [getattr(plan, name) for name in names], error, "has no plan")
+    steps = of_all(group, None if plan is None else [getattr(plan, name) for name in names], error, "has no plan")
     for name, values in zip(names, zip(*steps)):
         if len(set(values)) > 1:
             raise InvalidArgumentError(

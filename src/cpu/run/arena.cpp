@@ -49,7 +49,7 @@ WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, W
     w.d_weight = workspace.take<float>(s.vocab_block * s.range);
   }
   w.packed_block = workspace.take<int64_t>(1);
-  if (p.top_k > 0 || draws_elements(p)) {
+  if (p.top_k > 0 || p.num_samples > 0 || draws_elements(p)) {
     w.columns = workspace.take<int32_t>(s.vocab_block + kVectorRoom);
     w.element_logits = workspace.take<float>(s.vocab_block + kVectorRoom);
   }
@@ -91,6 +91,7 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     a.top_rows = workspace.take<TopRow>(tokens);
     a.top_best = workspace.take<TopLogit<float>>(tokens * p.top_k);
   }
+  a.samples = workspace.take<SampleRow>(tokens * p.num_samples);
   if (p.needs_backward() && !p.is_sparsified()) {
     const int64_t kept_rows = schedule.sweeps_vocabulary ? p.tokens : tokens;
     for (auto* vector : coefficients_of_rows(a)) *vector = workspace.take<float>(kept_rows);

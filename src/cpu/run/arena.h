@@ -5,6 +5,7 @@
 
 #include "core/problem.h"
 #include "core/row_stats.h"
+#include "core/sampling.h"
 #include "core/top_k.h"
 #include "core/workspace.h"
 #include "cpu/plan/shape.h"
@@ -36,6 +37,13 @@ struct TopRow {
   // The smallest of the row's largest logits, once there are enough. Whoever reads it without the lock may
   // get an older value, which is no larger.
   float least = -std::numeric_limits<float>::infinity();
+};
+
+// A sample of a row so far. Its key only rises, so whoever reads it without the lock gets a lower bound.
+struct SampleRow {
+  int32_t lock = 0;
+  SampleKey of;
+  SampledLogit<float> best;
 };
 
 // Everything a run needs beyond inputs and outputs.
@@ -77,6 +85,7 @@ struct Arena {
   uint64_t worker_bytes = 0;
   std::span<TopRow> top_rows;           // [T]
   std::span<TopLogit<float>> top_best;  // [T, top_k] in order
+  std::span<SampleRow> samples;         // [T, num_samples]
   SparsifiedArena sparsified;
 };
 

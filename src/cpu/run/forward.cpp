@@ -45,6 +45,43 @@ void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip
   }
 }
 
+// Adds the strip's columns to the rows' samples. Nearly all columns are left out by their upper bits alone.
+void add_to_samples(const Runner& run, const WorkerArena& w, const LogitStrip& strip, int64_t block,
+                    int64_t row) {
+  const int64_t first = run.problem.vocab_start + block * run.shape.vocab_block;
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    for (SampleRow& sample : run.samples_of_row(row + i)) {
+      const float known = std::atomic_ref<float>(sample.best.key).load(std::memory_order_relaxed);
+      const int64_t count = run.kernels.sample_row(
+          {strip.z + i * strip.stride, strip.padded_columns, least_of_key(known), sample.of,
+           static_cast<uint32_t>(first), w.columns.data(), w.element_logits.data()});
+      SampledLogit<float> best;
+      for (int64_t j = 0; j < count && w.columns[static_cast<size_t>(j)] < strip.columns; ++j) {
+        const auto at = static_cast<size_t>(j);
+        add_to_sample(best, sample.of, w.element_logits[at], first + w.columns[at]);
+      }
+      if (best.id < 0) continue;
+      const RowLock lock(sample.lock);
+      SampledLogit<float>& to = sample.best;
+      if (to.id >= 0 && !is_better(best.key, best.id, to.key, to.id)) continue;
+      std::atomic_ref<float>(to.key).store(best.key, std::memory_order_relaxed);
+      to.z = best.z;
+      to.id = best.id;
+    }
+  }
+}
+
+// Begins the samples of the chunk's rows.
+void begin_samples(const Runner& run, const Chunk& chunk) {
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
+    const std::span<SampleRow> samples = run.samples_of_row(i);
+    for (size_t s = 0; s < samples.size(); ++s) {
+      samples[s] = {0, sample_key_of(run.problem, run.buffers, row, static_cast<int64_t>(s)), {}};
+    }
+  }
+}
+
 void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t block, int64_t partial,
                 const Range& task_rows) {
   WorkerArena w = run.worker(worker_index);
@@ -62,6 +99,7 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
     run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exp_logits, stride);
     if (keep) std::copy_n(stats.max, rows, run.block_offset(block) + row);
     if (run.problem.top_k > 0) add_to_top(run, w, strip, stats.max, block, row);
+    if (run.problem.num_samples > 0) add_to_samples(run, w, strip, block, row);
     if (run.problem.is_sparsified()) draw_strip(run, chunk, w, strip, stats, block, row);
   }
 }
@@ -116,12 +154,15 @@ void finish_targets(const Runner& run, int64_t i, int64_t row) {
 }  // namespace
 
 void write_row_outputs(const Runner& run, const Chunk& chunk, const Range& rows) {
-  if (run.problem.targets_per_row == 0 && run.problem.top_k == 0) return;
+  if (run.problem.targets_per_row == 0 && run.problem.top_k == 0 && run.problem.num_samples == 0) return;
   for (int64_t i = rows.start; i < rows.end; ++i) {
     const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
     const LogSumExp<double> lse = log_sum_exp_parts(run.arena.stats[static_cast<size_t>(i)]);
     write_target_log_probs(run.problem, run.buffers, row, run.target_logits(i), lse);
     write_top<float>(run.problem, run.buffers, row, run.best_of_row(i), lse);
+    for (int64_t s = 0; s < run.problem.num_samples; ++s) {
+      write_sample(run.problem, run.buffers, row, s, run.samples_of_row(i)[static_cast<size_t>(s)].best, lse);
+    }
   }
 }
 
@@ -135,6 +176,7 @@ ForwardStage::ForwardStage(const Runner& run, const Chunk& chunk, TaskGroups& gr
   std::fill_n(run.arena.stats.begin(), chunk.count, RowStats<double>{});
   std::fill_n(run.arena.target_logit.begin(), chunk.count * run.targets(), 0.0f);
   if (run.problem.top_k > 0) std::fill_n(run.arena.top_rows.begin(), chunk.count, TopRow{});
+  begin_samples(run, chunk);
   if (chunk.is_first) sum_weights(run);
   const int64_t tasks = chunk.row_tasks();
   using Id = TaskGroups::Id;

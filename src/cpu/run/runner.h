@@ -45,6 +45,11 @@ struct Runner {
     return arena.top_best.subspan(static_cast<size_t>(row) * k, k);
   }
 
+  std::span<SampleRow> samples_of_row(int64_t row) const {
+    const auto count = static_cast<size_t>(problem.num_samples);
+    return arena.samples.subspan(static_cast<size_t>(row) * count, count);
+  }
+
   // The operands from a row on, and a row of their gradients.
   MatrixView hidden_from(int64_t row) const;
   MatrixView weight_from(int64_t row) const;

@@ -63,6 +63,7 @@ consteval Kernels make_kernels(const KernelFacts& facts) {
   k.draw_row = draw_row;
   k.draw_each_row = draw_each_row;
   k.select_row = select_row;
+  k.sample_row = sample_row;
   k.add_rows = add_rows;
   k.dot_rows = dot_rows;
   k.divergence = {divergence_sums, divergence_terms, divergence_gradient};

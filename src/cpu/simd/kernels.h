@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 #include "core/logit_transform.h"
 #include "core/row_lists.h"
+#include "core/sampling.h"
 
 namespace logitless::cpu {
 
@@ -136,6 +137,17 @@ struct SelectRow {
   float* logits = nullptr;     // out: their z, with the same room
 };
 
+// One row of logits of one vocabulary block, of which those are wanted whose keys may exceed a known one.
+struct SampleLogits {
+  const float* z = nullptr;
+  int64_t padded_columns = 0;  // whole vectors
+  float least = 0;             // least_of_key()
+  SampleKey key;
+  uint32_t first = 0;          // global column of the first
+  int32_t* columns = nullptr;  // out: ascending; room for a vector more than padded_columns
+  float* logits = nullptr;     // out: their z, with the same room
+};
+
 // sums[0 .. columns) += sum_k rows[k].value * matrix[rows[k].index], in the order of the rows.
 struct AddRows {
   MatrixView matrix;
@@ -180,6 +192,8 @@ struct Kernels : KernelFacts {
   int64_t (*draw_each_row)(const DrawRow&) = nullptr;
   // Selects elements of a row of logits that are not below `least`, NaNs among them; returns how many.
   int64_t (*select_row)(const SelectRow&) = nullptr;
+  // Selects elements that may be a row's sample, NaNs among them; returns how many.
+  int64_t (*sample_row)(const SampleLogits&) = nullptr;
   void (*add_rows)(const AddRows&) = nullptr;
   // Returns the dot product of the two first rows.
   float (*dot_rows)(const MatrixView& a, const MatrixView& b, int64_t count) = nullptr;

@@ -66,17 +66,50 @@ int64_t draw_row(const DrawRow& row) {
   return count;
 }
 
+using DU = hn::RebindToUnsigned<DF>;
+using VU = hn::Vec<DU>;
+
+// mix_bits(), on lanes.
+HWY_INLINE VU mix_lanes(VU h) {
+  const DU du;
+  h = hn::Mul(hn::Xor(h, hn::ShiftRight<16>(h)), hn::Set(du, 0x7feb352du));
+  h = hn::Mul(hn::Xor(h, hn::ShiftRight<15>(h)), hn::Set(du, 0x846ca68bu));
+  return hn::Xor(h, hn::ShiftRight<16>(h));
+}
+
+// Multiplies the numbers of columns from j on by a factor, and adds a number.
+HWY_INLINE VU counter_lanes(uint32_t j, uint32_t factor, uint32_t addend) {
+  const DU du;
+  return hn::Add(hn::Mul(hn::Iota(du, j), hn::Set(du, factor)), hn::Set(du, addend));
+}
+
+// Columns are candidates unless sample_share() is beyond 1 + exp(z - least), see core/sampling.h.
+int64_t sample_row(const SampleLogits& row) {
+  const DF df;
+  const DU du;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VF least = hn::Set(df, row.least), one = hn::Set(df, 1.0f);
+  int64_t count = 0;
+  for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const VF z = hn::LoadU(df, row.z + j);
+    const VU low =
+        mix_lanes(counter_lanes(row.first + static_cast<uint32_t>(j), kSampleColumnStep, row.key.low));
+    const VU high = mix_lanes(hn::Add(low, hn::Set(du, row.key.high)));
+    const VF share = hn::BitCast(df, hn::Or(hn::ShiftRight<9>(high), hn::Set(du, 0x3f800000u)));
+    const VF d = hn::Sub(z, least);
+    const auto mask = hn::Or(hn::IsNaN(d), hn::Not(hn::Gt(share, hn::Add(exp_lanes(d), one))));
+    if (!hn::AllFalse(df, mask)) count += append_elements(row, count, j, z, mask);
+  }
+  return count;
+}
+
 // draw_uniform() of draw_stream_bits(), on lanes.
 HWY_INLINE VF uniform_lanes(const DrawRow& row, int64_t j) {
   const DF df;
-  const hn::RebindToUnsigned<DF> du;
-  const auto mix = [&](auto h, uint32_t factor) { return hn::Mul(h, hn::Set(du, factor)); };
-  auto h = hn::Iota(du, row.stream + static_cast<uint32_t>(j));
-  h = hn::Add(mix(h, 0x85ebca77u), hn::Set(du, row.row_bits + static_cast<uint32_t>(row.seed >> 32)));
-  h = mix(hn::Xor(h, hn::ShiftRight<16>(h)), 0x7feb352du);
-  h = mix(hn::Xor(h, hn::ShiftRight<15>(h)), 0x846ca68bu);
-  h = hn::ShiftRight<9>(hn::Xor(h, hn::ShiftRight<16>(h)));
   const hn::RebindToSigned<DF> di;
+  const VU h =
+      hn::ShiftRight<9>(mix_lanes(counter_lanes(row.stream + static_cast<uint32_t>(j), 0x85ebca77u,
+                                                row.row_bits + static_cast<uint32_t>(row.seed >> 32))));
   return hn::Mul(hn::Add(hn::ConvertTo(df, hn::BitCast(di, h)), hn::Set(df, 0.5f)), hn::Set(df, 0x1p-23f));
 }
 

@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/logit_transform.h"
 #include "core/row_lists.h"
+#include "core/sampling.h"
 
 namespace logitless::cuda {
 
@@ -17,6 +18,7 @@ enum class Epilogue : int {
   kGradient,   // dz_ij is stored, from known lse and coefficients
   kDraw,       // exp(z_ij - offset_i) is summed, and elements for sparsified gradients are drawn
   kTop,        // row statistics, and the largest logits of each row
+  kSample,     // row statistics, and samples of each row
 };
 
 // kIgnoredRow is the target of an ignored row: its exp logits and gradients are 0, whatever its hidden row
@@ -106,6 +108,14 @@ struct TopLogitsOf {
 };
 using TopLogits = TopLogitsOf<float>;
 
+// The inputs and outputs of kSample, see core/sampling.h. Launches raise `best` of their rows.
+struct Samples {
+  int64_t count = 0;                   // of a row
+  uint32_t first_column = 0;           // global number of column 0
+  const SampleKey* key = nullptr;      // [rows, count]
+  unsigned long long* best = nullptr;  // [rows, count] packed_sample(), with global columns
+};
+
 // The parts that all epilogues share: the product, the transform of a dot product, and which rows exist.
 // Matrices are row-major, strides are in elements, pointers are on the device.
 template <class Real>
@@ -128,7 +138,7 @@ struct LogitsProductOf {
   const uint8_t* row_block_active = nullptr;
   LogitTransform<Real> transform;
   // [rows] column of the shard, -1 if it is in another shard, or kIgnoredRow. May be null with kStats,
-  // kDraw and kTop: then no row has a target.
+  // kDraw, kTop and kSample: then no row has a target.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
 };
@@ -207,10 +217,14 @@ struct TopArgsOf : RowSumsOf<Real> {
 };
 using TopArgs = TopArgsOf<float>;
 
-// In the order of Epilogue. float64 has no kept exp logits and no draws.
+struct SampleArgs : RowSums {
+  Samples samples = {};
+};
+
+// In the order of Epilogue. float64 has no kept exp logits, no draws and no samples.
 template <class Real>
-using EpilogueArgsOf =
-    std::variant<StatsArgsOf<Real>, ExpLogitsArgs, GradientArgsOf<Real>, DrawArgs, TopArgsOf<Real>>;
+using EpilogueArgsOf = std::variant<StatsArgsOf<Real>, ExpLogitsArgs, GradientArgsOf<Real>, DrawArgs,
+                                    TopArgsOf<Real>, SampleArgs>;
 using EpilogueArgs = EpilogueArgsOf<float>;
 template <Epilogue kEpilogue>
 using ArgsOf = std::variant_alternative_t<static_cast<size_t>(kEpilogue), EpilogueArgs>;
@@ -219,6 +233,7 @@ static_assert(std::is_same_v<ArgsOf<Epilogue::kExpLogits>, ExpLogitsArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kGradient>, GradientArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kDraw>, DrawArgs>);
 static_assert(std::is_same_v<ArgsOf<Epilogue::kTop>, TopArgs>);
+static_assert(std::is_same_v<ArgsOf<Epilogue::kSample>, SampleArgs>);
 
 // The arguments of a launch.
 template <class Real>
@@ -228,6 +243,13 @@ struct LogitsArgsOf : LogitsProductOf<Real> {
   Epilogue epilogue() const { return static_cast<Epilogue>(of_epilogue.index()); }
 };
 using LogitsArgs = LogitsArgsOf<float>;
+
+// Returns the epilogue of a forward pass that keeps no exp logits.
+inline EpilogueArgs forward_epilogue(const Problem& problem) {
+  if (problem.top_k > 0) return TopArgs{};
+  if (problem.num_samples > 0) return SampleArgs{};
+  return StatsArgs{};
+}
 
 // Returns a launch's partials; null for kGradient.
 inline const PartialStats* stats_of(const LogitsArgs& args) {

@@ -39,7 +39,7 @@ class Prediction {
     args.rows = rows;
     args.columns = columns;
     args.depth = p_.hidden;
-    if (p_.top_k > 0) args.of_epilogue = TopArgs{};
+    if (p_.pass == Pass::kForward) args.of_epilogue = forward_epilogue(p_);
     return d_.engine->seconds(args, {nullptr, d_.scratch_rows, d_.scratch_columns, nullptr, 0}, bytes,
                               times_);
   }

@@ -256,7 +256,8 @@ class Search {
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-      if (!lists && !p_.batch_invariant) return;  // else fewer rows at a time make lists or partials smaller
+      // Else fewer rows at a time make lists, partials or samples smaller.
+      if (!lists && !p_.batch_invariant && p_.num_samples == 0) return;
     }
     forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
@@ -310,8 +311,7 @@ class Search {
   int64_t partials_of(int64_t chunk) const {
     const auto [at, is_new] = partials_.try_emplace(chunk, 1);
     if (is_new && p_.needs_forward()) {
-      at->second = choice_.engine->partials(
-          launch_of(p_.top_k > 0 ? EpilogueArgs(TopArgs{}) : StatsArgs{}, chunk), device_);
+      at->second = choice_.engine->partials(launch_of(forward_epilogue(p_), chunk), device_);
     }
     if (is_new && p_.is_sparsified()) {
       at->second =
@@ -327,8 +327,7 @@ class Search {
   std::string config_of(int64_t chunk) const {
     const auto main_epilogue = [&]() -> EpilogueArgs {
       if (p_.is_sparsified()) return DrawArgs{};
-      if (p_.top_k > 0) return TopArgs{};
-      return p_.needs_forward() ? EpilogueArgs(StatsArgs{}) : GradientArgs{};
+      return p_.needs_forward() ? forward_epilogue(p_) : GradientArgs{};
     };
     return choice_.engine->config(launch_of(main_epilogue(), chunk));
   }

@@ -142,12 +142,14 @@ __device__ inline int64_t target_of(const RowTargets& in, int64_t row) {
     if (position >= in.sequence_length) return in.ignore_index;
     at += in.shift;
   }
+  if (in.targets == nullptr) return 0;  // where rows are only sampled from
   return in.wide_targets ? static_cast<const int64_t*>(in.targets)[at]
                          : int64_t{static_cast<const int32_t*>(in.targets)[at]};
 }
 
 // An element of `row_targets`.
 __device__ inline int64_t target_at(const RowTargets& in, int64_t at) {
+  if (in.row_targets == nullptr) return 0;
   return in.wide_row_targets ? static_cast<const int64_t*>(in.row_targets)[at]
                              : int64_t{static_cast<const int32_t*>(in.row_targets)[at]};
 }
@@ -187,6 +189,12 @@ __device__ inline void store_ignored(const RowTargets& in, const Buffers& out, i
   for (int64_t at = row * in.top_k; at < (row + 1) * in.top_k; ++at) {
     if (out.top_ids != nullptr) out.top_ids[at] = -1;
     store_if<T>(out.top_log_probs, at, value);
+  }
+  for (int64_t at = row * in.num_samples; at < (row + 1) * in.num_samples; ++at) {
+    if (out.sampled_ids != nullptr) out.sampled_ids[at] = -1;
+    store_if<T>(out.sampled_keys, at, -CUDART_INF);
+    store_if<T>(out.sampled_logits, at, value);
+    store_if<T>(out.sampled_log_probs, at, value);
   }
   for (int64_t at = row * in.targets_per_row; at < (row + 1) * in.targets_per_row; ++at) {
     store_if<T>(out.target_log_probs, at, value);

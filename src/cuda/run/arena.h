@@ -122,7 +122,9 @@ struct ArenaOf {
       nullptr;                  // [D] that of the columns whose exp logits are kept; may be weight_sum
   float* hidden_sum = nullptr;  // [D] sum_i c_i E_i
   TopArenaOf<Real> top;
-  Real* logits = nullptr;  // LogitsScratch
+  SampleKey* sample_key = nullptr;            // [R, num_samples]
+  unsigned long long* sample_best = nullptr;  // likewise: Samples
+  Real* logits = nullptr;                     // LogitsScratch
   void* gemm = nullptr;
 };
 using Arena = ArenaOf<float>;

@@ -22,6 +22,7 @@ Head::Head(const HeadSizes& sizes, DType dtype, const Device& device, cudaStream
   lse_ = bytes(tokens, sizeof(float));
   top_ids_ = bytes(tokens * kTop, sizeof(int64_t));
   top_log_probs_ = bytes(tokens * kTop, sizeof(float));
+  sampled_keys_ = bytes(tokens * kSamples, sizeof(float));
   launch_fill(hidden_.get(), dtype, tokens * hidden, 1, 1, stream);
   launch_fill(weight_.get(), dtype, vocab * hidden, 1 / std::sqrt(static_cast<double>(hidden)), 2, stream);
   launch_fill_targets(static_cast<int32_t*>(targets_.get()), tokens, vocab, stream);
@@ -66,6 +67,7 @@ Head::Planned Head::plan(const Problem& problem, const Engine& engine, bool smal
     b.top_ids = static_cast<int64_t*>(top_ids_.get());
     b.top_log_probs = top_log_probs_.get();
   }
+  if (allows_sampled_keys(valid)) b.sampled_keys = sampled_keys_.get();
   return {chosen, validated(valid, b)};
 }
 

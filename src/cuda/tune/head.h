@@ -15,11 +15,12 @@ struct HeadSizes {
 // Its logits have a standard deviation of 1. Everything throws Error.
 class Head {
  public:
-  static constexpr int64_t kTop = 5;
+  static constexpr int64_t kTop = 5, kSamples = 2;
 
   Head(const HeadSizes& sizes, DType dtype, const Device& device, cudaStream_t stream);
 
-  // The problem of a kind of work, to which a caller may add options. Rows have room for kTop largest logits.
+  // The problem of a kind of work, to which a caller may add options. Rows have room for kTop largest logits
+  // and kSamples samples.
   Problem problem(Work work) const;
   struct Planned {
     Plan plan;
@@ -36,7 +37,8 @@ class Head {
   const DType dtype_;
   const Device& device_;
   const cudaStream_t stream_;
-  DeviceMemory hidden_, weight_, targets_, d_hidden_, d_weight_, loss_, lse_, top_ids_, top_log_probs_;
+  DeviceMemory hidden_, weight_, targets_, d_hidden_, d_weight_, loss_, lse_, top_ids_, top_log_probs_,
+      sampled_keys_;
   DeviceMemory workspace_;
   uint64_t workspace_bytes_ = 0;
 };

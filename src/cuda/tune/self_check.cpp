@@ -26,7 +26,7 @@ constexpr double kMostOfLogs = 0x1p-12;
 
 // Results of a run, on the host.
 struct Results {
-  std::vector<double> lse, top_log_probs, d_hidden, d_weight;
+  std::vector<double> lse, top_log_probs, sampled_keys, d_hidden, d_weight;
 };
 
 std::vector<double> fetch(const void* data, DType dtype, int64_t count, const TimedStream& stream) {
@@ -48,6 +48,7 @@ Results results_of(Head& head, const TimedStream& stream, const Problem& problem
   const auto& [tokens, vocab, hidden] = head.sizes();
   return {fetch(b.lse, DType::kF32, tokens, stream),
           fetch(b.top_log_probs, DType::kF32, tokens * Head::kTop, stream),
+          fetch(b.sampled_keys, DType::kF32, tokens * Head::kSamples, stream),
           fetch(b.d_hidden, problem.dtype.d_hidden, tokens * hidden, stream),
           fetch(b.d_weight, problem.dtype.d_weight, vocab * hidden, stream)};
 }
@@ -88,6 +89,7 @@ std::string difference_of(const Results& a, const Results& b) {
   for (const std::string& text :
        {beyond("lse", largest_difference(a.lse, b.lse), kMostOfLogs),
         beyond("top_log_probs", largest_difference(a.top_log_probs, b.top_log_probs), kMostOfLogs),
+        beyond("sampled_keys", largest_difference(a.sampled_keys, b.sampled_keys), kMostOfLogs),
         beyond("d_hidden", relative_difference(a.d_hidden, b.d_hidden), kMostOfGradients),
         beyond("d_weight", relative_difference(a.d_weight, b.d_weight), kMostOfGradients)}) {
     if (!text.empty()) return text;
@@ -104,6 +106,8 @@ std::vector<Problem> problems_of(const Head& head, DType dtype) {
   all.back().threshold = 0x1p-126;  // keeps everything, so the gradient is exact
   all.push_back(head.problem(Work::kLoss));
   all.back().top_k = Head::kTop;
+  all.push_back(head.problem(Work::kLoss));
+  all.back().num_samples = Head::kSamples;
   return all;
 }
 

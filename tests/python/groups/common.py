@@ -108,9 +108,12 @@ def of_whole(data, options, has_bias=False, function="linear_cross_entropy"):
 
 def call(ranks, data, function="linear_cross_entropy", **options):
     """Calls the group's head on this rank's shard."""
-    targets = {"linear_top_k": {"k": 9}, "linear_log_probs": {"ids": data.target}}.get(
-        function, {"targets": data.target}
-    )
+    of_function = {
+        "linear_top_k": {"k": 9},
+        "linear_log_probs": {"ids": data.target},
+        "sample": {"return_logprobs": True},
+    }
+    targets = of_function.get(function, {"targets": data.target})
     given = {"hidden": data.input, "weight": data.weight[data.shard]} | targets | options
     return getattr(logitless.distributed, function)(**given, group=ranks.group)
 

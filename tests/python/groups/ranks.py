@@ -12,6 +12,7 @@ MODULES = {
         "later",
         "target",
         "top_k",
+        "sample",
         "candidate",
         "divergence",
         "invariance",

@@ -25,6 +25,10 @@ bool takes_plain(const TopArgs& /*args*/) {
   return false;
 }
 
+bool takes_plain(const SampleArgs& /*args*/) {
+  return false;
+}
+
 bool aligned(const void* pointer, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
          stride * static_cast<int64_t>(size_of(dtype)) % 16 == 0;
@@ -81,6 +85,12 @@ void check_epilogue(const LogitsArgs& args, const TopArgs& own) {
   check_statistics(args, own.stats);
   require(own.top.threshold != nullptr && own.top.count != nullptr && own.top.listed != nullptr,
           "thresholds and lists, or room for maxima, must be given");
+}
+
+void check_epilogue(const LogitsArgs& args, const SampleArgs& own) {
+  check_statistics(args, own.stats);
+  require(own.samples.key != nullptr && own.samples.best != nullptr,
+          "keys and places of samples must be given");
 }
 
 void check_arguments(const LogitsArgs& args, const Tiling& tiling) {

@@ -4,6 +4,7 @@
 #include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_exp_logits.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
+#include "cuda/engines/fused/epilogue_sample.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/mma/config.h"
@@ -29,6 +30,8 @@ __device__ __forceinline__ void run_epilogue(Accumulators& acc, const View& view
     draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
     top_epilogue(acc, view, product, params.args, params.exponent_scale);
+  } else if constexpr (kInstance.epilogue == Epilogue::kSample) {
+    sample_epilogue(acc, view, product, params.args, params.exponent_scale);
   } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
     exp_logits_epilogue<kInstance.general, kInstance.dtype>(acc, view, params);
     if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) return;

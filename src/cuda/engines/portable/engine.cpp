@@ -34,8 +34,9 @@ class Portable final : public Engine {
                2 * kLaunchSeconds;
       });
     });
-    const double top = args.epilogue() == Epilogue::kTop ? 4 : 0;  // bytes that are read once more
-    return blocks + times.moved(args.rows, args.columns, 4 + top + bytes) + kLaunchSeconds;
+    const bool again = args.epilogue() == Epilogue::kTop || args.epilogue() == Epilogue::kSample;
+    const double more = again ? 4 : 0;  // bytes that are read once more
+    return blocks + times.moved(args.rows, args.columns, 4 + more + bytes) + kLaunchSeconds;
   }
 
   void launch(const LogitsArgs& args, const LogitsScratch& scratch, const Queue& queue) const override {

@@ -5,6 +5,7 @@
 
 #include "cuda/engines/portable/draw_kernel.cuh"
 #include "cuda/engines/portable/row_kernels.cuh"
+#include "cuda/engines/portable/sample_kernel.cuh"
 #include "cuda/engines/portable/top_kernel.cuh"
 #include "cuda/plan/plan_detail.h"
 #include "cuda/plan/sizes.h"
@@ -109,9 +110,16 @@ void launch_epilogue(const LogitsProductOf<Real>& product, const TopArgsOf<Real>
                RowParams<TopLogitsOf<Real>, Real>{product, args.top}, tile);
 }
 
+void launch_epilogue(const LogitsProduct& product, const SampleArgs& args, const Tile<float>& tile,
+                     const Queue& queue) {
+  launch_epilogue<float>(product, static_cast<const RowSums&>(args), tile, queue);
+  queue.launch("portable sample kernel", sample_kernel, static_cast<unsigned>(tile.rows), kRowThreads, 0,
+               RowParams<Samples>{product, args.samples}, tile);
+}
+
 [[noreturn]] void launch_epilogue(const LogitsProductOf<double>&, const RowSums&, const Tile<double>&,
                                   const Queue&) {
-  throw Error(Status::kInternal, "exp logits and draws of float64");
+  throw Error(Status::kInternal, "exp logits, draws and samples of float64");
 }
 
 }  // namespace

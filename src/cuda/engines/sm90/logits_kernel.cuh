@@ -6,6 +6,7 @@
 #include "cuda/engines/fused/epilogue_draw.cuh"
 #include "cuda/engines/fused/epilogue_exp_logits.cuh"
 #include "cuda/engines/fused/epilogue_gradient.cuh"
+#include "cuda/engines/fused/epilogue_sample.cuh"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 #include "cuda/engines/fused/epilogue_top.cuh"
 #include "cuda/engines/fused/kernel_params.cuh"
@@ -235,6 +236,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
       top_epilogue(acc, view, product, params.args, params.exponent_scale);
+    } else if constexpr (kInstance.epilogue == Epilogue::kSample) {
+      sample_epilogue(acc, view, product, params.args, params.exponent_scale);
     } else {
       gradient_epilogue<kInstance.general>(acc, view, params);
     }

@@ -57,6 +57,10 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w,
     if (p.has.d_bias) a.d_bias = take<Real>(w, p.vocab);
   }
   a.top = lay_out_top<Real>(p, d, rows, w);
+  if (p.num_samples > 0) {
+    a.sample_key = take<SampleKey>(w, rows * p.num_samples);
+    a.sample_best = take<unsigned long long>(w, rows * p.num_samples);
+  }
   if (d.source == HiddenSource::kWorkspace)
     a.hidden = take_elements(w, dtype, (rows + smoothing_rows) * depth);
   if (d.copies_weight) a.window = take_elements(w, dtype, d.vocab_window * depth);

@@ -4,6 +4,7 @@
 
 #include "core/status.h"
 #include "cuda/plan/sizes.h"
+#include "cuda/run/samples/samples.h"
 #include "cuda/run/top/top.h"
 
 namespace logitless::cuda {
@@ -87,6 +88,8 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
       }
     } else if (run.problem.top_k > 0) {
       sum_rows_and_find_top(run, chunk, hidden, active);
+    } else if (run.problem.num_samples > 0) {
+      if constexpr (kMayKeep) sum_rows_and_sample(run, chunk, hidden, active);
     } else {
       sum_rows(run, chunk, hidden, active);
     }
@@ -94,6 +97,9 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
   finish_chunk(run, chunk, hidden, relative_to_offset);
   if (run.problem.top_k > 0) write_top(run, chunk);
+  if constexpr (kMayKeep) {
+    if (run.problem.num_samples > 0) write_samples(run, chunk);
+  }
   if (!run.problem.needs_backward()) return;
   const bool by_factor = kept && !exp_logits_become_dz(run.problem);
   if constexpr (kMayKeep) {

@@ -1,0 +1,1 @@
+"""Parts of logitless.sample: the operator over the library, and sets of kept ids."""

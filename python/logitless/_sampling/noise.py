@@ -1,0 +1,41 @@
+"""The noise of samples, as src/core/sampling.h makes it.
+
+So a sample of a truncated softmax is that of the whole one where this is kept. PyTorch's integers have 64 bits and a
+sign. Their products have the lower bits of unsigned ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def _mix64(h: Tensor) -> Tensor:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1)):
+        h = (h ^ (h >> shift) & ((1 << (64 - shift)) - 1)) * factor
+    return h
+
+
+def _mix32(h: Tensor) -> Tensor:
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        h = ((h ^ (h >> shift)) * factor) & _LOW
+    return h
+
+
+def noise(seed: Tensor, rows: Tensor, sample: int, ids: Tensor) -> Tensor:
+    """Returns -log E of rows' ids ``[R, K]`` for one sample, in float64.
+
+    seed: a scalar, or one of each of these rows. rows: ``[R]``, their numbers in the call.
+    """
+    number = torch.zeros_like(rows) if seed.dim() > 0 else rows
+    key = _mix64(_mix64(_mix64(seed + _STEP) + number + _STEP) + sample + _STEP)[:, None]
+    low = _mix32((ids * 0x9E3779B1 + (key & _LOW)) & _LOW)
+    high = _mix32((low + ((key >> 32) & _LOW)) & _LOW)
+    is_large = high >= 1 << 31
+    high, low = torch.where(is_large, _LOW - high, high), torch.where(is_large, _LOW - low, low)
+    part = high.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-64
+    exponential = -torch.where(is_large, part.log(), torch.log1p(-part))
+    return (-exponential.log()).float().double()

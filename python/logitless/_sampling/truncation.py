@@ -1,0 +1,90 @@
+"""The ids that top_k, top_p and min_p keep, and samples from them. Rows are sorted by descending log-probability."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .noise import noise
+
+# Log-probabilities of candidates are rounded to float32, and their sum adds such errors. Rows whose last candidate is
+# this close to the edge of the set are done again.
+_CLOSE = 1e-4
+
+
+class Truncation(NamedTuple):
+    """top_k, then top_p of what that leaves, then min_p. 0, 1 and 0 leave all."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def is_none(self) -> bool:
+        return self == Truncation()
+
+    def kept(self, log_probs: Tensor) -> Tensor:
+        """Returns which of a row's first columns are kept, ``[R, K]``, from float64 log-probabilities in order."""
+        keeps = log_probs > -math.inf
+        if self.top_k:
+            keeps[:, self.top_k :] = False
+        if self.top_p < 1:
+            masses = torch.where(keeps, log_probs.exp(), 0)
+            before = masses.cumsum(-1) - masses
+            total = masses.sum(-1, keepdim=True) if self.top_k else 1.0
+            keeps &= before < self.top_p * total
+        if self.min_p > 0:
+            keeps &= log_probs >= log_probs[:, :1] + math.log(self.min_p)
+        return keeps
+
+    def is_held(self, log_probs: Tensor, vocab: int) -> Tensor:
+        """Returns whether a row's K largest log-probabilities are sure to hold the set, ``[R]``."""
+        count = log_probs.shape[1]
+        held = torch.full(log_probs.shape[:1], count == vocab or 0 < self.top_k <= count, device=log_probs.device)
+        if self.top_p < 1 and not self.top_k:
+            held |= log_probs.exp().sum(-1) > self.top_p + _CLOSE
+        if self.min_p > 0:
+            held |= log_probs[:, -1] < log_probs[:, 0] + math.log(self.min_p) - _CLOSE
+        return held
+
+
+class Drawn(NamedTuple):
+    """Samples of some rows ``[R, S]``, and the elements that they were drawn from, in the order of rows."""
+
+    ids: Tensor
+    log_probs: Tensor
+    full_log_probs: Tensor
+    entropy: Tensor  # [R]
+    counts: Tensor  # [R]
+    kept_ids: Tensor  # [E]
+    kept_log_probs: Tensor
+
+
+def draw(
+    ids: Tensor, log_probs: Tensor, full: Tensor, keeps: Tensor, seed: Tensor, rows: Tensor, num_samples: int
+) -> Drawn:
+    """Samples from the kept ids of rows, all ``[R, K]``. log_probs: of any common sum; full: those to report."""
+    width = int(keeps.sum(-1).max()) if keeps.numel() else 0  # the kept ones come first
+    ids, log_probs, full, keeps = (each[:, : max(width, 1)] for each in (ids, log_probs, full, keeps))
+    log_probs = log_probs.masked_fill(~keeps, -math.inf)
+    log_probs = log_probs - log_probs.logsumexp(-1, keepdim=True)
+    places = []
+    for sample in range(num_samples):
+        keys = log_probs + noise(seed, rows, sample, ids)
+        # The smallest id wins among equal keys, as in the library.
+        is_best = keys == keys.amax(-1, keepdim=True)
+        places.append(torch.where(is_best, ids, torch.iinfo(torch.int64).max).argmin(-1))
+    place = torch.stack(places, -1)
+    empty = ~keeps.any(-1, keepdim=True)  # a row of NaN
+    mass = torch.where(keeps, log_probs.exp() * log_probs, 0)
+    return Drawn(
+        ids.gather(-1, place).masked_fill(empty, -1),
+        log_probs.gather(-1, place).masked_fill(empty, math.nan),
+        full.gather(-1, place).masked_fill(empty, math.nan),
+        (-mass.sum(-1)).masked_fill(empty[:, 0], math.nan),
+        keeps.sum(-1),
+        ids[keeps],
+        log_probs[keeps],
+    )

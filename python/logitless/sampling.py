@@ -1,0 +1,379 @@
+"""``logitless.sample``: ids sampled from a head's softmax, without its logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import call
+from . import options as _options
+from ._candidates.operators import dense_logits
+from ._sampling.operators import sample as _run
+from ._sampling.truncation import Drawn, Truncation, draw
+from .candidates import _numbers
+from .errors import InvalidArgumentError
+from .functional import linear_top_k
+from .options import LOGIT_NUMBERS, MOST_TOP_K, TopKOptions, accepts
+from .run import DTYPES, stats_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import Seed
+
+__all__ = ["KeptIds", "SampleOutput", "sample"]
+
+OF_SETS = ("top_k", "top_p", "min_p", "mask", "penalties")  # options of truncated and edited distributions
+MOST_SAMPLES = 64  # of num_samples in options.def
+_EXACT_BYTES = 256 << 20  # of the logits of rows that are done again, and of what a sort of them needs
+_BYTES_OF_LOGIT = 128  # about 16 arrays of float64
+
+
+class KeptIds(NamedTuple):
+    """The ids that samples were drawn from, row after row, in descending order of probability."""
+
+    offsets: Tensor  # [N + 1] int64
+    ids: Tensor  # [E] int64
+    log_probs: Tensor  # [E] of the sampled distribution
+
+
+class SampleOutput(NamedTuple):
+    """The result of :func:`sample`. Nothing has a gradient.
+
+    Attributes:
+        ids: ``[..., S]``, int64; -1 in a row without any number, as with NaN.
+        log_probs: Of the distribution that was sampled: truncated, masked and penalized. None unless requested.
+        full_log_probs: Of the head's softmax at the temperature, which a trainer computes. None unless requested.
+        entropy: ``[...]``, of the distribution that was sampled. None unless requested.
+        kept: The ids that were left by truncation and mask. None unless requested.
+    """
+
+    ids: Tensor
+    log_probs: Tensor | None = None
+    full_log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    kept: KeptIds | None = None
+
+
+class SampleOptions(TopKOptions, total=False):
+    num_samples: int
+    seed: Seed
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    mask: Tensor | None
+    penalties: tuple[Tensor, Tensor] | None
+    return_logprobs: bool
+    return_entropy: bool
+    return_kept: bool
+
+
+_MORE: dict[str, Any] = {"num_samples": 1, "seed": None, "temperature": 1.0, "top_k": None, "top_p": None}
+_MORE |= {"min_p": None, "bias": None, "scale": 1.0, "softcap": None, "mask": None, "penalties": None}
+_MORE |= {"return_logprobs": False, "return_entropy": False, "return_kept": False}
+
+
+accepts_samples = accepts(SampleOptions, tuple(_MORE), **_MORE)
+
+
+@accepts_samples
+def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> SampleOutput:
+    """Samples ids from the softmax of a head's logits, which are not stored.
+
+    An id's key is ``z_ij - log E_ij``, where E are independent exponential numbers, and the largest key wins. So one
+    pass is enough, and ids have exactly the probabilities of the softmax. E depends on the seed, the row, the number of
+    the sample and the id alone.
+
+    Args:
+        hidden: Hidden states, ``[..., D]``, in float32, bfloat16, float16, or float64 on the CPU.
+        weight: The head's weight, ``[V, D]``.
+        num_samples: Number of ids a row, up to 64, each drawn on its own.
+        seed: An integer, a tensor with one int64 element or one for each row (of the shape ``hidden.shape[:-1]``), a
+            generator on the device of ``hidden``, or None for PyTorch's default generator. A row with its own seed has
+            the same samples in any batch and place: those that row 0 has with this seed.
+        temperature: Divisor of the logits after the softcap: a number, or one for each row of the shape
+            ``hidden.shape[:-1]``.
+        top_k: Keeps this many of the most probable ids; of equal ones the smaller. None keeps all.
+        top_p: Keeps the fewest most probable ids of those left whose probabilities sum to at least this share.
+        min_p: Keeps ids whose probability is at least this share of the largest.
+        bias: Added to the logits, ``[V]``.
+        scale: Factor of the logits before bias and softcap.
+        softcap: Bound of the logits. None or 0 means no bound.
+        mask: Ids that may be sampled: a bool tensor ``[..., V]``, or bits ``[..., ceil(V / 32)]`` in int32, of which
+            the lowest of a word is that of its first id.
+        penalties: Ids ``[..., K]`` and numbers ``[..., K]`` that are added to their logits before the temperature
+            divides them. An id of -1 stands for none.
+        return_logprobs: Whether both kinds of log-probabilities are returned.
+        return_entropy: Whether the entropy of the sampled distribution is returned.
+        return_kept: Whether the kept ids are returned; only with a truncation or a mask.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for each pass. Rows that are done again, and
+            all with ``mask`` or ``penalties``, take about ``128 V`` bytes each beside it, as many at a time as 256 MiB
+            hold.
+
+    Returns:
+        A :class:`SampleOutput`.
+
+    Raises:
+        TypeError: An argument has the wrong type, dtype or layout.
+        ValueError: An argument has the wrong shape, device or range.
+        BudgetTooSmallError: No plan fits ``max_workspace_bytes``.
+
+    Truncated rows come from the 64 largest logits where these are sure to hold the set. Other rows are done again with
+    all of their logits, so sets are never approximated. This makes the host wait for the device. Greedy decoding is
+    :func:`logitless.linear_top_k` with ``k=1``.
+    """
+    return Given(hidden, weight, options).sample()
+
+
+class Given:
+    """The checked arguments of a call. least_vocab: rows of the weight; a rank's shard may have none."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int = 1) -> None:
+        o = _options.filled("sample", _options.names_of(SampleOptions), options, _MORE)
+        matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
+        call.check_matrices(matrices, least_vocab)
+        _options.check_float64(torch.float64, matrices)
+        call.check_devices(hidden.device, matrices)
+        self.o, self.rows = o, hidden.shape[:-1]
+        self.count = _options.integer("num_samples", o["num_samples"])
+        if not 1 <= self.count <= MOST_SAMPLES:
+            raise InvalidArgumentError(f"num_samples: expected a number in [1, {MOST_SAMPLES}], got {self.count}")
+        for name in ("return_logprobs", "return_entropy", "return_kept"):
+            _options.flag(name, o[name])
+        self.row_temperature, self.numbers, learned = _numbers(hidden, o)
+        for name, value in learned.items():
+            self.numbers[LOGIT_NUMBERS.index(name)] = float(value.detach())
+        self.truncation, vocab = _truncation(o, weight.shape[0]), weight.shape[0]
+        self.mask = _checked_mask(o["mask"], hidden, vocab)
+        self.penalties = _checked_penalties(o["penalties"], hidden, vocab)
+        self.is_edited = self.mask is not None or self.penalties is not None
+        if o["return_kept"] and self.truncation.is_none() and self.mask is None:
+            raise ValueError("return_kept: expected False without top_k, top_p, min_p and mask, got True")
+        self.seed = _seed(o["seed"], hidden)
+        operands, self.compute_dtype = [hidden.detach(), weight.detach()], _options.F32
+        if torch.is_autocast_enabled(hidden.device.type):
+            operands, self.compute_dtype = call.cast_by_autocast(*operands)
+        self.hidden, self.weight = operands[0].reshape(-1, hidden.shape[-1]), operands[1]
+        self.bias, self.stats = None if o["bias"] is None else o["bias"].detach(), stats_dtype(hidden)
+
+    def sample(self) -> SampleOutput:
+        if not self.is_edited and self.truncation.is_none():
+            return self._whole()
+        return self._of_sets()
+
+    def _whole(self) -> SampleOutput:
+        ids, log_probs, _, _, entropy = self.run([])
+        return self.output(ids, log_probs, entropy)
+
+    def run(self, shard: list[int]) -> tuple[Tensor, ...]:
+        """Calls the operator."""
+        o = self.o
+        outputs: tuple[Tensor, ...] = _run(
+            self.hidden,
+            self.weight,
+            self.bias,
+            self.row_temperature,
+            self.seed,
+            self.numbers,
+            self.count,
+            o["return_entropy"],
+            shard,
+            self.compute_dtype,
+            _options.budget(o["max_workspace_bytes"]),
+        )
+        return outputs
+
+    def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor) -> SampleOutput:
+        """Returns the result of the whole softmax, from rows of the flat call."""
+        has_log_probs, has_entropy = self.o["return_logprobs"], self.o["return_entropy"]
+        shaped = log_probs.reshape(*self.rows, self.count) if has_log_probs else None
+        return SampleOutput(
+            ids.reshape(*self.rows, self.count), shaped, shaped, entropy.reshape(self.rows) if has_entropy else None
+        )
+
+    # ---- sets of ids
+
+    def _of_sets(self) -> SampleOutput:
+        tokens, device, stats = self.hidden.shape[0], self.hidden.device, self.stats
+        parts: list[tuple[Tensor, Drawn]] = []
+        again = torch.arange(tokens, device=device)
+        if not self.is_edited and tokens > 0:
+            held, drawn = self._from_largest()
+            parts.append((again[held], drawn))
+            again = again[~held]
+        at_once = max(1, _EXACT_BYTES // (_BYTES_OF_LOGIT * self.weight.shape[0]))
+        for start in range(0, len(again), at_once):
+            some = again[start : start + at_once]
+            parts.append((some, self._from_all(some)))
+        order = torch.cat([rows for rows, _ in parts] or [again])
+
+        def joined(field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            out = torch.empty((tokens, *shape), dtype=dtype, device=device)
+            if parts:
+                out[order] = torch.cat([getattr(drawn, field) for _, drawn in parts]).to(dtype)
+            return out
+
+        def of_samples(field: str, dtype: torch.dtype) -> Tensor:
+            return joined(field, (self.count,), dtype).reshape(*self.rows, self.count)
+
+        o = self.o
+        has_log_probs = o["return_logprobs"]
+        return SampleOutput(
+            of_samples("ids", torch.int64),
+            of_samples("log_probs", stats) if has_log_probs else None,
+            of_samples("full_log_probs", stats) if has_log_probs else None,
+            joined("entropy", (), stats).reshape(self.rows) if o["return_entropy"] else None,
+            _kept(parts, order, joined("counts", (), torch.int64), stats) if o["return_kept"] else None,
+        )
+
+    def _drawn(self, rows: Tensor, ids: Tensor, log_probs: Tensor, full: Tensor, keeps: Tensor) -> Drawn:
+        seed = self.seed[rows] if self.seed.dim() > 0 else self.seed
+        return draw(ids, log_probs, full, keeps, seed, rows, self.count)
+
+    def _from_largest(self) -> tuple[Tensor, Drawn]:
+        """Returns the rows whose largest logits hold the set, as a mask, and their samples."""
+        vocab = self.weight.shape[0]
+        wanted = self.truncation.top_k if 0 < self.truncation.top_k <= MOST_TOP_K else MOST_TOP_K
+        options: dict[str, Any] = dict(zip(LOGIT_NUMBERS, self.numbers))
+        if self.row_temperature is not None:
+            options["temperature"] = self.row_temperature
+        top = linear_top_k(
+            self.hidden,
+            self.weight,
+            min(wanted, vocab),
+            bias=self.bias,
+            max_workspace_bytes=self.o["max_workspace_bytes"],
+            **options,
+        )
+        log_probs = top.log_probs.double()
+        held = self.truncation.is_held(log_probs, vocab)
+        rows, log_probs = held.nonzero()[:, 0], log_probs[held]
+        return held, self._drawn(rows, top.ids[held], log_probs, log_probs, self.truncation.kept(log_probs))
+
+    def _from_all(self, rows: Tensor) -> Drawn:
+        """Samples from all logits of these rows."""
+        z = self._logits(rows)
+        full = z.log_softmax(-1)
+        if self.is_edited:
+            z = self._edited(z, rows)
+        log_probs, ids = z.log_softmax(-1).sort(stable=True, dim=-1, descending=True)
+        return self._drawn(rows, ids, log_probs, full.gather(-1, ids), self.truncation.kept(log_probs))
+
+    def _divisor(self, rows: Tensor) -> Tensor | float:
+        if self.row_temperature is None:
+            return self.numbers[LOGIT_NUMBERS.index("temperature")]
+        return self.row_temperature[rows, None].double()
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Returns all logits of rows, ``[R, V]``, in float64 after the products."""
+        hidden, weight = self.hidden[rows], self.weight
+        dtype = DTYPES[self.compute_dtype]
+        if self.compute_dtype == _options.F32:
+            dtype = torch.promote_types(hidden.dtype, weight.dtype)
+        z: Tensor = dense_logits(hidden, weight, dtype).double()
+        numbers = dict(zip(LOGIT_NUMBERS, self.numbers))
+        z = z * numbers["scale"]
+        if self.bias is not None:
+            z += self.bias.double()
+        if numbers["softcap"]:
+            z = numbers["softcap"] * torch.tanh(z / numbers["softcap"])
+        return z / self._divisor(rows)
+
+    def _edited(self, z: Tensor, rows: Tensor) -> Tensor:
+        if self.penalties is not None:
+            ids, values = (each[rows] for each in self.penalties)
+            added = torch.where(ids < 0, 0, values.double()) / self._divisor(rows)
+            z = z.scatter_add(-1, ids.clamp(min=0), added)
+        return z if self.mask is None else z.masked_fill(~_unpacked(self.mask[rows], z.shape[-1]), -math.inf)
+
+
+def _truncation(o: dict[str, Any], vocab: int) -> Truncation:
+    top_k, top_p, min_p = o["top_k"], o["top_p"], o["min_p"]
+    if top_k is not None:
+        top_k = _options.integer("top_k", top_k)
+        if top_k < 1:
+            raise InvalidArgumentError(f"top_k: expected None or a number of at least 1, got {top_k}")
+    for name, value, is_open in (("top_p", top_p, True), ("min_p", min_p, False)):
+        if value is None:
+            continue
+        number = _options.number(name, value)
+        if not (0 < number <= 1 or (number == 0 and not is_open)):
+            raise InvalidArgumentError(
+                f"{name}: expected None or a number in {'(' if is_open else '['}0, 1], got {number}"
+            )
+    kept = 0 if top_k is None or top_k >= vocab else top_k
+    return Truncation(kept, 1.0 if top_p is None else float(top_p), 0.0 if min_p is None else float(min_p))
+
+
+def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor | None:
+    if mask is None:
+        return None
+    call.check_tensor("mask", mask)
+    if mask.dtype not in (torch.bool, torch.int32):
+        raise TypeError(f"mask: expected bool [..., V] or int32 bits [..., ceil(V / 32)], got {mask.dtype}")
+    columns = vocab if mask.dtype == torch.bool else -(-vocab // 32)
+    call.check_shape("mask", mask, (*hidden.shape[:-1], columns), "hidden without its last dimension, and all ids")
+    call.check_devices(hidden.device, {"mask": mask})
+    checked: Tensor = mask.reshape(-1, columns)
+    return checked
+
+
+def _unpacked(mask: Tensor, vocab: int) -> Tensor:
+    """Returns a mask of bools."""
+    if mask.dtype == torch.bool:
+        return mask
+    bits = mask[..., None] >> torch.arange(32, dtype=torch.int32, device=mask.device) & 1
+    return bits.reshape(mask.shape[0], -1)[:, :vocab].bool()
+
+
+def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor] | None:
+    if penalties is None:
+        return None
+    if not isinstance(penalties, (tuple, list)) or len(penalties) != 2:
+        raise TypeError(f"penalties: expected a pair of ids and numbers, got {type(penalties).__name__}")
+    ids, values = penalties
+    for name, tensor in (("penalties[0]", ids), ("penalties[1]", values)):
+        call.check_tensor(name, tensor)
+        shape = (*hidden.shape[:-1], tensor.shape[-1] if tensor.dim() > 0 else "K")
+        _options.check_shape(name, tensor.shape, shape, "hidden without its last dimension, with K ids a row")
+    call.check_integers("penalties[0]", ids)
+    call.check_real("penalties[1]", values)
+    call.check_shape("penalties[1]", values, ids.shape, "that of penalties[0]")
+    call.check_devices(hidden.device, {"penalties[0]": ids, "penalties[1]": values})
+    width = ids.shape[-1]
+    ids, values = ids.reshape(-1, width).long(), values.detach().reshape(-1, width)
+    is_wrong = (ids < -1) | (ids >= vocab)
+    if bool(is_wrong.any()):
+        row, place = is_wrong.nonzero()[0].tolist()
+        raise InvalidArgumentError(
+            f"penalties[0]: expected ids in [0, {vocab}) or -1, got {int(ids[row, place])} in row {row}"
+        )
+    return ids, values
+
+
+def _seed(seed: Any, hidden: Tensor) -> Tensor:
+    rows = hidden.shape[:-1]
+    if isinstance(seed, Tensor) and seed.dim() > 0 and seed.shape == rows:
+        call.check_tensor("seed", seed)
+        if seed.dtype != torch.int64:
+            raise ValueError(f"seed: expected int64 seeds of rows, got {seed.dtype}")
+        call.check_devices(hidden.device, {"seed": seed})
+        return seed.reshape(-1)
+    call.check_seed(seed, hidden.device)
+    return call.seed_tensor(seed, hidden.device)
+
+
+def _kept(parts: Sequence[tuple[Tensor, Drawn]], order: Tensor, counts: Tensor, stats: torch.dtype) -> KeptIds:
+    offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    row = order.repeat_interleave(counts[order])
+    place = row.argsort(stable=True)
+
+    def ordered(field: str, dtype: torch.dtype) -> Tensor:
+        empty = torch.empty(0, dtype=dtype, device=order.device)
+        return torch.cat([getattr(drawn, field).to(dtype) for _, drawn in parts] or [empty])[place]
+
+    return KeptIds(offsets, ordered("kept_ids", torch.int64), ordered("kept_log_probs", stats))
