@@ -342,6 +342,14 @@ def test_compiled():
     assert all(map(torch.equal, compiled(input), step(input)))
 
 
+@pytest.mark.parametrize("shard", [[], [10, 400]], ids=["whole", "shard"])
+@pytest.mark.parametrize("seed", [torch.tensor(3), torch.arange(5)], ids=["seed", "seeds"])
+def test_operator(shard, seed):
+    input, weight, bias = tensors()
+    arguments = (input, weight, bias, torch.rand(5) + 0.5, seed, [1.0, 0.0, 1.0], 2, not shard, shard, 0, 0)
+    torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
+
+
 def test_autocast():
     input, weight, _ = tensors((30,))
     for more in ({}, {"top_k": 5}, {"top_p": 0.9}):
