@@ -266,7 +266,8 @@ class Given:
     def _divisor(self, rows: Tensor) -> Tensor | float:
         if self.row_temperature is None:
             return self.numbers[LOGIT_NUMBERS.index("temperature")]
-        return self.row_temperature[rows, None].double()
+        divisor = self.row_temperature[rows, None].double()
+        return divisor.where(divisor > 0, math.nan)  # as in the library, whose results are NaN there
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Returns all logits of rows, ``[R, V]``, in float64 after the products."""

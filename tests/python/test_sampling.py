@@ -269,6 +269,17 @@ def test_nan_and_infinite_rows():
         assert torch.isfinite(out.log_probs[good]).all() and (out.ids[good] >= 0).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan])
+def test_a_row_without_a_temperature(temperature):
+    input, weight, _ = tensors((3,))
+    temperatures = torch.tensor([1.0, temperature, 2.0])
+    mask = torch.ones(3, 300, dtype=torch.bool)
+    for more in ({}, {"top_k": 3}, {"top_p": 0.99}, {"mask": mask}):
+        out = logitless.sample(input, weight, seed=1, temperature=temperatures, **ALL, **more)
+        assert out.log_probs[:, 0].isnan().tolist() == [False, True, False]
+        assert out.full_log_probs[:, 0].isnan().tolist() == [False, True, False]
+
+
 # chi^2 of 40,000 samples within 5 standard deviations, which it exceeds with a probability below 1e-5.
 @pytest.mark.parametrize("more", [{}, {"top_k": 8}, {"top_p": 0.7}], ids=["whole", "top_k", "top_p"])
 def test_frequencies(more):
