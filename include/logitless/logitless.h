@@ -10,8 +10,8 @@
  * temperature: one number for all rows, or [N]. All statistics, losses and probabilities belong to the logits
  * z. Reductions: none [N]; sum; mean = sum / divisor. The divisor is num_items when that is given, else the
  * sum over valid rows of token_weight_i * w_y. Without any valid row it is 0 / 0 = NaN, as in PyTorch. A row
- * whose target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax and
- * top_ids -1).
+ * whose target is ignore_index is never multiplied: its outputs and its gradient are 0 (its argmax, top_ids
+ * and sampled_ids -1, its sampled_keys -inf).
  *
  * With targets_per_row = K a row has K targets y_k of the weights q_k = target_weight: probabilities of a few
  * classes, or several right ones. All w are then 1, nll_i = sum_k q_k (lse_i - z_iy_k), and target_logit_i =

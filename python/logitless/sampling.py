@@ -258,15 +258,16 @@ class Given:
         """Samples from all logits of these rows."""
         z = self._logits(rows)
         full = z.log_softmax(-1)
-        if self.is_edited:
-            z = self._edited(z, rows)
-        log_probs, ids = z.log_softmax(-1).sort(stable=True, dim=-1, descending=True)
-        return self._drawn(rows, ids, log_probs, full.gather(-1, ids), self.truncation.kept(log_probs))
+        edited = self._edited(z, rows).log_softmax(-1) if self.is_edited else full
+        log_probs, ids = edited.sort(stable=True, dim=-1, descending=True)
+        full = full.gather(-1, ids) if self.is_edited else log_probs
+        return self._drawn(rows, ids, log_probs, full, self.truncation.kept(log_probs))
 
     def _divisor(self, rows: Tensor) -> Tensor | float:
         if self.row_temperature is None:
             return self.numbers[LOGIT_NUMBERS.index("temperature")]
-        return self.row_temperature[rows, None].double()
+        divisor = self.row_temperature[rows, None].double()
+        return divisor.where(divisor > 0, math.nan)  # as in the library, whose results are NaN there
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Returns all logits of rows, ``[R, V]``, in float64 after the products."""

@@ -3,7 +3,7 @@
 import logitless
 import pytest
 import torch
-from support import DTYPES
+from support import DEVICES, DTYPES
 
 np = pytest.importorskip("numpy")
 
@@ -80,11 +80,29 @@ each_option = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "softcap
 ALL = {"return_logprobs": True, "return_entropy": True}
 
 
+def on(device, tensor):
+    return tensor.to(device) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def sample_on(device, *tensors, **options):
+    """Samples on a device; returns results on the CPU."""
+    options = {name: on(device, value) for name, value in options.items()}
+    out = logitless.sample(*(on(device, tensor) for tensor in tensors), **options)
+    kept = out.kept and type(out.kept)(*(tensor.cpu() for tensor in out.kept))
+    return type(out)(*(on("cpu", field) for field in out[:4]), kept)
+
+
+each_device = pytest.mark.parametrize("device", DEVICES)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
+@each_device
 @each_option
-def test_against_float64(dtype, options):
+def test_against_float64(device, dtype, options):
+    if device != "cpu" and dtype == torch.float64:
+        pytest.skip("refused")
     input, weight, bias = tensors(dtype=dtype)
-    out = logitless.sample(input, weight, bias=bias, num_samples=3, seed=77, **ALL, **options)
+    out = sample_on(device, input, weight, bias=bias, num_samples=3, seed=77, **ALL, **options)
     assert out.ids.dtype == torch.int64 and out.kept is None
     z = logits_of(input, weight, bias, **options)
     check(out, z, lambda row: (77, row), error_of(z, dtype))
@@ -186,10 +204,11 @@ def test_sets_are_those_of_a_sort(more, spread):
 
 
 # A flat softmax has too many ids for the 64 largest, a peaked one has not: rows of both kinds in one call.
-def test_rows_of_both_kinds():
+@each_device
+def test_rows_of_both_kinds(device):
     input, weight, _ = tensors((30,), vocab=500)
     input = input * torch.linspace(0, 2, 30)[:, None]
-    out = logitless.sample(input, weight, top_p=0.9, seed=3, num_samples=2, return_kept=True, **ALL)
+    out = sample_on(device, input, weight, top_p=0.9, seed=3, num_samples=2, return_kept=True, **ALL)
     counts = out.kept.offsets.diff()
     assert counts.min() < 10 and counts.max() > 64
     z = logits_of(input, weight)
@@ -248,6 +267,17 @@ def test_nan_and_infinite_rows():
         good = torch.tensor([0, 2, 3])
         assert out.log_probs[1].isnan().all() and out.full_log_probs[1].isnan().all() and out.entropy[1].isnan()
         assert torch.isfinite(out.log_probs[good]).all() and (out.ids[good] >= 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan])
+def test_a_row_without_a_temperature(temperature):
+    input, weight, _ = tensors((3,))
+    temperatures = torch.tensor([1.0, temperature, 2.0])
+    mask = torch.ones(3, 300, dtype=torch.bool)
+    for more in ({}, {"top_k": 3}, {"top_p": 0.99}, {"mask": mask}):
+        out = logitless.sample(input, weight, seed=1, temperature=temperatures, **ALL, **more)
+        assert out.log_probs[:, 0].isnan().tolist() == [False, True, False]
+        assert out.full_log_probs[:, 0].isnan().tolist() == [False, True, False]
 
 
 # chi^2 of 40,000 samples within 5 standard deviations, which it exceeds with a probability below 1e-5.
@@ -321,6 +351,14 @@ def test_compiled():
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert all(map(torch.equal, compiled(input), step(input)))
+
+
+@pytest.mark.parametrize("shard", [[], [10, 400]], ids=["whole", "shard"])
+@pytest.mark.parametrize("seed", [torch.tensor(3), torch.arange(5)], ids=["seed", "seeds"])
+def test_operator(shard, seed):
+    input, weight, bias = tensors()
+    arguments = (input, weight, bias, torch.rand(5) + 0.5, seed, [1.0, 0.0, 1.0], 2, not shard, shard, 0, 0)
+    torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
 
 
 def test_autocast():
