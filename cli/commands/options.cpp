@@ -92,6 +92,15 @@ T parse_integer(const std::string& option, const std::string& text, const Option
   refuse(option, range_text(line, "a whole number"), text);
 }
 
+// Returns the names of a choice. Some numbers have none.
+std::string names_of(const OptionLine& line) {
+  std::string names;
+  for (const std::string& name : split(line.values, '|')) {
+    if (!name.empty()) names += (names.empty() ? "" : "|") + name;
+  }
+  return names;
+}
+
 // Returns the number of a choice's value. Dtypes also have a short name.
 int32_t parse_choice(const std::string& option, const std::string& text, const OptionLine& line) {
   std::string name = text;
@@ -100,8 +109,7 @@ int32_t parse_choice(const std::string& option, const std::string& text, const O
   }
   const std::vector<std::string> names = split(line.values, '|');
   const auto place = std::find(names.begin(), names.end(), name) - names.begin();
-  if (place == static_cast<ptrdiff_t>(names.size()))
-    refuse(option, std::string("one of ") + line.values, text);
+  if (place == static_cast<ptrdiff_t>(names.size())) refuse(option, "one of " + names_of(line), text);
   return static_cast<int32_t>(place);
 }
 
@@ -195,7 +203,7 @@ void add_problem_options(CLI::App& command, Problem& problem, bool with_targets)
               [&value, flag, line](const std::string& text) { value = parse_value<T>(flag, text, line); },
               line.doc)
           ->group(line.title)
-          ->type_name(line.values != nullptr ? line.values : "NUMBER")
+          ->type_name(line.values != nullptr ? names_of(line) : "NUMBER")
           ->default_str(now.is_string() ? now.get<std::string>() : now.dump());
     }
   });

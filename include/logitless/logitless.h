@@ -76,7 +76,8 @@ typedef enum logitless_dtype {
   LOGITLESS_F64 = 3, /* every tensor and statistic is then float64; slow. Runs on CUDA (exact gradients), and
                        on the host in the reference backend */
   LOGITLESS_I32 = 4,
-  LOGITLESS_I64 = 5
+  LOGITLESS_I64 = 5,
+  LOGITLESS_FP8 = 6 /* e4m3: of no tensor, only a compute_dtype */
 } logitless_dtype;
 
 typedef enum logitless_reduction {

@@ -296,7 +296,7 @@ TENSORS = len(_GIVEN)  # the first fields are tensors or None
 _FIELDS: dict[str, Any] = dict.fromkeys((*_GIVEN, "num_items", "seed"))
 FIRST_OPTION = len(_FIELDS)  # the fields before it may be tensors
 _FIELDS |= {name: value for name, value in DEFAULTS.items() if name in _options.HEAD_OPTIONS and name not in _FIELDS}
-_FIELDS |= {"return_stats": False, "compute_dtype": _options.F32}
+_FIELDS |= {"return_stats": False, "rounds_to": _options.F32}
 _namedtuple: Any = collections.namedtuple  # its names are computed, so no type checker knows them
 _Fields: Any = _namedtuple("_Fields", _FIELDS, defaults=list(_FIELDS.values())[3:])
 
@@ -309,7 +309,7 @@ class Arguments(_Fields):  # type: ignore[misc]
     Attributes:
         row_temperature: A number for each row; replaces temperature.
         target_weight: Has the target's shape. It is given exactly if rows have several targets.
-        compute_dtype: The logitless_dtype to which products round float32 tensors.
+        rounds_to: The logitless_dtype to which products round float32 tensors under autocast.
     """
 
     __slots__ = ()
@@ -377,8 +377,8 @@ def autocast(a: Arguments) -> Arguments:
     device = a.hidden.device.type
     if not torch.is_autocast_enabled(device):
         return a
-    (hidden, weight), compute_dtype = cast_by_autocast(a.hidden, a.weight)
-    return a._replace(hidden=hidden, weight=weight, compute_dtype=compute_dtype)
+    (hidden, weight), rounds_to = cast_by_autocast(a.hidden, a.weight)
+    return a._replace(hidden=hidden, weight=weight, rounds_to=rounds_to)
 
 
 def cast_by_autocast(*operands: Tensor) -> tuple[list[Tensor], int]:
@@ -550,7 +550,7 @@ class PreparedCall:
                     raise UnsupportedError(f"return_stats: expected no {name} in a group of ranks, got it")
         given = {name: getattr(a, name) for name in _LOSS_OPTIONS}
         given["num_items"] = None if isinstance(a.num_items, Tensor) else a.num_items
-        options = _options.make_options(given, rows[-1] if rows else 1, a.compute_dtype) | {"top_k": of.k}
+        options = _options.make_options(given, rows[-1] if rows else 1, a.rounds_to) | {"top_k": of.k}
         self.options = options
         self._choose(a, learned, of)
         trained = self.trained

@@ -173,6 +173,11 @@ def linear_cross_entropy(
             Gradients come with the loss, so they are not supported with reduction "none", ``main_grad``,
             differentiable statistics and float16 tensors. Label smoothing, ranks that share a head and float64 are not
             supported either.
+        compute_dtype: ``"fp8"`` makes logits of rows of hidden and weight that are rounded to e4m3, with one power of
+            two for each row. On Hopper GPUs that product takes about half of the time. Loss, statistics and softmax are
+            those of the rounded head. Products of gradients take the tensors as they are, float32 and float16 ones
+            rounded to bfloat16 (docs/numerics.md). Not supported with sparsified gradients, several targets a row and
+            float64. None: as autocast says.
         batch_invariant: True gives a row's loss, ``nll``, ``lse`` and ``entropy`` the same bits in every batch: however
             many other rows there are, wherever they stand, with and without gradients, under any budget. On the CPU
             this always holds. The gradient of ``hidden`` is not covered (docs/numerics.md). Not supported with

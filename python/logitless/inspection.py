@@ -91,6 +91,7 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
     gradients = _options.gradient_names(o["gradients"], _GRADIENTS)
     tokens, vocab, hidden = sizes
     method = _options.checked_method(o) | {"max_workspace_bytes": _options.budget(o["max_workspace_bytes"])}
+    method["compute_dtype"] = _options.compute_code(method["compute_dtype"])
     hidden_dtype = _options.float_code("dtype", o["dtype"])
     given_dtype = o["weight_dtype"]
     weight_dtype = hidden_dtype if given_dtype is None else _options.float_code("weight_dtype", given_dtype)
@@ -160,6 +161,7 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
         gradient: ``"exact"``, ``"sparsified"`` or ``"always-sparsified"``.
         threshold: Threshold of sparsified gradients, in [2^-126, 1].
         screen: As in :func:`logitless.linear_cross_entropy`.
+        compute_dtype: As in :func:`logitless.linear_cross_entropy`.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         top_k: k of :func:`logitless.linear_top_k`, a problem without gradients. 0 means a loss.
         targets_per_row: K where rows have several targets, as in :func:`logitless.linear_log_probs`. 0 means one.

@@ -71,13 +71,12 @@ class LossOptions(ReductionOptions, TrainingOptions, total=False):
     num_items: ArrayLike | None
     differentiable_stats: bool
     seed: ArrayLike | None
-    compute_dtype: Any
     platform: str | None
     token_axis: Axes
     vocab_axis: Axes
 
 
-_MORE: dict[str, Any] = dict.fromkeys(("compute_dtype", "platform", "token_axis", "vocab_axis"))
+_MORE: dict[str, Any] = dict.fromkeys(("platform", "token_axis", "vocab_axis"))
 
 _namedtuple: Any = collections.namedtuple  # its names are computed, so no type checker knows them
 _Output: Any = _namedtuple("_Output", ("loss", *_options.STAT_NAMES), defaults=[None] * len(_options.STAT_NAMES))
@@ -113,7 +112,8 @@ def linear_cross_entropy(
         bias: Added to the logits, ``[V]``.
         temperature: A number, or an array of shape ``hidden.shape[:-1]``.
         seed: A key of ``jax.random``, or an integer. Sparsified gradients need one.
-        compute_dtype: The dtype to which hidden and weight are rounded for the products, a part at a time.
+        compute_dtype: The dtype to which hidden and weight are rounded for the products, a part at a time; or
+            ``"fp8"`` as there.
         platform: ``"cpu"`` or ``"cuda"``, where compiled code will run. None means that of committed arrays, or the
             default where they are traced.
         token_axis: Under ``jax.shard_map``, the mesh axes over which tokens are cut. A reduced loss is that of all
@@ -525,7 +525,9 @@ def _call_of(head: _Head) -> tuple[_Call, Arrays]:
         o["temperature"] = 1.0
     if "num_items" in arrays:
         o["num_items"] = None
-    code = F32 if o["compute_dtype"] is None else _options.float_code("compute_dtype", o["compute_dtype"])
+    code = F32
+    if o["compute_dtype"] not in _options.COMPUTE_DTYPES:
+        code, o["compute_dtype"] = _options.float_code("compute_dtype", o["compute_dtype"]), None
     options = _options.make_options(o, head.rows[-1] if head.rows else 1, code)
     if options["num_items"] == 0:  # the option 0 would mean none
         arrays["num_items"] = jnp.zeros((), stats_of(arrays["hidden"]))

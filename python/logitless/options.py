@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("none", "sum", "mean")
 GRADIENTS = ("exact", "sparsified", "always-sparsified")
 SCREENS = ("none", "fp8")
+COMPUTE_DTYPES = (None, "fp8")  # beside those of autocast and JAX
 DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
 FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
@@ -45,6 +46,7 @@ class MethodOptions(Budget, total=False):
     gradient: str
     threshold: Number
     screen: str
+    compute_dtype: Any
     batch_invariant: bool
 
 
@@ -135,6 +137,7 @@ DEFAULTS: dict[str, Any] = {  # in the order of signatures
     "threshold": DEFAULT_THRESHOLD,
     "seed": None,
     "screen": "none",
+    "compute_dtype": None,
     "batch_invariant": False,
     "recompute_logits": False,
 }
@@ -198,7 +201,7 @@ def filled(function: str, known: frozenset[str], given: Mapping[str, Any], other
 
 # ---- dtypes
 
-F32, BF16, F16, F64, I32, I64 = range(6)  # logitless_dtype
+F32, BF16, F16, F64, I32, I64, FP8 = range(7)  # logitless_dtype
 FORWARD, BACKWARD, FORWARD_BACKWARD = range(3)  # logitless_pass
 
 
@@ -468,8 +471,21 @@ def target_of_none(ignore_index: Any) -> int:
     return integer("ignore_index", DEFAULTS["ignore_index"] if ignore_index is None else ignore_index)
 
 
-def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: int = F32) -> dict[str, Any]:
-    """Checks the options of a pass. None becomes 0, except for num_items, where 0 is a number of its own."""
+def compute_code(given: str | None, rounds_to: int = F32) -> int:
+    """Returns compute_dtype as the library takes it. rounds_to: where None is given."""
+    return rounds_to if given is None else FP8
+
+
+def product_code(compute_dtype: int) -> int:
+    """Returns the dtype to which products round operands; F32: none."""
+    return BF16 if compute_dtype == FP8 else compute_dtype
+
+
+def make_options(given: Mapping[str, Any], sequence_length: int, rounds_to: int = F32) -> dict[str, Any]:
+    """Checks the options of a pass. None becomes 0, except for num_items, where 0 is a number of its own.
+
+    rounds_to: The logitless_dtype to which products round float32 operands unless compute_dtype is given.
+    """
     reduction, num_items = given["reduction"], given["num_items"]
     check_choice("reduction", reduction, REDUCTIONS)
     method = checked_method(given)
@@ -485,12 +501,12 @@ def make_options(given: Mapping[str, Any], sequence_length: int, compute_dtype: 
         "shift": integer("shift", given["shift"]),
         "sequence_length": sequence_length,
         "max_workspace_bytes": budget(method["max_workspace_bytes"]),
-        "compute_dtype": compute_dtype,
+        "compute_dtype": compute_code(method["compute_dtype"], rounds_to),
     }
 
 
 def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks the options of MethodOptions; the budget stays as it was given."""
+    """Checks the options of MethodOptions; budget and compute_dtype stay as they were given."""
     method = {name: given.get(name, DEFAULTS[name]) for name in DEFAULTS if name in MethodOptions.__annotations__}
     budget(method["max_workspace_bytes"])
     check_choice("gradient", method["gradient"], GRADIENTS)
@@ -503,6 +519,7 @@ def checked_method(given: Mapping[str, Any]) -> dict[str, Any]:
     threshold = method["threshold"] = number("threshold", method["threshold"])
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise InvalidArgumentError(f"threshold: expected a number in [2^-126, 1], got {threshold}")
+    check_choice("compute_dtype", method["compute_dtype"], COMPUTE_DTYPES)
     check_choice("screen", method["screen"], SCREENS)
     if method["screen"] != "none" and method["gradient"] == "exact":
         raise ValueError(
@@ -523,9 +540,9 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
     if value not in choices:
-        known = ", ".join(f'"{choice}"' for choice in choices)
+        known = ", ".join(f'"{choice}"' if choice is not None else "None" for choice in choices)
         raise ValueError(f"{name}: expected one of {known}, got {value!r}")
 
 

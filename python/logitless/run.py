@@ -270,8 +270,8 @@ class Run:
         self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
         self._scale: float = options["scale"]
         self._temperature: float = options["temperature"]
-        rounds = options["compute_dtype"] != _options.F32
-        self._product_dtype = DTYPES[options["compute_dtype"]] if rounds else hidden.dtype
+        rounds_to = _options.product_code(options["compute_dtype"])
+        self._product_dtype = DTYPES[rounds_to] if rounds_to != _options.F32 else hidden.dtype
         written = writes(pass_key, tensors, options)
         if "saved" in written:
             written["saved"] = Result((self.plan.info.saved_bytes,), "uint8")

@@ -17,7 +17,8 @@ T& element(void* data, int64_t index) {
 }  // namespace
 
 const char* dtype_name(DType dtype) {
-  static constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "float64", "int32", "int64"};
+  static constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "float64",
+                                           "int32",   "int64",    "fp8"};
   const auto number = static_cast<size_t>(dtype);
   return number < std::size(kNames) ? kNames[number] : "unknown dtype";
 }

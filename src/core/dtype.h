@@ -5,9 +5,8 @@
 
 namespace logitless {
 
-// Numbered as logitless_dtype in the C header, but for kE4M3: rows behind a screen (core/fp8.h), which no
-// caller has.
-enum class DType : int { kE4M3 = -1, kF32 = 0, kBF16 = 1, kF16 = 2, kF64 = 3, kI32 = 4, kI64 = 5 };
+// Numbered as logitless_dtype in the C header. No tensor has kE4M3: it is that of rounded rows (core/fp8.h).
+enum class DType : int { kF32 = 0, kBF16 = 1, kF16 = 2, kF64 = 3, kI32 = 4, kI64 = 5, kE4M3 = 6 };
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {

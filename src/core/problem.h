@@ -97,8 +97,12 @@ struct Problem {
   bool has_gradients() const { return has.d_hidden || has.d_weight || has.d_bias; }
   bool needs_forward() const { return pass != Pass::kBackward; }
   bool needs_backward() const { return pass != Pass::kForward; }
-  // Whether elements of an operand's dtype are rounded before they are multiplied.
-  bool rounds(DType type) const { return compute_dtype != DType::kF32 && type != compute_dtype; }
+  // Whether all logits are products of rows in e4m3 (core/fp8.h); and whether any are.
+  bool has_fp8_logits() const { return compute_dtype == DType::kE4M3; }
+  bool rounds_rows() const { return has_fp8_logits() || screens(); }
+  // The dtype that operands are rounded to before they are multiplied; kF32: they stay as they are.
+  DType product_dtype() const { return has_fp8_logits() ? DType::kBF16 : compute_dtype; }
+  bool rounds(DType type) const { return product_dtype() != DType::kF32 && type != product_dtype(); }
   // Dtype of the loss and of every N-vector of floating point numbers.
   DType stats_dtype() const { return dtype.hidden == DType::kF64 ? DType::kF64 : DType::kF32; }
 };

@@ -121,7 +121,7 @@ void check_dtypes(const Problem& p) {
   if (p.has.d_hidden) check_float("d_hidden.dtype", p.dtype.d_hidden, fp64);
   if (p.has.d_weight) check_float("d_weight.dtype", p.dtype.d_weight, fp64);
   if (p.has.d_bias) check_float("d_bias.dtype", p.dtype.d_bias, fp64);
-  check_compute_dtype(p.compute_dtype, fp64);
+  check_compute_dtype(p.compute_dtype, fp64, /*may_be_fp8=*/true);
   require(p.dtype.targets == DType::kI32 || p.dtype.targets == DType::kI64, "targets.dtype", "int32 or int64",
           dtype_name(p.dtype.targets));
 }
@@ -176,6 +176,15 @@ void check_screen(const Problem& p) {
   LOGITLESS_NO_SUM(log_sum_sq_probs)
   LOGITLESS_NO_SUM(argmax)
 #undef LOGITLESS_NO_SUM
+}
+
+void check_fp8(const Problem& p) {
+  if (!p.has_fp8_logits()) return;
+  require(p.gradient == GradientMethod::kExact, "compute_dtype",
+          "another with sparsified gradients (a screen gives them 8-bit logits)", "fp8");
+  require(p.top_k == 0, "top_k", "0 where compute_dtype is fp8", text(p.top_k));
+  require(p.targets_per_row == 0, "targets_per_row", "0 where compute_dtype is fp8", text(p.targets_per_row));
+  require(p.num_samples == 0, "num_samples", "0 where compute_dtype is fp8", text(p.num_samples));
 }
 
 void check_pass(const Problem& p) {
@@ -283,11 +292,13 @@ void check_float(const char* argument, DType dtype, bool is_float64) {
           dtype_name(dtype));
 }
 
-void check_compute_dtype(DType dtype, bool is_float64) {
-  require(dtype == DType::kF32 || (!is_float64 && (dtype == DType::kBF16 || dtype == DType::kF16)),
-          "compute_dtype",
-          is_float64 ? "float32 (operands as they are) with float64 operands"
-                     : "bfloat16, float16, or float32 (operands as they are)",
+void check_compute_dtype(DType dtype, bool is_float64, bool may_be_fp8) {
+  const bool is_short =
+      dtype == DType::kBF16 || dtype == DType::kF16 || (may_be_fp8 && dtype == DType::kE4M3);
+  require(dtype == DType::kF32 || (!is_float64 && is_short), "compute_dtype",
+          is_float64   ? "float32 (operands as they are) with float64 operands"
+          : may_be_fp8 ? "bfloat16, float16, fp8, or float32 (operands as they are)"
+                       : "bfloat16, float16, or float32 (operands as they are)",
           dtype_name(dtype));
 }
 
@@ -342,6 +353,7 @@ Problem validated(Problem p) {
   check_options(p);
   check_sparsification(p);
   check_screen(p);
+  check_fp8(p);
   check_pass(p);
   check_top_k(p);
   check_num_samples(p);

@@ -22,6 +22,6 @@ LogitFactors checked_factors(const LogitFactors& factors, double temperature, bo
 // Checks the dtype of a float tensor beside hidden states, and the dtype to which their operands are rounded.
 // Throw Error.
 void check_float(const char* argument, DType dtype, bool is_float64);
-void check_compute_dtype(DType dtype, bool is_float64);
+void check_compute_dtype(DType dtype, bool is_float64, bool may_be_fp8 = false);
 
 }  // namespace logitless

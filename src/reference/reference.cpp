@@ -12,17 +12,16 @@ namespace logitless::reference {
 namespace {
 
 struct Scratch {
-  std::span<int64_t> rows;                          // [N] the rows that are not ignored
-  std::span<RowStats<double>> stats;                // [N] forward
-  std::span<double> gathered;                       // [ranks, numbers, N] the statistics of a group
-  std::span<RowCoefficients<double>> coefficients;  // [N] backward
-  std::span<LogSumExp<double>> lse;                 // [N] backward
-  std::span<double> accumulator;                    // [threads, D] backward
-  std::span<TopLogit<double>> top;                  // [N, top_k]
-  std::span<SampledLogit<double>> samples;          // [N, num_samples]
-  // Behind a screen
-  std::span<int32_t> hidden_exponent, weight_exponent;  // [N], [V] of rows
-  std::span<LogSumExp<double>> lse8;                    // [N]
+  std::span<int64_t> rows;                              // [N] the rows that are not ignored
+  std::span<RowStats<double>> stats;                    // [N] forward
+  std::span<double> gathered;                           // [ranks, numbers, N] the statistics of a group
+  std::span<RowCoefficients<double>> coefficients;      // [N] backward
+  std::span<LogSumExp<double>> lse;                     // [N] backward
+  std::span<double> accumulator;                        // [threads, D] backward
+  std::span<TopLogit<double>> top;                      // [N, top_k]
+  std::span<SampledLogit<double>> samples;              // [N, num_samples]
+  std::span<int32_t> hidden_exponent, weight_exponent;  // [N], [V] of rows that are rounded to e4m3
+  std::span<LogSumExp<double>> lse8;                    // [N] behind a screen
   int64_t seed = 0;                                     // seed of sparsified gradients
 };
 
@@ -33,7 +32,7 @@ double load(const void* data, DType dtype, int64_t index) {
 // Returns an operand's element as the products see it.
 double load_operand(const Problem& p, const void* data, DType dtype, int64_t index) {
   const double value = load(data, dtype, index);
-  return p.rounds(dtype) ? rounded_to(p.compute_dtype, static_cast<float>(value)) : value;
+  return p.rounds(dtype) ? rounded_to(p.product_dtype(), static_cast<float>(value)) : value;
 }
 
 double hidden_at(const Problem& p, const Buffers& b, int64_t row, int64_t k) {
@@ -44,7 +43,7 @@ double weight_at(const Problem& p, const Buffers& b, int64_t column, int64_t k) 
   return load_operand(p, b.weight, p.dtype.weight, column * b.weight_stride + k);
 }
 
-// Finds the exponents of an operand's rows behind a screen. at(row, k): its elements.
+// Finds the exponents of an operand's rows. at(row, k): its elements.
 template <class At>
 void find_exponents(const At& at, int64_t columns, std::span<int32_t> exponents) {
   for (size_t i = 0; i < exponents.size(); ++i) {
@@ -54,6 +53,11 @@ void find_exponents(const At& at, int64_t columns, std::span<int32_t> exponents)
     }
     exponents[i] = fp8_row_exponent(largest);
   }
+}
+
+void find_exponents(const Problem& p, const Buffers& b, const Scratch& s) {
+  find_exponents([&](int64_t i, int64_t k) { return hidden_at(p, b, i, k); }, p.hidden, s.hidden_exponent);
+  find_exponents([&](int64_t j, int64_t k) { return weight_at(p, b, j, k); }, p.hidden, s.weight_exponent);
 }
 
 struct Logit {
@@ -72,7 +76,21 @@ Logit logit_of(const Problem& p, const Buffers& b, int64_t row, int64_t column, 
   return out;
 }
 
-Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
+// The product of rows in e4m3.
+double rounded_dot(const Problem& p, const Buffers& b, const Scratch& s, int64_t row, int64_t column) {
+  double dot = 0;
+  const int hidden = s.hidden_exponent[static_cast<size_t>(row)];
+  const int weight = s.weight_exponent[static_cast<size_t>(column)];
+  for (int64_t k = 0; k < p.hidden; ++k) {
+    const auto e = static_cast<float>(hidden_at(p, b, row, k));
+    const auto c = static_cast<float>(weight_at(p, b, column, k));
+    dot += static_cast<double>(screened(e, hidden)) * static_cast<double>(screened(c, weight));
+  }
+  return dot;
+}
+
+Logit logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t row, int64_t column) {
+  if (p.has_fp8_logits()) return logit_of(p, b, row, column, rounded_dot(p, b, s, row, column));
   double dot = 0;
   for (int64_t k = 0; k < p.hidden; ++k) {
     dot += hidden_at(p, b, row, k) * weight_at(p, b, column, k);
@@ -82,15 +100,7 @@ Logit logit(const Problem& p, const Buffers& b, int64_t row, int64_t column) {
 
 // z8
 double screened_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t row, int64_t column) {
-  double dot = 0;
-  const int hidden = s.hidden_exponent[static_cast<size_t>(row)];
-  const int weight = s.weight_exponent[static_cast<size_t>(column)];
-  for (int64_t k = 0; k < p.hidden; ++k) {
-    const auto e = static_cast<float>(hidden_at(p, b, row, k));
-    const auto c = static_cast<float>(weight_at(p, b, column, k));
-    dot += static_cast<double>(screened(e, hidden)) * static_cast<double>(screened(c, weight));
-  }
-  return logit_of(p, b, row, column, dot).z;
+  return logit_of(p, b, row, column, rounded_dot(p, b, s, row, column)).z;
 }
 
 double class_weight(const Problem& p, const Buffers& b, int64_t column) {
@@ -115,19 +125,19 @@ RowStats<double> single(const WantedSums& sums, double z, double w, int64_t id, 
 
 // Returns a row's statistics and fills `top` with its largest logits in order, as many as fit. The id is -1
 // if there are fewer columns. `samples` get its samples.
-RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std::span<TopLogit<double>> top,
-                           std::span<SampledLogit<double>> samples) {
+RowStats<double> row_stats(const Problem& p, const Buffers& b, const Scratch& s, int64_t row,
+                           std::span<TopLogit<double>> top, std::span<SampledLogit<double>> samples) {
   const WantedSums sums = wanted_sums(p);
   RowStats<double> total;
   int64_t count = 0;
   std::fill(top.begin(), top.end(), TopLogit<double>{0, -1});
   std::fill(samples.begin(), samples.end(), SampledLogit<double>{});
   for (int64_t j = 0; j < p.vocab; ++j) {
-    const double z = logit(p, b, row, j).z;
+    const double z = logit(p, b, s, row, j).z;
     if (!top.empty()) count = insert_top(top, count, {z, p.vocab_start + j});
     const int64_t id = p.vocab_start + j;
-    for (size_t s = 0; s < samples.size(); ++s) {
-      add_to_sample(samples[s], sample_key_of(p, b, row, static_cast<int64_t>(s)), z, id);
+    for (size_t k = 0; k < samples.size(); ++k) {
+      add_to_sample(samples[k], sample_key_of(p, b, row, static_cast<int64_t>(k)), z, id);
     }
     total = merge(total, single(sums, z, class_weight(p, b, j), id, weight_as_target(p, b, row, id)));
   }
@@ -135,11 +145,12 @@ RowStats<double> row_stats(const Problem& p, const Buffers& b, int64_t row, std:
 }
 
 // Writes the log-probabilities of several targets.
-void write_targets(const Problem& p, const Buffers& b, int64_t row, const LogSumExp<double>& lse) {
+void write_targets(const Problem& p, const Buffers& b, const Scratch& s, int64_t row,
+                   const LogSumExp<double>& lse) {
   double z[kMostTargetsPerRow] = {};
   for (int64_t k = 0; k < p.targets_per_row; ++k) {
     const int64_t target = target_of_row(p, b.targets, row, k);
-    if (is_here(p, target)) z[k] = logit(p, b, row, target - p.vocab_start).z;
+    if (is_here(p, target)) z[k] = logit(p, b, s, row, target - p.vocab_start).z;
   }
   write_target_log_probs<double>(p, b, row, {z, static_cast<size_t>(p.targets_per_row)}, lse);
 }
@@ -169,7 +180,7 @@ void screen_row(const Problem& p, const Buffers& b, const Scratch& s, int64_t i,
     const double p8 = std::exp(lse8.log_p(z8));
     const bool certain = weight_as_target(p, b, row, j) != 0;
     const double w8 = certain ? p8 : weight(p, s, row, j, p8);
-    const double z = logit(p, b, row, j).z;
+    const double z = logit(p, b, s, row, j).z;
     if (certain || w8 != 0) sum.add(certain ? 1 : p8 / w8, lse8.log_p(z), lse8.log_p(z8));
   }
   stats->max = lse8.high;
@@ -191,7 +202,7 @@ struct LogitGradient {
 LogitGradient d_logit(const Problem& p, const Buffers& b, const Scratch& s, int64_t i, int64_t column) {
   const int64_t row = s.rows[static_cast<size_t>(i)];
   const RowCoefficients<double>& k = s.coefficients[static_cast<size_t>(i)];
-  const auto [z, slope] = logit(p, b, row, column);
+  const auto [z, slope] = logit(p, b, s, row, column);
   const double q = weight_as_target(p, b, row, p.vocab_start + column);
   LogitGradient out;
   const double log_p = s.lse[static_cast<size_t>(i)].log_p(z);
@@ -227,10 +238,6 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
              const ParallelFor& parallel_for, const Communicator* group) {
   const Buffers& b = context.buffers;
   write_ignored_defaults(p, b);
-  if (p.screens()) {
-    find_exponents([&](int64_t i, int64_t k) { return hidden_at(p, b, i, k); }, p.hidden, s.hidden_exponent);
-    find_exponents([&](int64_t j, int64_t k) { return weight_at(p, b, j, k); }, p.hidden, s.weight_exponent);
-  }
   const auto k = static_cast<size_t>(p.top_k);
   const auto top_of = [&](int64_t i) { return s.top.subspan(static_cast<size_t>(i) * k, k); };
   const auto samples_of = [&, count = static_cast<size_t>(p.num_samples)](int64_t i) {
@@ -238,7 +245,7 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
   };
   parallel_for(count, [&](int64_t i, int) {
     RowStats<double>& stats = s.stats[static_cast<size_t>(i)];
-    stats = row_stats(p, b, s.rows[static_cast<size_t>(i)], top_of(i), samples_of(i));
+    stats = row_stats(p, b, s, s.rows[static_cast<size_t>(i)], top_of(i), samples_of(i));
     if (p.screens()) screen_row(p, b, s, i, &stats);
   });
   if (group != nullptr) {
@@ -251,7 +258,7 @@ void forward(const Problem& p, const HostLoss& context, const Scratch& s, int64_
     for (int64_t sample = 0; sample < p.num_samples; ++sample) {
       write_sample(p, b, row, sample, samples_of(i)[static_cast<size_t>(sample)], lse);
     }
-    if (b.target_log_probs != nullptr) write_targets(p, b, row, lse);
+    if (b.target_log_probs != nullptr) write_targets(p, b, s, row, lse);
   });
   HostLossWriter writer(context);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) writer.add(s.rows[i], s.stats[i]);
@@ -375,11 +382,11 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   if (problem.in_group() && problem.needs_forward()) {
     s.gathered = workspace.take<double>(host_numbers(problem, problem.tokens));
   }
-  if (problem.screens()) {
+  if (problem.rounds_rows()) {
     s.hidden_exponent = workspace.take<int32_t>(problem.tokens);
     s.weight_exponent = workspace.take<int32_t>(problem.vocab);
-    s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
   }
+  if (problem.screens()) s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);
   s.samples = workspace.take<SampledLogit<double>>(problem.tokens * problem.num_samples);
   if (problem.needs_backward()) {
@@ -420,6 +427,7 @@ class ReferencePlan final : public BackendPlan {
     }
     const int64_t count = compact_rows(problem_, buffers.targets, scratch.rows.data());
     const HostLoss context = make_host_loss(problem_, buffers, scratch.rows.data(), count);
+    if (problem_.rounds_rows()) find_exponents(problem_, buffers, scratch);
     if (problem_.needs_forward()) forward(problem_, context, scratch, count, pool_, group);
     if (problem_.needs_backward()) backward(problem_, context, scratch, count, pool_);
   }

@@ -109,7 +109,7 @@ static void check_errors(void) {
   EXPECT(strcmp(logitless_last_error(), "label_smoothing: expected a number in [0, 1], got 2") == 0);
   const logitless_option in_f64 = {LOGITLESS_OPTION_COMPUTE_DTYPE, LOGITLESS_F64, 0};
   EXPECT(make_plan(context, in_f64, &plan) == LOGITLESS_INVALID_ARGUMENT);
-  EXPECT(strstr(logitless_last_error(), "compute_dtype: expected 0 to 2, got 3") != NULL);
+  EXPECT(strstr(logitless_last_error(), "or float32 (operands as they are), got float64") != NULL);
   const logitless_option twice = {LOGITLESS_OPTION_VOCAB, VOCAB, 0};
   EXPECT(make_plan(context, twice, &plan) == LOGITLESS_INVALID_ARGUMENT);
   EXPECT(strcmp(logitless_last_error(), "options: expected each once, got vocab twice") == 0);

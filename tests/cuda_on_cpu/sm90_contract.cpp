@@ -172,7 +172,7 @@ void store_exp_logits(const Row& r, const ExpLogitsArgs& args, int64_t first,
         static_cast<int8_t>(exponent);
   }
   for (int64_t j = first; j < std::min<int64_t>(args.exp_logits.columns, first + std::ssize(kept)); ++j) {
-    store(args.exp_logits, r.product.dtype, r.row, j,
+    store(args.exp_logits, stored_dtype(r.product.dtype), r.row, j,
           kept[static_cast<size_t>(j - first)] * power_of_two(exponent));
   }
 }
@@ -209,7 +209,7 @@ void make(const Row& r, const GradientArgs& args) {
     const float v =
         dz_element(k, (r.at(j) - args.lse[r.row]) - value(args.lse_residual), weight, r.is_target(j));
     const float slope = r.product.transform.slope(r.at(j), r.inverse_temperature);
-    store(args.dz, r.product.dtype, r.row, j, v * slope * factor);
+    store(args.dz, stored_dtype(r.product.dtype), r.row, j, v * slope * factor);
   }
 }
 
@@ -306,15 +306,15 @@ void make(const Row& r, const SampleArgs& args) {
 void clear_row(const LogitsArgs& args, int64_t row) {
   const StoredColumns* stored = stored_by(args);
   if (stored == nullptr) return;
-  for (int64_t j = 0; j < stored->columns; ++j) store(*stored, args.dtype, row, j, 0);
+  for (int64_t j = 0; j < stored->columns; ++j) store(*stored, stored_dtype(args.dtype), row, j, 0);
 }
 
 // The factors of 8-bit operands' rows.
 float row_factor(const LogitsArgs& args, int64_t row) {
-  return args.dtype == DType::kE4M3 ? std::get<DrawArgs>(args.of_epilogue).row_factor[row] : 1;
+  return args.dtype == DType::kE4M3 ? args.row_factor[row] : 1;
 }
 float column_factor(const LogitsArgs& args, int64_t column) {
-  return args.dtype == DType::kE4M3 ? std::get<DrawArgs>(args.of_epilogue).column_factor[column] : 1;
+  return args.dtype == DType::kE4M3 ? args.column_factor[column] : 1;
 }
 
 void make_row(const LogitsArgs& args, const std::vector<float>& weight, int64_t row) {

@@ -122,9 +122,8 @@ class Screen {
     if (wishes_.general) product.transform.bias = bias.get();
     if (wishes_.rows < shape_.rows) product.row_count = row_count.get();
     product.target = target.get();
+    product.row_factor = row_factor.get(), product.column_factor = column_factor.get();
     DrawArgs args;
-    args.row_factor = row_factor.get();
-    args.column_factor = column_factor.get();
     args.target_logit = target_logit.get();
     args.logit_offset = logit_offset.get();
     args.draws.seed = seed.get();

@@ -204,7 +204,9 @@ TEST_P(BatchInvariance, RolloutEqualsTrainer) {
 TEST_P(BatchInvariance, MixedOperands) {
   for (const auto& [hidden, weight, compute] : {std::tuple{LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F32},
                                                 {LOGITLESS_F32, LOGITLESS_F32, LOGITLESS_BF16},
-                                                {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16}}) {
+                                                {LOGITLESS_BF16, LOGITLESS_F32, LOGITLESS_BF16},
+                                                {LOGITLESS_BF16, LOGITLESS_BF16, LOGITLESS_FP8},
+                                                {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_FP8}}) {
     PlainSize some = size(64);
     some.tokens = 150;
     Case c = case_of(variants()[4], some, LOGITLESS_BF16);  // all of the formats hold its values

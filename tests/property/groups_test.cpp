@@ -37,6 +37,10 @@ class Groups : public GroupTest {
       give_targets(random, &c, random.pick<int64_t>({1, 2, 5, 64}), random.pick<double>({-1, 0, 0}), 1.5);
     }
     logitless::Problem& p = c.problem;
+    if (seed % 5 == 2 && p.targets_per_row == 0 && p.dtype.hidden != LOGITLESS_F64) {
+      p.compute_dtype = LOGITLESS_FP8;
+      p.top_k = 0;
+    }
     p.accumulate.d_hidden = 0;
     c.d_hidden_start.clear();
     c.d_hidden_layout = {};

@@ -137,6 +137,7 @@ class Shards : public EngineTest {
     c.problem.top_k = 0;  // shards have none
     if (c.mode == Mode::kForwardBackward) c.mode = Mode::kForwardThenBackward;
     logitless::Problem& p = c.problem;
+    if (seed % 5 == 2 && p.dtype.hidden != LOGITLESS_F64) p.compute_dtype = LOGITLESS_FP8;
     p.accumulate.d_hidden = 0;
     c.d_hidden_start.clear();
     if (p.dtype.hidden != LOGITLESS_F64) p.dtype.d_hidden = LOGITLESS_F32;

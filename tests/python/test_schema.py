@@ -62,11 +62,12 @@ def test_defaults_and_ranges_are_the_librarys():
     known = native.schema().options
     for name in schema.HEAD_OPTIONS & known.keys():
         given = schema.make_options(schema.DEFAULTS, 1).get(name)
-        value = known[name]["values"].index(given) if "values" in known[name] else given or 0
+        value = known[name]["values"].index(given) if isinstance(given, str) else given or 0
         assert value == known[name]["default"], name
     assert list(schema.REDUCTIONS) == known["reduction"]["values"]
     assert list(schema.GRADIENTS) == known["gradient"]["values"]
     assert list(schema.SCREENS) == known["screen"]["values"]
+    assert known["compute_dtype"]["values"].index("fp8") == schema.FP8
     assert schema.LEAST_THRESHOLD == known["threshold"]["lowest"]
     assert schema.MOST_TOP_K == known["top_k"]["highest"] and schema.MOST_TARGETS == known["targets_per_row"]["highest"]
 

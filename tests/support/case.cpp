@@ -181,6 +181,7 @@ logitless_dtype stats_dtype(const logitless::Problem& problem) {
 }
 
 logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype) {
+  if (problem.compute_dtype == LOGITLESS_FP8) return LOGITLESS_BF16;
   return as_dtype(problem.compute_dtype != LOGITLESS_F32 ? problem.compute_dtype : dtype);
 }
 

@@ -20,6 +20,8 @@ class Materialised {
         rounds_(rounds),
         hidden_(operand(c.hidden, p_.dtype.hidden)),
         weight_(operand(c.weight, p_.dtype.weight)),
+        logit_hidden_(in_logits(hidden_)),
+        logit_weight_(in_logits(weight_)),
         logits_(tokens_ * vocab_),
         slope_(tokens_ * vocab_, T(1)) {}
 
@@ -38,6 +40,31 @@ class Materialised {
     std::vector<T> out(values.begin(), values.end());
     for (size_t i = 0; i < out.size() && to != dtype; ++i) out[i] = static_cast<T>(rounded(values[i], to));
     return out;
+  }
+
+  // The operand as the logits' product sees it: with fp8 its rows are e4m3 numbers times a power of two.
+  // These have three bits behind the leading one, exponents from -6 on, below which steps of 2^-9 remain, and
+  // are at most 448.
+  std::vector<T> in_logits(std::vector<T> values) const {
+    if (p_.compute_dtype != LOGITLESS_FP8) return values;
+    for (auto row = values.begin(); row != values.end(); row += static_cast<std::ptrdiff_t>(dim_)) {
+      const auto end = row + static_cast<std::ptrdiff_t>(dim_);
+      double largest = 0;
+      for (auto x = row; x != end; ++x) largest = std::fmax(largest, std::fabs(static_cast<double>(*x)));
+      int exponent = 0;
+      if (largest > 0 && std::isfinite(largest)) {
+        for (exponent = std::max(-118, std::ilogb(largest) - 9); std::ldexp(largest, -exponent) > 448;) {
+          ++exponent;
+        }
+      }
+      for (auto x = row; x != end; ++x) {
+        const double scaled = std::ldexp(static_cast<double>(*x), -exponent);
+        const double step = std::ldexp(1, std::max(scaled == 0 ? -6 : std::ilogb(scaled), -6) - 3);
+        const double number = std::fabs(scaled) <= 448 ? std::nearbyint(scaled / step) * step : NAN;
+        *x = static_cast<T>(std::ldexp(number, exponent));
+      }
+    }
+    return values;
   }
 
   static T at(const std::vector<double>& values, size_t i, T otherwise) {
@@ -73,7 +100,7 @@ class Materialised {
       for (size_t j = 0; j < vocab_ && !ignored(i); ++j) {
         T dot = 0;
         for (size_t k = 0; k < dim_; ++k) {
-          const T term = hidden_[i * dim_ + k] * weight_[j * dim_ + k];
+          const T term = logit_hidden_[i * dim_ + k] * logit_weight_[j * dim_ + k];
           dot += term;
           raise(&answer_.terms.logit, static_cast<T>(p_.scale) * term / t);
         }
@@ -290,7 +317,7 @@ class Materialised {
   const logitless::Problem& p_;
   size_t tokens_, vocab_, dim_;
   Rounds rounds_;
-  std::vector<T> hidden_, weight_, logits_, slope_, lse_, row_loss_;
+  std::vector<T> hidden_, weight_, logit_hidden_, logit_weight_, logits_, slope_, lse_, row_loss_;
   T divisor_ = 1;
   Answer answer_;
 };

@@ -106,6 +106,7 @@ def patch(
         gradient: As there.
         threshold: As there.
         screen: As there.
+        compute_dtype: As there.
         batch_invariant: As there.
         recompute_logits: As there.
 

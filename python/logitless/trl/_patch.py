@@ -60,12 +60,14 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
         gradient: As in :func:`logitless.linear_cross_entropy`. Divergences always have exact gradients.
         threshold: As in :func:`logitless.linear_cross_entropy`.
         screen: Only ``"none"``: TRL needs the loss of each token before its gradients.
+        compute_dtype: Only None: log-probabilities have none.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         recompute_logits: As in :func:`logitless.linear_cross_entropy`.
 
     Raises:
         ImportError: TRL is not installed.
-        UnsupportedError: The functions of this version of TRL are not the known ones, or there is a screen.
+        UnsupportedError: The functions of this version of TRL are not the known ones, or there is a screen or a
+            compute_dtype.
     """
     check_names("patch", options, names_of(TrainingOptions))
     checked = checked_training(options)
@@ -73,6 +75,8 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
         raise UnsupportedError(
             f'screen: expected "none", as TRL needs the loss of each token before gradients, got "{checked["screen"]}"'
         )
+    if checked.pop("compute_dtype") is not None:
+        raise UnsupportedError('compute_dtype: expected None, as log-probabilities have none, got "fp8"')
     install(checked)
 
 

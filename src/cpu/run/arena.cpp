@@ -38,10 +38,11 @@ Arena with_rows_of(const Arena& arena, const Problem& p, int64_t first, int64_t 
 
 WorkerArena lay_out_worker(const Problem& p, const Kernels& k, const Shape& s, Workspace& workspace) {
   WorkerArena w;
-  if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, k, s, workspace);
+  if (p.is_sparsified()) w.sparsified = lay_out_sparsified_worker(p, s, workspace);
   if (p.is_sparsified() && !draws_elements(p)) return w;
   w.logits = workspace.take<float>(k.mr * s.vocab_block);
   w.weight = workspace.take<uint32_t>(s.vocab_block * s.hidden_units);
+  if (p.rounds_rows()) w.rounded = workspace.take<float>(k.nr * p.hidden);
   if (p.has.bias) w.bias = workspace.take<float>(s.vocab_block);
   if (p.has.class_weight) w.class_weight = workspace.take<float>(s.vocab_block);
   if (p.has.d_weight && !p.is_sparsified()) {
@@ -69,6 +70,8 @@ Arena lay_out(const Problem& p, const Kernels& k, const Shape& s, const Schedule
     a.target_logit = workspace.take<float>(tokens * p.target_count());
     if (p.has.temperature) a.inverse_temperature = workspace.take<float>(tokens);
     a.hidden_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
+    if (p.has_fp8_logits() && p.has.d_weight)
+      a.unrounded_rows = workspace.take<uint32_t>(tokens * s.hidden_stride);
   }
   if (p.needs_forward() || draws_elements(p)) {
     const int64_t window =

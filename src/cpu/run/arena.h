@@ -19,6 +19,7 @@ namespace logitless::cpu {
 struct WorkerArena {
   std::span<float> logits;          // [mr, vocab_block]
   std::span<uint32_t> weight;       // [vocab_block / nr, hidden_units, nr], of block `packed_block`
+  std::span<float> rounded;         // [nr, D] rows in e4m3
   std::span<float> bias;            // [vocab_block]
   std::span<float> class_weight;    // [vocab_block]
   std::span<uint32_t> dz_pairs;     // [token_block / 2, vocab_block], bf16 pairs only
@@ -60,6 +61,8 @@ struct Arena {
   std::span<float> lse_high, lse_residual, a, b, c;  // [R] each
   std::span<float> g, target_gradient;               // [R, K] subtracted at the targets; dz at the targets
   std::span<uint32_t> hidden_rows;                   // [T, hidden_stride] rows operand of the logits
+  // Rows for d_weight, as hidden_rows, where logits are products of rounded ones; else empty.
+  std::span<uint32_t> unrounded_rows;
   std::span<uint32_t> hidden_panels;  // token blocks of [hidden_padded / nr, units, nr], for d_weight
   std::span<float> d_hidden;          // [T, gradient_stride]
   // The sum over chunks where neither one chunk nor the output can hold it: [V, hidden_padded], or [window *

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
-#include "cpu/sparsified/sparsified.h"
+#include "core/fp8.h"
+#include "cpu/run/runner.h"
 
 namespace logitless::cpu {
 namespace {
@@ -12,7 +14,7 @@ int64_t row_offset(DType dtype, int64_t stride, int64_t row, int64_t column = 0)
 
 MatrixView matrix_from(const Problem& p, const void* data, DType dtype, int64_t stride, int64_t row) {
   return {static_cast<const std::byte*>(data) + row_offset(dtype, stride, row), dtype, stride,
-          p.compute_dtype};
+          p.product_dtype()};
 }
 
 }  // namespace
@@ -86,18 +88,33 @@ void forget_packed_blocks(const Runner& run) {
   }
 }
 
+MatrixView rounded_rows(const Runner& run, const WorkerArena& w, const MatrixView& from, int64_t rows) {
+  const int64_t columns = run.problem.hidden;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* to = w.rounded.data() + i * columns;
+    float largest = 0;
+    for (int64_t k = 0; k < columns; ++k) {
+      const auto value = static_cast<float>(load_as_double(from.data, from.dtype, i * from.stride + k));
+      to[k] = from.rounds() ? rounded_to(from.round_to, value) : value;
+      largest = std::max(largest, std::fabs(to[k]));
+    }
+    const int exponent = fp8_row_exponent(largest);
+    for (int64_t k = 0; k < columns; ++k) to[k] = screened(to[k], exponent);
+  }
+  return {w.rounded.data(), DType::kF32, columns};
+}
+
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   if (w.packed_block[0] == block) return;
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const int64_t first = block * s.vocab_block;
   const int64_t columns = s.block_columns(p.vocab, block);
-  if (p.screens()) {
+  if (p.rounds_rows()) {
     const int64_t nr = run.kernels.nr;
     for (int64_t j = 0; j < s.vocab_block; j += nr) {
       const int64_t rows = std::clamp<int64_t>(columns - j, 0, nr);
-      const MatrixView panel =
-          screen_rows(run, run.weight_from(first + std::min(j, columns)), rows, w.sparsified);
+      const MatrixView panel = rounded_rows(run, w, run.weight_from(first + std::min(j, columns)), rows);
       run.kernels.pack_transposed(panel, rows, p.hidden, 1, w.weight.data() + j * s.hidden_units);
     }
   } else {

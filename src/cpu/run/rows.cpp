@@ -10,10 +10,13 @@ void load_row(const Runner& run, const Chunk& chunk, const WorkerArena& w, int64
   const Problem& p = run.problem;
   const Shape& s = run.shape;
   const int64_t row = run.arena.rows[static_cast<size_t>(chunk.first + i)];
-  MatrixView hidden = run.hidden_from(row);
-  if (p.screens()) hidden = screen_rows(run, hidden, 1, w.sparsified);
-  run.kernels.convert_row(hidden, p.hidden, s.hidden_units * run.kernels.pair,
-                          run.arena.hidden_rows.data() + i * s.hidden_stride);
+  const MatrixView hidden = run.hidden_from(row);
+  const auto convert = [&](const MatrixView& from, std::span<uint32_t> to) {
+    run.kernels.convert_row(from, p.hidden, s.hidden_units * run.kernels.pair,
+                            to.data() + i * s.hidden_stride);
+  };
+  convert(p.rounds_rows() ? rounded_rows(run, w, hidden, 1) : hidden, run.arena.hidden_rows);
+  if (!run.arena.unrounded_rows.empty()) convert(hidden, run.arena.unrounded_rows);
   for (int64_t k = 0; k < run.targets(); ++k) {
     const int64_t target = target_of_row(p, run.buffers.targets, row, k);
     run.arena.target[static_cast<size_t>(i * run.targets() + k)] =
@@ -31,8 +34,8 @@ void pack_token_block(const Runner& run, const Chunk& chunk, int64_t token_block
   const Kernels& k = run.kernels;
   const int64_t first = token_block * s.token_block;
   const int64_t rows = std::min(s.token_block, chunk.count - first);
-  const MatrixView source{run.arena.hidden_rows.data() + first * s.hidden_stride, element_dtype(k),
-                          s.hidden_stride * k.pair};
+  const auto from = run.arena.unrounded_rows.empty() ? run.arena.hidden_rows : run.arena.unrounded_rows;
+  const MatrixView source{from.data() + first * s.hidden_stride, element_dtype(k), s.hidden_stride * k.pair};
   k.pack_interleaved(source, rows, run.problem.hidden, ceil_div(rows, k.pair), s.hidden_padded / k.nr, k.nr,
                      run.arena.hidden_panels.data() + first / k.pair * s.hidden_padded);
 }

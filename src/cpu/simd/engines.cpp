@@ -52,7 +52,7 @@ bool bf16_dot_is_fast() {
 
 // The dtype that the products round an operand to.
 DType product_dtype(const Problem& problem, DType dtype) {
-  return problem.rounds(dtype) ? problem.compute_dtype : dtype;
+  return problem.rounds(dtype) ? problem.product_dtype() : dtype;
 }
 
 void set_reason(std::string* reason, std::string_view text) {

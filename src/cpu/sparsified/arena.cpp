@@ -59,11 +59,9 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const Shape& s, int64_t tok
   return a;
 }
 
-SparsifiedWorker lay_out_sparsified_worker(const Problem& p, const Kernels& k, const Shape& s,
-                                           Workspace& workspace) {
+SparsifiedWorker lay_out_sparsified_worker(const Problem& p, const Shape& s, Workspace& workspace) {
   SparsifiedWorker w;
   if (draws_elements(p)) w.q = workspace.take<float>(s.vocab_block);
-  if (p.screens()) w.screened = workspace.take<float>(k.nr * p.hidden);
   if (!p.needs_backward()) return w;
   w.sums = workspace.take<float>(s.hidden_padded);
   if (p.has.d_weight || p.has.d_bias) {

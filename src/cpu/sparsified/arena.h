@@ -92,7 +92,6 @@ struct SparsifiedArena {
 // Scratch of one worker.
 struct SparsifiedWorker {
   std::span<float> q;                 // [vocab_block]
-  std::span<float> screened;          // [nr, D] rows as a screen rounds them
   std::span<float> sums;              // [hidden_padded]
   std::span<SparseElement> elements;  // [the largest range's] row and gradient, column by column
   std::span<int32_t> end;             // [kRangeColumns] end of each column's elements
@@ -100,8 +99,7 @@ struct SparsifiedWorker {
 
 SparsifiedArena lay_out_sparsified(const Problem& problem, const Shape& shape, int64_t token_chunk,
                                    Workspace& workspace);
-SparsifiedWorker lay_out_sparsified_worker(const Problem& problem, const Kernels& kernels, const Shape& shape,
-                                           Workspace& workspace);
+SparsifiedWorker lay_out_sparsified_worker(const Problem& problem, const Shape& shape, Workspace& workspace);
 
 // Elements of all rows in the largest range: one column may have every row.
 inline int64_t range_elements(const Problem& p) {

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <utility>
 
-#include "core/fp8.h"
 #include "core/sparsification.h"
 #include "core/targets.h"
 #include "cpu/sparsified/sparsified.h"
@@ -53,22 +52,6 @@ double settle_row(const ScreenedRow& row, int64_t target, RowStats<double>* stat
 }
 
 }  // namespace
-
-MatrixView screen_rows(const Runner& run, const MatrixView& from, int64_t rows, const SparsifiedWorker& w) {
-  const int64_t columns = run.problem.hidden;
-  for (int64_t i = 0; i < rows; ++i) {
-    float* to = w.screened.data() + i * columns;
-    float largest = 0;
-    for (int64_t k = 0; k < columns; ++k) {
-      const auto value = static_cast<float>(load_as_double(from.data, from.dtype, i * from.stride + k));
-      to[k] = from.rounds() ? rounded_to(from.round_to, value) : value;
-      largest = std::max(largest, std::fabs(to[k]));
-    }
-    const int exponent = fp8_row_exponent(largest);
-    for (int64_t k = 0; k < columns; ++k) to[k] = screened(to[k], exponent);
-  }
-  return {w.screened.data(), DType::kF32, columns};
-}
 
 void settle_screen(const Runner& run, const Chunk& chunk, const Range& rows) {
   for (int64_t i = rows.start; i < rows.end; ++i) {

@@ -5,11 +5,8 @@
 
 namespace logitless::cpu {
 
-// screen.cpp. Returns copies of at most nr rows of an operand in the worker's scratch, as the screen rounds
-// them.
-MatrixView screen_rows(const Runner& run, const MatrixView& from, int64_t rows, const SparsifiedWorker& w);
-// Puts exact numbers in the place of those of the screen: logits of the lists' elements, their probabilities
-// of having been kept, the target's logit, and an estimate of the sum of exp logits.
+// screen.cpp. Puts exact numbers in the place of those of the screen: logits of the lists' elements, their
+// probabilities of having been kept, the target's logit, and an estimate of the sum of exp logits.
 void settle_screen(const Runner& run, const Chunk& chunk, const Range& rows);
 
 // draw.cpp. Returns a logit of the caller's row, from a dot product of its own.

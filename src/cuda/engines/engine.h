@@ -22,7 +22,7 @@ struct EngineTraits {
   bool seldom_differs = false;  // launches with LogitsProduct::seldom round logits in another way
   bool needs_scratch = false;   // it uses LogitsScratch
   bool keeps_float16 = false;   // exp logits with float16 operands, with Exponents
-  bool draws_e4m3 = false;      // kDraw takes operands of DType::kE4M3
+  bool has_e4m3 = false;        // all epilogues but kTop and kSample take operands of DType::kE4M3
   double draw_cost = 1;         // time of kDraw over that of kStats
   // kTop: a tile of top_tile columns has top_groups groups of columns, whose maxima give thresholds. With 0
   // groups the engine keeps the best logits instead.

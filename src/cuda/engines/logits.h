@@ -120,7 +120,11 @@ struct Samples {
 // Matrices are row-major, strides are in elements, pointers are on the device.
 template <class Real>
 struct LogitsProductOf {
-  DType dtype = DType::kBF16;  // of both operands
+  // Both operands' dtype. With kE4M3 (EngineTraits::has_e4m3) products are multiplied by the factors of their
+  // row and column.
+  DType dtype = DType::kBF16;
+  const float* row_factor = nullptr;     // [rows] powers of two, with e4m3
+  const float* column_factor = nullptr;  // [columns] of the window, likewise
   bool allow_tf32 = false;     // fp32 operands may be rounded to TF32
   // Every EngineTraits::partial_columns columns of the shard have their own partial, and a logit's bits
   // depend only on its row and column. So a row's sums do not depend on other rows, launches or devices.
@@ -157,6 +161,11 @@ template <class Real>
 struct StatsArgsOf : RowSumsOf<Real> {};
 using StatsArgs = StatsArgsOf<float>;
 
+// The dtype of what a launch stores.
+constexpr DType stored_dtype(DType operands) {
+  return operands == DType::kE4M3 ? DType::kBF16 : operands;
+}
+
 // A matrix [rows, columns] for a launch's first columns. Columns up to the next multiple of 16 bytes may be
 // written as well: stores clip there.
 struct StoredColumns {
@@ -186,7 +195,7 @@ struct ExpLogitsArgs : RowSums {
   // where `exp_logits` begins.
   float* chosen_offset = nullptr;  // [rows]
   int64_t kept_before = 0;
-  StoredColumns exp_logits = {};  // in the operands' dtype
+  StoredColumns exp_logits = {};  // in stored_dtype()
   Exponents exponents = {};       // with float16 operands; the launch begins with a group of columns
 };
 
@@ -198,16 +207,13 @@ struct GradientArgsOf {
   const Real *a = nullptr, *b = nullptr, *c = nullptr, *g = nullptr;  // [rows]; b and c may be null
   const Real* class_weight = nullptr;                                 // [columns] w; null: ones
   const float* factor = nullptr;                                      // scalar, of dz; null: 1
-  StoredColumns dz = {};                                              // in the operands' dtype, all columns
+  StoredColumns dz = {};                                              // in stored_dtype(), all columns
 };
 using GradientArgs = GradientArgsOf<float>;
 
-// Sums are relative to the logit offset, as with kExpLogits. Null sums are not wanted. Operands may be e4m3
-// (EngineTraits::draws_e4m3); products are then multiplied by the factors of their row and column.
+// Sums are relative to the logit offset, as with kExpLogits. Null sums are not wanted.
 struct DrawArgs : RowSums {
-  const float* row_factor = nullptr;     // [rows] powers of two, with e4m3
-  const float* column_factor = nullptr;  // [columns] of the window, likewise
-  const float* logit_offset = nullptr;   // [rows]
+  const float* logit_offset = nullptr;  // [rows]
   Draws draws = {};
 };
 

@@ -59,6 +59,7 @@ std::string description_of(const Problem& p, const PlanDetail& d) {
   }
   text += ", rows " + std::string(kSources[static_cast<int>(d.source)]);
   if (d.copies_weight) text += ", weight copied";
+  if (p.has_fp8_logits()) text += ", logits of e4m3 numbers";
   if (p.top_k > 0 && d.engine->traits().top_groups > 0) {
     text += ", lists of " + std::to_string(top_sizes(p, d).capacity);
   }

@@ -27,6 +27,7 @@ struct PlanDetail {
   bool copies_weight = false;          // windows of it are converted or padded into the workspace
   bool rounds_between_chunks = false;  // the sum of d_weight over chunks is kept in d_weight's dtype
   int64_t vocab_window = 0;            // columns made at once, of those that are not kept
+  int64_t rounded_window = 0;          // columns of the weight in e4m3 at once, where all logits need them
   int64_t cached_columns = 0;  // the first ones, whose exp logits are kept: 0, at least a window, or all
   // Sums are relative to logit offsets (kExpLogits), even if no exp logits are kept.
   bool relative_to_offset = false;

@@ -31,7 +31,19 @@ class Prediction {
 
   // Time of a launch's logits and their reduction, with `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
-    return logits_of(operand_dtype(p_), rows, columns, bytes);
+    if (!p_.has_fp8_logits()) return logits_of(operand_dtype(p_), rows, columns, bytes);
+    return rounded_logits(rows, columns, d_.rounded_window, bytes);
+  }
+  // Time of products of rounded rows, with the rounding of the weight's, window by window.
+  double rounded_logits(int64_t rows, int64_t columns, int64_t window, double bytes) const {
+    return rounded(columns) + KernelTimes::in_parts(columns, window, [&](int64_t part) {
+             return kLaunchSeconds +
+                    logits_of(rounded_dtype(d_.engine->traits().has_e4m3), rows, part, bytes);
+           });
+  }
+  double rounded(int64_t rows) const {
+    const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
+    return moved(rows, p_.hidden, static_cast<double>(size_of(operand_dtype(p_)) + size_of(dtype)));
   }
   double logits_of(DType dtype, int64_t rows, int64_t columns, double bytes) const {
     LogitsArgs args;
@@ -66,7 +78,9 @@ class Prediction {
     return moved(columns, p_.hidden, bytes_copied(p_.dtype.weight)) + kLaunchSeconds;
   }
   double copied_hidden(int64_t rows) const {
-    return d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
+    const double copied =
+        d_.source == HiddenSource::kCaller ? 0 : moved(rows, p_.hidden, bytes_copied(p_.dtype.hidden));
+    return copied + (p_.has_fp8_logits() ? rounded(rows) + kLaunchSeconds : 0);
   }
 
   // Time to store d_weight from where it is staged.
@@ -140,12 +154,9 @@ class Prediction {
 
   // Time of a screen's logits: rows are rounded, and multiplied window by window.
   double screened_logits(int64_t rows) const {
-    const DType dtype = screen_dtype(d_.engine->traits().draws_e4m3);
-    const auto bytes = static_cast<double>(size_of(operand_dtype(p_)) + size_of(dtype));
-    return moved(p_.vocab + rows, p_.hidden, bytes) +
-           KernelTimes::in_parts(p_.vocab,
-                                 rounds_into_d_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype),
-                                 [&](int64_t columns) { return logits_of(dtype, rows, columns, 0); });
+    const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
+    const int64_t window = rounds_into_d_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype);
+    return rounded(rows) + rounded_logits(rows, p_.vocab, window, 0);
   }
 
   // Time with a flat softmax, which keeps 1 / threshold elements a row: the most of any softmax.

@@ -27,6 +27,8 @@ constexpr int64_t kCopiedWindow = 24576;  // columns, of a copied weight or a st
 // budgets so small that the others would have windows narrower than kNarrowWindow, which are slow.
 constexpr int64_t kMostRoundings = 3, kRoundingsInNeed = 8;
 constexpr int64_t kNarrowWindow = 2048;
+// Bytes of the weight that are rounded at a time. The smaller ones are for small budgets.
+constexpr int64_t kRoundedBytes[] = {int64_t{48} << 20, int64_t{6} << 20, 0};
 constexpr int64_t kSavedWindow = 1024;  // narrowest of the windows beside saved exp logits
 
 // Returns candidates for the number of rows that are worked on at once, the largest first. All but that are
@@ -154,24 +156,41 @@ class Search {
   void consider_all() {
     for (const int64_t gemm_bytes : gemm_scratches()) {
       for (const auto& [rows, columns] : scratches()) {
-        base_ = PlanDetail{};
-        base_.engine = choice_.engine;
-        base_.copies_weight =
-            p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.weight != operand_dtype(p_);
-        base_.scratch_rows = rows;
-        base_.scratch_columns = columns;
-        base_.gemm_bytes = gemm_bytes;
-        if (p_.is_sparsified()) {
-          sparsified_plan();
-        } else if (p_.pass == Pass::kForward) {
-          forward_plans();
-        } else {
-          if (saves_ && fewest_chunks_ == 1) saved_plans();
-          if (can_keep_exp_logits() && fewest_chunks_ == 1) kept_plans();
-          if (saved_columns_ == 0) window_plans();
+        for (const int64_t rounded_window : rounded_windows()) {
+          base_ = PlanDetail{};
+          base_.rounded_window = rounded_window;
+          base_.engine = choice_.engine;
+          base_.copies_weight =
+              p_.unaligned_rows || p_.hidden != padded_hidden(p_) || p_.dtype.weight != operand_dtype(p_);
+          base_.scratch_rows = rows;
+          base_.scratch_columns = columns;
+          base_.gemm_bytes = gemm_bytes;
+          if (p_.is_sparsified()) {
+            sparsified_plan();
+          } else if (p_.pass == Pass::kForward) {
+            forward_plans();
+          } else {
+            if (saves_ && fewest_chunks_ == 1) saved_plans();
+            if (can_keep_exp_logits() && fewest_chunks_ == 1) kept_plans();
+            if (saved_columns_ == 0) window_plans();
+          }
         }
       }
     }
+  }
+
+  // Returns the numbers of columns that may be rounded at once where logits need it, in whole tiles.
+  std::vector<int64_t> rounded_windows() const {
+    if (!p_.has_fp8_logits()) return {0};
+    const int64_t step = std::max(window_step_, kWindowStep);
+    const int64_t row_bytes =
+        rounded_stride(p_) * static_cast<int64_t>(size_of(rounded_dtype(traits_.has_e4m3)));
+    std::vector<int64_t> windows;
+    for (const int64_t bytes : kRoundedBytes) {
+      const int64_t columns = std::min(p_.vocab, std::max<int64_t>(bytes / row_bytes / step, 1) * step);
+      if (windows.empty() || columns < windows.back()) windows.push_back(columns);
+    }
+    return windows;
   }
 
   bool needs_products() const { return p_.needs_backward() || traits_.needs_scratch; }
@@ -191,7 +210,8 @@ class Search {
     const DType dtype = operand_dtype(p_);
     if (dtype == DType::kF64 || (has_exponents(p_) && !traits_.keeps_float16)) return false;
     // Sums of weighted logits would have other bits than those of passes that keep none.
-    return !p_.smooths() || (is_linear(p_) && !p_.batch_invariant);
+    // Sums from operands as they are would not be those of rounded rows.
+    return !p_.smooths() || (is_linear(p_) && !p_.batch_invariant && !p_.has_fp8_logits());
   }
   bool can_keep_exp_logits() const { return p_.pass == Pass::kForwardBackward && has_exp_logits(); }
 
@@ -208,6 +228,7 @@ class Search {
   int64_t columns_of(uint64_t saved_bytes) const {
     return most_columns([&](int64_t columns) {
       PlanDetail d;
+      d.engine = choice_.engine;
       d.token_chunk = std::max<int64_t>(p_.tokens, 1);
       d.cached_columns = columns;
       return bytes_of(p_, d).saved <= saved_bytes;
@@ -256,8 +277,9 @@ class Search {
     const bool lists = p_.top_k > 0 && traits_.top_groups > 0;
     if (hidden_is_operand()) {
       forward_plans_of(HiddenSource::kCaller, {std::max<int64_t>(p_.tokens, 1)});
-      // Else fewer rows at a time make lists, partials or samples smaller.
-      if (!lists && !p_.batch_invariant && p_.num_samples == 0) return;
+      // Else fewer rows at a time make lists, partials, samples or rounded rows smaller.
+      const bool one = !lists && !p_.batch_invariant && p_.num_samples == 0 && !p_.has_fp8_logits();
+      if (one) return;
     }
     forward_plans_of(HiddenSource::kWorkspace, token_chunks(p_.tokens));
   }
@@ -290,20 +312,20 @@ class Search {
   LogitsArgs launch_of(const EpilogueArgs& epilogue, int64_t chunk) const {
     LogitsArgs args;
     args.of_epilogue = epilogue;
-    args.dtype = operand_dtype(p_);
+    args.dtype = p_.has_fp8_logits() ? rounded_dtype(traits_.has_e4m3) : operand_dtype(p_);
     args.rows = chunk;
     args.columns = p_.vocab;
-    args.depth = padded_hidden(p_);
+    args.depth = p_.has_fp8_logits() ? rounded_stride(p_) : padded_hidden(p_);
     args.transform = logit_transform<float>(p_);
     args.batch_invariant = p_.batch_invariant;
     return args;
   }
 
-  // Returns the sizes of a draw from a screen's rounded operands (ScreenArena).
+  // Returns the sizes of a draw from a screen's rounded operands.
   LogitsArgs screened_draw(int64_t chunk) const {
     LogitsArgs args = launch_of(DrawArgs{}, chunk);
-    args.dtype = screen_dtype(choice_.engine->traits().draws_e4m3);
-    args.depth = screen_stride(p_);
+    args.dtype = rounded_dtype(traits_.has_e4m3);
+    args.depth = rounded_stride(p_);
     return args;
   }
 

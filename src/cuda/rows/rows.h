@@ -238,7 +238,7 @@ void launch_scale_rows(const ScaleRows& s, const Queue& queue);
 
 // ---- screen_rows.cu
 //
-// Copies rows of float32 or 16 bits as a screen sees them (core/fp8.h): into e4m3 numbers with a factor for
+// Copies rows of float32 or 16 bits rounded to e4m3 (core/fp8.h): into e4m3 numbers with a factor for
 // each row in factor[rows], or into bf16 with the factors multiplied in, and `factor` null. Rows that become
 // 0 have the factor 1. Rows of the copy begin at multiples of 16 bytes, and so does what lies behind
 // `padded`.

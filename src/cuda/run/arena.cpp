@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "core/group_stats.h"
+#include "cuda/engines/engine.h"
 #include "cuda/plan/sizes.h"
 
 namespace logitless::cuda {
 
 DType operand_dtype(const Problem& p) {
-  if (p.compute_dtype != DType::kF32) return p.compute_dtype;
+  if (p.product_dtype() != DType::kF32) return p.product_dtype();
   return p.dtype.hidden == p.dtype.weight ? p.dtype.hidden : DType::kF32;
 }
 
@@ -157,6 +158,20 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
 }
 template Arena lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 template ArenaOf<double> lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
+
+RoundedRows lay_out_rounded(const Problem& p, const PlanDetail& d, int64_t rows, int64_t window,
+                            int64_t factors, Workspace& w) {
+  RoundedRows r;
+  r.dtype = rounded_dtype(d.engine->traits().has_e4m3);
+  r.stride = rounded_stride(p);
+  r.hidden = take_elements(w, r.dtype, rows * r.stride);
+  r.weight = take_elements(w, r.dtype, window * r.stride);
+  if (r.dtype == DType::kE4M3) {
+    r.hidden_factor = take<float>(w, rows);
+    r.weight_factor = take<float>(w, factors);
+  }
+  return r;
+}
 
 void take_weight_sums(const Problem& p, Arena& a, Workspace& w, Workspace& of_sum) {
   a.sum_parts = take<float>(w, kSumParts * p.hidden);

@@ -80,6 +80,28 @@ struct GroupStats {
 };
 GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 
+// Rows of operands that are rounded to e4m3 for products of logits (core/fp8.h). They begin at multiples of
+// kRoundedAlignment bytes.
+inline constexpr int64_t kRoundedAlignment = 16;
+struct RoundedRows {
+  DType dtype = DType::kBF16;      // rounded_dtype()
+  int64_t stride = 0;              // elements between rows
+  void* hidden = nullptr;          // [R, stride]
+  float* hidden_factor = nullptr;  // [R] with e4m3
+  void* weight = nullptr;          // [window, stride]
+  float* weight_factor = nullptr;  // [window] with e4m3
+};
+// Their dtype with an engine (EngineTraits::has_e4m3): bf16 holds e4m3 numbers with their factors.
+constexpr DType rounded_dtype(bool has_e4m3) {
+  return has_e4m3 ? DType::kE4M3 : DType::kBF16;
+}
+inline int64_t rounded_stride(const Problem& problem) {
+  return (problem.hidden + 15) / kRoundedAlignment * kRoundedAlignment;
+}
+// window: rows of the weight at a time; factors: as many of the weight are kept.
+RoundedRows lay_out_rounded(const Problem& problem, const PlanDetail& detail, int64_t rows, int64_t window,
+                            int64_t factors, Workspace& workspace);
+
 // Parts of a sum over rows, each with a fixed order.
 inline constexpr int64_t kSumParts = 128;
 
@@ -111,6 +133,7 @@ struct ArenaOf {
   void* exp_logits = nullptr;   // [R, padded] kept exp logits
   void* replaced = nullptr;     // [R, targets] their elements at the targets; null: nobody reads these again
   void* dz = nullptr;           // [R, padded] of a window; may be exp_logits
+  RoundedRows rounded;          // where logits are products of rounded rows, all or those of a screen
   Real* d_hidden = nullptr;     // [R, padded]
   Real* d_weight = nullptr;     // [V, padded] the sum over chunks
   void* staging = nullptr;      // [W, padded] of d_weight, if no product writes its rows

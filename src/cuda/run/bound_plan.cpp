@@ -97,10 +97,9 @@ void finish_gradients(const RunnerOf<Real>& run) {
 template <class Real, class Middle>
 void run_around(const RunnerOf<Real>& run, const Middle& middle) {
   const Problem& problem = run.problem;
-  const bool compact = run.detail.source != HiddenSource::kCaller && !run.detail.is_sparsified();
   if (problem.needs_backward()) clear_gradients(run);
   if (problem.targets_per_row > 0) launch_join_targets(run.rows, run.arena.joined, run.queue);
-  launch_prepare_rows(run.rows, run.arena, std::max<int64_t>(run.detail.token_chunk, 1), compact,
+  launch_prepare_rows(run.rows, run.arena, std::max<int64_t>(run.detail.token_chunk, 1), run.compacts_rows(),
                       problem.needs_forward(), run.buffers, run.queue);
   if (problem.tokens > 0 && problem.vocab > 0) load_whole_weight(run);
   middle(run);

@@ -187,6 +187,49 @@ LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chu
   return product;
 }
 
+namespace {
+
+ConstMatrix round_rows(const Runner& run, RowsCopy c, float* factor) {
+  c.columns = run.problem.hidden;
+  c.padded = run.arena.rounded.stride;
+  launch_screen_rows(c, factor, run.queue);
+  return c.to;
+}
+
+}  // namespace
+
+ConstMatrix round_hidden(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden) {
+  const RoundedRows& r = run.arena.rounded;
+  RowsCopy c{};
+  c.from = hidden;
+  c.to = {r.hidden, r.dtype, r.stride};
+  c.rows = chunk.rows;
+  if (run.compacts_rows()) {
+    c.row_count = chunk.row_count;
+  } else {
+    c.target = run.arena.target + chunk.first;
+  }
+  return round_rows(run, c, r.hidden_factor);
+}
+
+ConstMatrix round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows,
+                         const Condition& condition, const Matrix& to) {
+  RowsCopy c{};
+  c.from = weight;
+  c.to = to;
+  c.rows = rows;
+  c.condition = condition;
+  return round_rows(run, c, run.arena.rounded.weight_factor);
+}
+
+void multiply_rounded(const Runner& run, LogitsProduct& product) {
+  const RoundedRows& r = run.arena.rounded;
+  product.dtype = r.dtype;
+  product.depth = r.stride;
+  product.row_factor = r.hidden_factor;
+  product.column_factor = r.weight_factor;
+}
+
 template <class Real>
 void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args) {
   LogitsScratch scratch;

@@ -11,11 +11,14 @@ template <class Real>
 void sum_rows(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
               bool seldom) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, weight);
-    product.row_block_active = active;
-    product.seldom = seldom;
-    launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, window)}});
+    const Condition condition{active, row_blocks(chunk.rows)};
+    const ConstMatrix weight = load_weight(run, window, condition);
+    for_products(run, chunk, hidden, window, weight, condition,
+                 [&](LogitsProductOf<Real> product, const Window& part) {
+                   product.row_block_active = active;
+                   product.seldom = seldom;
+                   launch_logits(run, {product, StatsArgsOf<Real>{row_sums(run, part)}});
+                 });
   });
 }
 

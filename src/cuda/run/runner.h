@@ -1,6 +1,9 @@
 #pragma once
 // One run on a device, and the parts that exact and sparsified plans share: operands.cpp, row_sums.cpp.
 // bound_plan.cpp has the order of steps, with exact/ or sparsified/ in the middle.
+#include <algorithm>
+#include <type_traits>
+
 #include "core/buffers.h"
 #include "core/communicator.h"
 #include "core/problem.h"
@@ -57,6 +60,8 @@ struct RunnerOf {
             kept.stride * static_cast<int64_t>(size_of(kept.dtype))};
   }
   Matrix dz() const { return {arena.dz, dtype(), dz_stride(problem, detail)}; }
+  // Whether a chunk's rows are copied side by side, without ignored ones.
+  bool compacts_rows() const { return detail.source != HiddenSource::kCaller && !detail.is_sparsified(); }
   EngineTraits traits() const { return detail.engine->traits(); }
   DType dtype() const { return operand_dtype(problem); }
   int64_t depth() const { return padded_hidden(problem); }
@@ -100,14 +105,47 @@ template <class Real>
 ConstMatrix loaded_weight(const RunnerOf<Real>& run, const Window& window);
 // Returns a window of a sample, which has every step-th row of the weight.
 ConstMatrix load_sample(const Runner& run, const Window& window, int64_t step, const Condition& condition);
-// Returns the number of columns whose operands are available at once.
+// Returns the number of columns whose operands are available at once, and that of for_products()' parts.
 template <class Real>
 int64_t widest_window(const RunnerOf<Real>& run);
 template <class Real>
+int64_t widest_product(const RunnerOf<Real>& run) {
+  const int64_t window = widest_window(run);
+  return run.problem.has_fp8_logits() ? std::min(window, run.detail.rounded_window) : window;
+}
+template <class Real>
 void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
+// Round a chunk's rows, and rows of the weight, to e4m3 (RoundedRows). Ignored rows become 0. Nothing of the
+// weight is done unless the condition holds. The third function makes a product of such rows.
+ConstMatrix round_hidden(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
+ConstMatrix round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows,
+                         const Condition& condition, const Matrix& to);
+void multiply_rounded(const Runner& run, LogitsProduct& product);
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                                      const Window& window, const ConstMatrix& weight);
+// Calls body(LogitsProduct, Window) for a window, or for its parts if rows are rounded: as many columns at a
+// time as there is room for. round_hidden() must then have been called for the chunk. condition: as of
+// load_weight().
+template <class Real, class F>
+void for_products(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
+                  const Window& window, const ConstMatrix& weight, const Condition& condition, F&& body) {
+  if constexpr (std::is_same_v<Real, float>) {
+    if (run.problem.has_fp8_logits()) {
+      const RoundedRows& r = run.arena.rounded;
+      const int64_t end = window.first + window.columns;
+      for_windows(window.first, end, run.detail.rounded_window, [&](const Window& part) {
+        const ConstMatrix rounded = round_weight(run, weight.from(part.first - window.first), part.columns,
+                                                 condition, {r.weight, r.dtype, r.stride});
+        LogitsProduct product = logits_product(run, chunk, {r.hidden, r.dtype, r.stride}, part, rounded);
+        multiply_rounded(run, product);
+        body(product, part);
+      });
+      return;
+    }
+  }
+  body(logits_product(run, chunk, hidden, window, weight), window);
+}
 // Returns the outputs of a window: sums of logits in the partials, and logits of targets.
 template <class Real>
 RowSumsOf<Real> row_sums(const RunnerOf<Real>& run, const Window& window);

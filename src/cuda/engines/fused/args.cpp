@@ -74,8 +74,6 @@ void check_epilogue(const LogitsArgs& args, const GradientArgs& own) {
 void check_epilogue(const LogitsArgs& args, const DrawArgs& own) {
   check_partials(args, own.stats);
   require(own.logit_offset != nullptr, "logit offsets must be given");
-  require(args.dtype != DType::kE4M3 || (own.row_factor != nullptr && own.column_factor != nullptr),
-          "8-bit operands need the factors of rows and columns");
   require(own.draws.elements != nullptr && (own.stats.sum == nullptr || own.stats.expected != nullptr),
           "lists, and partials of expected counts beside the sums', must be given");
 }
@@ -95,7 +93,9 @@ void check_epilogue(const LogitsArgs& args, const SampleArgs& own) {
 
 void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
-  require(supports(args), "operands must be 16-bit, or e4m3 for draws, with rows aligned to 16 bytes");
+  require(supports(args), "operands must be 16-bit or e4m3, with rows aligned to 16 bytes");
+  require(args.dtype != DType::kE4M3 || (args.row_factor != nullptr && args.column_factor != nullptr),
+          "8-bit operands need the factors of rows and columns");
   require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
   require(tiling.units * tiles_of_columns(args.columns) <= kMost, "more than 2^31 tiles");
   std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
@@ -134,11 +134,12 @@ bool is_plain(const LogitsArgs& args) {
 
 bool supports(const LogitsArgs& args) {
   const DType dtype = args.dtype;
-  const bool is_fp8 = dtype == DType::kE4M3 && args.epilogue() == Epilogue::kDraw;
+  const bool is_fp8 =
+      dtype == DType::kE4M3 && args.epilogue() != Epilogue::kTop && args.epilogue() != Epilogue::kSample;
   if (dtype != DType::kBF16 && dtype != DType::kF16 && !is_fp8) return false;
   const StoredColumns* stored = stored_by(args);
   return aligned(args.hidden, args.hidden_stride, dtype) && aligned(args.weight, args.weight_stride, dtype) &&
-         (stored == nullptr || aligned(stored->data, stored->stride, dtype));
+         (stored == nullptr || aligned(stored->data, stored->stride, stored_dtype(dtype)));
 }
 
 int64_t partials_of_tiles(const LogitsArgs& args) {

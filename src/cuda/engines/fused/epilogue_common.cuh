@@ -100,6 +100,29 @@ __device__ __forceinline__ float inverse_cap_of(const KernelParams<Args>& params
   return inverse_softcap(product.transform.softcap * inverse_temperature_of(product, tile, row));
 }
 
+// Multiplies products of 8-bit operands by the factors of their rows and columns.
+template <class View>
+__device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const View& tile,
+                                                    const LogitsProduct& product) {
+  stage_columns(product.column_factor, tile, static_cast<int>(product.columns));
+  const uint32_t base = vector_base(tile);
+  // One after the other, as the product of both may overflow.
+#pragma unroll
+  for (int i = 0; i < kRowElements; ++i) {
+    const float of_column = load_column(base, i);
+#pragma unroll
+    for (int r = 0; r < kQuadRows; ++r) element(acc, r, i) *= of_column;
+  }
+#pragma unroll
+  for (int r = 0; r < kQuadRows; ++r) {
+    if (!ptx::always()) continue;
+    const int row = tile.row(r);
+    const float of_row = row < tile.rows() ? product.row_factor[row] : 1.f;
+#pragma unroll
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) *= of_row;
+  }
+}
+
 // Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
 // 1e-6 cap. Columns past the window become -inf.
 template <class View>

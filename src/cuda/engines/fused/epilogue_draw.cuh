@@ -104,28 +104,6 @@ __device__ __forceinline__ void append(const RowElements& row, uint64_t kept, Sp
   }
 }
 
-// Multiplies products of 8-bit operands by the factors of their rows and columns.
-template <class View>
-__device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const View& tile,
-                                                    const LogitsProduct& product, const DrawArgs& args) {
-  stage_columns(args.column_factor, tile, static_cast<int>(product.columns));
-  const uint32_t base = vector_base(tile);
-  // One after the other, as the product of both may overflow.
-#pragma unroll
-  for (int i = 0; i < kRowElements; ++i) {
-    const float of_column = load_column(base, i);
-#pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) element(acc, r, i) *= of_column;
-  }
-#pragma unroll
-  for (int r = 0; r < kQuadRows; ++r) {
-    const int row = tile.row(r);
-    const float of_row = row < tile.rows() ? args.row_factor[row] : 1.f;
-#pragma unroll
-    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) *= of_row;
-  }
-}
-
 template <bool kGeneral, class View>
 __device__ __forceinline__ void draw_epilogue(Accumulators& acc, const View& tile,
                                               const LogitsProduct& product, const DrawArgs& args,

@@ -105,8 +105,14 @@ __device__ __forceinline__ void sum_far_rows(const Accumulators& acc, const floa
   }
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr bool kFewRegisters = true;
+#else
+inline constexpr bool kFewRegisters = false;
+#endif
+
 // kTransforms: the tile has dot products. Otherwise it has final logits, which stay unchanged.
-template <bool kGeneral, bool kTransforms = kGeneral, class View>
+template <bool kGeneral, bool kTransforms = kGeneral, bool kRecomputes = kFewRegisters, class View>
 __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& tile,
                                                const LogitsProduct& product, const RowSums& args,
                                                float exponent_scale) {
@@ -120,8 +126,8 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   int row = tile.own_row();
   bool live = row < tile.rows();
   int64_t partial = tile.partial() * stats.stride + row;
-  const float old_max = live ? stats.max[partial] : 0.f;
-  const float old_sum = live ? stats.sum[partial] : 0.f;
+  float old_max = live ? stats.max[partial] : 0.f;
+  float old_sum = live ? stats.sum[partial] : 0.f;
   const int target = live && product.target != nullptr ? load_target(product, row) : -1;
 
   // Logits are in units of 1 / unit: raw products in the plain kernel, final logits in the general one.
@@ -167,12 +173,14 @@ __device__ __forceinline__ void stats_epilogue(Accumulators& acc, const View& ti
   }
   const float tile_max = own_max * unit;
   const float tile_sum = sum_to_owner(sums) * correction;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  // Recomputed, because the compiler for these devices has no register free to keep them over the sums.
-  row = tile.own_row();
-  live = row < tile.rows();
-  partial = tile.partial() * stats.stride + row;
-#endif
+  // Recomputed, where the compiler has no register free to keep them over the sums.
+  if constexpr (kRecomputes) {
+    row = tile.own_row();
+    live = row < tile.rows();
+    partial = tile.partial() * stats.stride + row;
+    old_max = live ? stats.max[partial] : 0.f;
+    old_sum = live ? stats.sum[partial] : 0.f;
+  }
   const float new_max = ptx::max_nan(old_max, tile_max);
   const float old_factor = rebase(old_max, new_max);
   const float tile_factor = rebase(tile_max, new_max);

@@ -18,7 +18,7 @@
   }                                                                                                     \
   }                                                                                                     \
   const void* name(bool cooperative) {                                                                  \
-    constexpr bool kMayCooperate = may_cooperate(Epilogue::epilogue);                                   \
+    constexpr bool kMayCooperate = may_cooperate(Epilogue::epilogue, DType::dtype);                     \
     return cooperative ? reinterpret_cast<const void*>(&name##_kernel<kMayCooperate>)                   \
                        : reinterpret_cast<const void*>(&name##_kernel<false>);                          \
   }                                                                                                     \

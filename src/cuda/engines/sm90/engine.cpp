@@ -13,22 +13,21 @@ constexpr int64_t kGroupBytes = 20'000'000;
 
 // Deep products use cooperative tiles, unless there are few rows and most of a tile would be padding. The
 // exception is for few rows only: then chunks of one problem, including the last, have enough partials.
-bool is_cooperative(Epilogue epilogue, int64_t rows, int64_t depth) {
+bool is_cooperative(const LogitsArgs& args) {
   constexpr int64_t kFewRows = 2048;
-  if (depth < kCooperativeDepth || !may_cooperate(epilogue)) return false;
-  return rows > kFewRows || (rows - 1) % 512 >= 256;
+  if (args.depth < kCooperativeDepth || !may_cooperate(args.epilogue(), args.dtype)) return false;
+  return args.rows > kFewRows || (args.rows - 1) % 512 >= 256;
 }
 
 }  // namespace
 
-Config config_for(Epilogue epilogue, int64_t rows, int64_t depth) {
-  return config_of(epilogue, is_cooperative(epilogue, rows, depth));
+Config config_for(const LogitsArgs& args) {
+  return config_of(args.epilogue(), is_cooperative(args));
 }
 
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   LogitsPlan plan;
-  plan.instance = {config_for(args.epilogue(), args.rows, args.depth), args.epilogue(), args.dtype,
-                   !is_plain(args)};
+  plan.instance = {config_for(args), args.epilogue(), args.dtype, !is_plain(args)};
   const Config& config = plan.instance.config;
   const int64_t unit_bytes =
       static_cast<int64_t>(size_of(args.dtype)) * config.unit_rows() * std::max<int64_t>(args.depth, 1);
@@ -49,7 +48,7 @@ class Sm90 final : public Engine {
 
   EngineTraits traits() const override {
     EngineTraits traits = kTraits;
-    traits.draws_e4m3 = true;
+    traits.has_e4m3 = true;
     return traits;
   }
 
@@ -70,11 +69,11 @@ class Sm90 final : public Engine {
   }
 
   EngineTiles tiles(const LogitsArgs& args, const Device& device) const override {
-    return {config_of_args(args).unit_rows(), kTileColumns, std::max(device.processors / kClusterBlocks, 1)};
+    return {config_for(args).unit_rows(), kTileColumns, std::max(device.processors / kClusterBlocks, 1)};
   }
 
   std::string config(const LogitsArgs& args) const override {
-    return config_of_args(args).cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
+    return config_for(args).cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
   }
 
   // Each pair of processors has one tile at a time. 8-bit products have twice the rate of those of 16 bits.
@@ -90,11 +89,6 @@ class Sm90 final : public Engine {
 
   void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue) const override {
     launch_logits(args, queue);
-  }
-
- private:
-  static Config config_of_args(const LogitsArgs& args) {
-    return config_for(args.epilogue(), args.rows, args.depth);
   }
 };
 

@@ -46,8 +46,8 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
   const StoredColumns* stored = stored_by(args);
   const CUtensorMap out = stored == nullptr || stored->columns == 0
                               ? hidden
-                              : make_tensor_map(stored->data, args.dtype, args.rows, stored->columns,
-                                                stored->stride, kWarpgroupRows);
+                              : make_tensor_map(stored->data, stored_dtype(args.dtype), args.rows,
+                                                stored->columns, stored->stride, kWarpgroupRows);
 
   const void* kernel = find_kernel(instance);
   allow_shared_memory(kernel, device, config.shared_bytes());

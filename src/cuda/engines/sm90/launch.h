@@ -19,7 +19,7 @@ struct LogitsPlan {
 };
 
 // The tiles of a launch.
-Config config_for(Epilogue epilogue, int64_t rows, int64_t depth);
+Config config_for(const LogitsArgs& args);
 
 // Plans a launch. any_fewer: it has a row_count or row_block_active. Reads only args' sizes, dtype, epilogue,
 // options and which pointers are null.

@@ -197,8 +197,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
                                               const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
   constexpr bool kPingPong = !kConfig.cooperative;
-  constexpr int kOutExponent =
-      kInstance.epilogue == Epilogue::kExpLogits ? exponent_of_stored(kInstance.dtype) : 0;
+  constexpr DType kStored = stored_dtype(kInstance.dtype);
+  constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExpLogits ? exponent_of_stored(kStored) : 0;
   const LogitsProduct& product = params.product;
   const TileView<kLayout> view{shared.view()};
 
@@ -227,12 +227,14 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     multiply_tile<kConfig, kInstance.dtype>(acc, shared, ring, params.depth_blocks, pass_on);
 
     if (!row_block_active(product, view.first_row(), view.rows())) continue;
+    if constexpr (kInstance.dtype == DType::kE4M3) multiply_by_factors(acc, view, product);
     if constexpr (kInstance.epilogue == Epilogue::kStats) {
-      stats_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
+      constexpr bool kGeneral = kInstance.general, kFp8 = kInstance.dtype == DType::kE4M3;
+      stats_epilogue<kGeneral, kGeneral, kGeneral && kFp8>(acc, view, product, params.args,
+                                                           params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kExpLogits) {
-      exp_logits_epilogue<kInstance.general, kInstance.dtype>(acc, view, params);
+      exp_logits_epilogue<kInstance.general, kStored>(acc, view, params);
     } else if constexpr (kInstance.epilogue == Epilogue::kDraw) {
-      if constexpr (kInstance.dtype == DType::kE4M3) multiply_by_factors(acc, view, product, params.args);
       draw_epilogue<kInstance.general>(acc, view, product, params.args, params.exponent_scale);
     } else if constexpr (kInstance.epilogue == Epilogue::kTop) {
       top_epilogue(acc, view, product, params.args, params.exponent_scale);
@@ -245,7 +247,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
       if (view.first_column() >= static_cast<int>(params.args.exp_logits.columns)) continue;
     }
     if constexpr (kConfig.staging_buffers > 0) {
-      store_tile<kConfig, kInstance.dtype, kOutExponent>(acc, view, &out, shared.staging());
+      store_tile<kConfig, kStored, kOutExponent>(acc, view, &out, shared.staging());
     }
   }
   if (kConfig.staging_buffers > 0 && (threadIdx.x & 127) == 0) ptx::tma_store_wait<0>();

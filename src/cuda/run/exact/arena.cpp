@@ -63,6 +63,7 @@ ArenaOf<Real> lay_out_exact(const Problem& p, const PlanDetail& d, Workspace& w,
   }
   if (d.source == HiddenSource::kWorkspace)
     a.hidden = take_elements(w, dtype, (rows + smoothing_rows) * depth);
+  if (p.has_fp8_logits()) a.rounded = lay_out_rounded(p, d, rows, d.rounded_window, d.rounded_window, w);
   if (d.copies_weight) a.window = take_elements(w, dtype, d.vocab_window * depth);
   const bool stages = p.needs_backward() && p.has.d_weight && !writes_d_weight(p);
   if (stages && a.d_weight == nullptr && !stages_apart(p)) a.staging = a.window;

@@ -290,16 +290,21 @@ void gradients_of_lse(const RunnerOf<Real>& run, const Chunk& chunk, const Const
   for_windows(kept, p.vocab, run.detail.vocab_window, [&](const Window& window) {
     const ConstMatrix weight = load_weight(run, window);
     const Matrix dz = run.dz();
-    const GradientArgsOf<Real> args{.lse = a.lse,
-                                    .lse_residual = a.lse_residual,
-                                    .a = a.a,
-                                    .b = a.b,
-                                    .c = a.c,
-                                    .g = a.g,
-                                    .class_weight = class_weight_of(run, window),
-                                    .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
-                                    .dz = {dz.data, window.columns, dz.stride}};
-    launch_logits(run, {logits_product(run, chunk, hidden, window, weight), args});
+    for_products(run, chunk, hidden, window, weight, {},
+                 [&](const LogitsProductOf<Real>& product, const Window& part) {
+                   const Matrix to = dz.from(0, part.first - window.first);
+                   const GradientArgsOf<Real> args{
+                       .lse = a.lse,
+                       .lse_residual = a.lse_residual,
+                       .a = a.a,
+                       .b = a.b,
+                       .c = a.c,
+                       .g = a.g,
+                       .class_weight = class_weight_of(run, part),
+                       .factor = size_of(run.dtype()) == 2 ? &a.scalars->dz_scale : nullptr,
+                       .dz = {to.data, part.columns, to.stride}};
+                   launch_logits(run, {product, args});
+                 });
     gradients(window, dz, weight);
   });
 }

@@ -17,27 +17,31 @@ bool begins_with_target_logits(const RunnerOf<Real>& run) {
   const PlanDetail& d = run.detail;
   if (run.traits().offsets_first) return d.relative_to_offset;
   return run.problem.needs_forward() && d.cached_columns > 0 &&
-         std::min(d.scratch_columns, widest_window(run)) < run.problem.vocab;
+         std::min(d.scratch_columns, widest_product(run)) < run.problem.vocab;
 }
 
 void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden,
                         const uint8_t* active) {
   for_windows(0, run.problem.vocab, widest_window(run), [&](const Window& window) {
-    const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
-    LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
-    product.row_block_active = active;
-    ExpLogitsArgs args{row_sums(run, window)};
-    if (run.detail.relative_to_offset && !tracks_max(run)) args.stats.max = nullptr;
-    if (begins_with_target_logits(run)) args.logit_offset = run.arena.logit_offset;
-    if (!run.traits().offsets_first) args.chosen_offset = run.arena.logit_offset;
-    args.kept_before = std::min(run.detail.cached_columns, window.first);
-    const Matrix exp_logits = run.exp_logits().from(0, args.kept_before);
-    args.exp_logits = {exp_logits.data,
-                       std::min(run.detail.cached_columns - args.kept_before, window.columns),
-                       exp_logits.stride};
-    args.exponents = run.exponents();
-    if (args.exponents.data != nullptr) args.exponents.data += args.kept_before / kExponentColumns;
-    launch_logits(run, {product, args});
+    const Condition condition{active, row_blocks(chunk.rows)};
+    const ConstMatrix weight = load_weight(run, window, condition);
+    for_products(run, chunk, hidden, window, weight, condition,
+                 [&](LogitsProduct product, const Window& part) {
+                   product.row_block_active = active;
+                   ExpLogitsArgs args{row_sums(run, part)};
+                   if (run.detail.relative_to_offset && !tracks_max(run)) args.stats.max = nullptr;
+                   if (begins_with_target_logits(run)) args.logit_offset = run.arena.logit_offset;
+                   if (!run.traits().offsets_first) args.chosen_offset = run.arena.logit_offset;
+                   args.kept_before = std::min(run.detail.cached_columns, part.first);
+                   const Matrix exp_logits = run.exp_logits().from(0, args.kept_before);
+                   args.exp_logits = {exp_logits.data,
+                                      std::min(run.detail.cached_columns - args.kept_before, part.columns),
+                                      exp_logits.stride};
+                   args.exponents = run.exponents();
+                   if (args.exponents.data != nullptr)
+                     args.exponents.data += args.kept_before / kExponentColumns;
+                   launch_logits(run, {product, args});
+                 });
   });
 }
 
@@ -69,14 +73,17 @@ void keep_exp_logits(const Runner& run, const Chunk& chunk, const ConstMatrix& h
 
 template <class Real>
 void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
-  constexpr bool kMayKeep = std::is_same_v<Real, float>;
+  constexpr bool kIsFloat = std::is_same_v<Real, float>;
   const bool kept = run.detail.cached_columns > 0, all_kept = run.detail.cached_columns == run.problem.vocab;
   const bool relative_to_offset = run.detail.relative_to_offset;
   const ConstMatrix hidden = load_rows(run, chunk, begins_with_target_logits(run));
+  if constexpr (kIsFloat) {
+    if (run.problem.has_fp8_logits()) round_hidden(run, chunk, hidden);
+  }
   if (run.problem.needs_forward()) {
     const uint8_t* active = run.detail.source == HiddenSource::kCaller ? run.arena.active : nullptr;
     if (kept || relative_to_offset) {
-      if constexpr (kMayKeep) {
+      if constexpr (kIsFloat) {
         keep_exp_logits(run, chunk, hidden, active);
         if (run.problem.smooths()) {
           sum_weighted_logits(run, chunk, hidden);
@@ -102,7 +109,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   }
   if (!run.problem.needs_backward()) return;
   const bool by_factor = kept && !exp_logits_become_dz(run.problem);
-  if constexpr (kMayKeep) {
+  if constexpr (kIsFloat) {
     if (by_factor) {
       if (run.problem.targets_per_row > 0) write_target_entries(run, chunk);
       gradients_of_exp_logits(run, chunk, hidden);
@@ -111,7 +118,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   }
   if (!all_kept || !by_factor) gradients_of_lse(run, chunk, hidden);
   store_d_hidden(run, chunk, all_kept && by_factor ? run.arena.row_factor : nullptr);
-  if constexpr (kMayKeep) {
+  if constexpr (kIsFloat) {
     if (run.arena.replaced != nullptr) restore_exp_logits(run, chunk);
   }
 }

@@ -57,18 +57,9 @@ int64_t redraw_portion(const Problem& p, uint64_t bytes) {
   return std::clamp<int64_t>(room / kRowBlock * kRowBlock, std::min(rows, kLeastPortion), rows);
 }
 
-ScreenArena lay_out_screen(const Problem& p, const PlanDetail& d, Workspace& w) {
+ScreenArena lay_out_screen(const Problem& p, Workspace& w) {
   const int64_t rows = std::max<int64_t>(p.tokens, 1);
   ScreenArena s;
-  s.dtype = screen_dtype(d.engine->traits().draws_e4m3);
-  s.stride = screen_stride(p);
-  s.window = screen_window(p, s.dtype);
-  s.hidden = take_elements(w, s.dtype, rows * s.stride);
-  s.weight = take_elements(w, s.dtype, s.window * s.stride);
-  if (s.dtype == DType::kE4M3) {
-    s.hidden_factor = take<float>(w, rows);
-    s.weight_factor = take<float>(w, p.vocab);
-  }
   for (float** vector :
        {&s.target_logit8, &s.no_threshold, &s.dense_lse, &s.dense_sum, &s.variance, &s.square}) {
     *vector = take<float>(w, rows);
@@ -132,7 +123,11 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
-  if (p.screens()) t.screen = lay_out_screen(p, d, w);
+  if (p.screens()) {  // all rows of the weight may be rounded, in d_weight
+    const int64_t window = screen_window(p, rounded_dtype(d.engine->traits().has_e4m3));
+    a.rounded = lay_out_rounded(p, d, rows, window, p.vocab, w);
+    t.screen = lay_out_screen(p, w);
+  }
   const auto operands = [&](Workspace& v) {
     t.columns_copy = take_elements(v, dtype, (s.dense + std::max(s.sampled, s.frequent)) * depth);
     if (p.needs_backward())

@@ -24,13 +24,6 @@ inline constexpr int kCountBins = 1024, kMostCountBlocks = 64;
 
 // A run behind a screen (core/sparsification.h).
 struct ScreenArena {
-  DType dtype = DType::kBF16;      // of rounded rows, screen_dtype()
-  int64_t stride = 0;              // elements between rounded rows
-  void* hidden = nullptr;          // [N, stride]
-  float* hidden_factor = nullptr;  // [N] with e4m3
-  void* weight = nullptr;          // [window, stride], or all rows are in d_weight
-  float* weight_factor = nullptr;  // [V] with e4m3
-  int64_t window = 0;              // screen_window()
   float* target_logit8 = nullptr;  // [N] as the screen has it
   float* no_threshold = nullptr;   // [N] infinity, with which nothing is drawn
   float* dense_lse = nullptr;      // [N] log of the sum of exp logits of the dense columns
@@ -43,7 +36,7 @@ struct ScreenArena {
   Draw* draws = nullptr;         // [N, capacity] kept ones, by range
   float* logits = nullptr;       // [N, capacity] exact ones of `draws`
 
-  LOGITLESS_HD bool used() const { return hidden != nullptr; }
+  LOGITLESS_HD bool used() const { return target_logit8 != nullptr; }
   LOGITLESS_HD int32_t list_count(int64_t row) const { return range_end[(row + 1) * ranges.count - 1]; }
 };
 

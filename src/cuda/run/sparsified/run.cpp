@@ -137,35 +137,22 @@ struct ScreenedWeight {
   Matrix rows;
   int64_t window;
 };
-ScreenedWeight screened_weight(const Runner& run, const ScreenArena& s) {
+ScreenedWeight screened_weight(const Runner& run) {
   const Problem& p = run.problem;
+  const RoundedRows& s = run.arena.rounded;
   const Matrix d_weight = run.d_weight();
   if (rounds_into_d_weight(p, s.dtype)) {
     const auto address = reinterpret_cast<uintptr_t>(d_weight.data);
-    const uintptr_t past = (kScreenAlignment - address % kScreenAlignment) % kScreenAlignment;
+    const uintptr_t past = (kRoundedAlignment - address % kRoundedAlignment) % kRoundedAlignment;
     const int64_t pitch = d_weight.stride * static_cast<int64_t>(size_of(d_weight.dtype));
     if (d_weight.stride == p.hidden) {  // without gaps
       return {{static_cast<std::byte*>(d_weight.data) + past, s.dtype, s.stride}, p.vocab};
     }
-    if (past == 0 && pitch % kScreenAlignment == 0) {
+    if (past == 0 && pitch % kRoundedAlignment == 0) {
       return {{d_weight.data, s.dtype, pitch / static_cast<int64_t>(size_of(s.dtype))}, p.vocab};
     }
   }
-  return {{s.weight, s.dtype, s.stride}, s.window};
-}
-
-// Rounds rows of a matrix for the screen. target: those of ignored rows become 0; or null.
-ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const ConstMatrix& from, int64_t rows,
-                        const int32_t* target, const Matrix& to, float* factor) {
-  RowsCopy c{};
-  c.from = from;
-  c.target = target;
-  c.to = to;
-  c.rows = rows;
-  c.columns = run.problem.hidden;
-  c.padded = t.screen.stride;
-  launch_screen_rows(c, factor, run.queue);
-  return c.to;
+  return {{s.weight, s.dtype, s.stride}, screen_window(p, s.dtype)};
 }
 
 // The first draw behind a screen: from the products of rounded rows. The dense columns' part of the sums is
@@ -173,20 +160,16 @@ ConstMatrix screen_rows(const Runner& run, const SparsifiedArena& t, const Const
 void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& operands) {
   const ScreenArena& s = t.screen;
-  const ConstMatrix hidden = screen_rows(run, t, operands, chunk.rows, run.arena.target,
-                                         {s.hidden, s.dtype, s.stride}, s.hidden_factor);
-  const ScreenedWeight into = screened_weight(run, s);
+  const ConstMatrix hidden = round_hidden(run, chunk, operands);
+  const ScreenedWeight into = screened_weight(run);
   const auto of_screen = [&](LogitsProduct& product, DrawArgs& args) {
-    product.dtype = s.dtype;
-    product.depth = s.stride;
+    multiply_rounded(run, product);
     product.row_block_active = run.arena.active;
-    args.row_factor = s.hidden_factor;
-    args.column_factor = s.weight_factor;
     args.target_logit = s.target_logit8;
     args.draws.certain_share = kCertainShare;
   };
-  const ConstMatrix dense = screen_rows(run, t, run.padded(t.columns_copy, run.dtype()), t.sizes.dense,
-                                        nullptr, into.rows, s.weight_factor);
+  const ConstMatrix dense =
+      round_weight(run, run.padded(t.columns_copy, run.dtype()), t.sizes.dense, {}, into.rows);
   launch_draw(run, t, chunk, hidden, {0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
     of_screen(product, args);
     product.transform.bias = t.dense_bias;
@@ -195,8 +178,8 @@ void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk
   });
   launch_take_dense_sums(t, run.queue);
   for_windows(0, run.problem.vocab, std::min(into.window, widest_window(run)), [&](const Window& window) {
-    const ConstMatrix weight = screen_rows(run, t, load_weight(run, window, active_rows(run, chunk)),
-                                           window.columns, nullptr, into.rows, s.weight_factor);
+    const ConstMatrix weight =
+        round_weight(run, load_weight(run, window, active_rows(run, chunk)), window.columns, {}, into.rows);
     launch_draw(run, t, chunk, hidden, window, weight, of_screen);
   });
   launch_add_dense_sums(t, run.traits().base_2, run.queue);

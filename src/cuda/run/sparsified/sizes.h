@@ -7,6 +7,7 @@
 
 #include "core/host_device.h"
 #include "core/problem.h"
+#include "cuda/run/arena.h"
 
 namespace logitless::cuda {
 
@@ -41,10 +42,6 @@ inline constexpr double kLeastThreshold = 1e-30;
 
 // Bytes of the weight that a screen rounds at a time.
 inline constexpr int64_t kScreenBytes = int64_t{48} << 20;
-// The dtype of rounded rows: bf16 holds e4m3 numbers with their factors.
-inline DType screen_dtype(bool draws_e4m3) {
-  return draws_e4m3 ? DType::kE4M3 : DType::kBF16;
-}
 
 // Ranges of columns whose logits a screen's second draw asks for one after the other: `count` of 2^shift
 // columns each, at most 2^bits.
@@ -56,26 +53,20 @@ inline constexpr int kMostRanges = 128;
 // Ranges whose rows of the weight stay in L2; a few at least, so that small problems have some as well.
 ColumnRanges column_ranges(const Problem& problem);
 
-// Elements between rounded rows, which begin at multiples of kScreenAlignment bytes.
-inline constexpr int64_t kScreenAlignment = 16;
-inline int64_t screen_stride(const Problem& problem) {
-  return (problem.hidden + 15) / kScreenAlignment * kScreenAlignment;
-}
-
 // Whether the memory of d_weight has room for all rounded rows of the weight. A run writes it last, unless
 // the scale counts as 0 (Runner::products).
 inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
   return p.has.d_weight && !p.accumulate.d_weight && !p.unaligned_rows &&
          std::abs(p.scale) >= double{std::numeric_limits<float>::min()} &&
          p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight)) >=
-             screen_stride(p) * static_cast<int64_t>(size_of(dtype)) + kScreenAlignment;
+             rounded_stride(p) * static_cast<int64_t>(size_of(dtype)) + kRoundedAlignment;
 }
 
 // Columns of the weight that are rounded at a time into the workspace, in whole tiles. Beside d_weight they
 // are few, for the case that its rows begin anywhere.
 inline int64_t screen_window(const Problem& problem, DType dtype) {
   constexpr int64_t kTiles = 192, kLeast = 4;
-  const int64_t bytes = screen_stride(problem) * static_cast<int64_t>(size_of(dtype));
+  const int64_t bytes = rounded_stride(problem) * static_cast<int64_t>(size_of(dtype));
   const int64_t tiles = rounds_into_d_weight(problem, dtype) ? 0 : kScreenBytes / bytes / kTiles;
   return std::min(problem.vocab, std::max(tiles, kLeast) * kTiles);
 }
