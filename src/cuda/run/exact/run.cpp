@@ -96,7 +96,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
     } else if (run.problem.top_k > 0) {
       sum_rows_and_find_top(run, chunk, hidden, active);
     } else if (run.problem.num_samples > 0) {
-      if constexpr (kMayKeep) sum_rows_and_sample(run, chunk, hidden, active);
+      if constexpr (kIsFloat) sum_rows_and_sample(run, chunk, hidden, active);
     } else {
       sum_rows(run, chunk, hidden, active);
     }
@@ -104,7 +104,7 @@ void run_chunk(const RunnerOf<Real>& run, const Chunk& chunk) {
   if (run.problem.targets_per_row > 0) make_target_logits(run, chunk);
   finish_chunk(run, chunk, hidden, relative_to_offset);
   if (run.problem.top_k > 0) write_top(run, chunk);
-  if constexpr (kMayKeep) {
+  if constexpr (kIsFloat) {
     if (run.problem.num_samples > 0) write_samples(run, chunk);
   }
   if (!run.problem.needs_backward()) return;
