@@ -5,10 +5,11 @@
 
 #include "core/host_device.h"
 
-// The 8-bit screen's numbers: e4m3 with one power of two for each row. Three bits of mantissa stay, whatever
-// the power of two is, so the largest element of a row decides only which elements vanish: those below 2^-19
-// of it. A power of two also makes every rounded number exact in bf16 and float32, so engines without 8-bit
-// products see the same numbers. (fp16 has them if the row's exponent is in its range.)
+// Numbers of 8-bit logits, all of them or a screen's: e4m3 with one power of two for each row. Three bits of
+// mantissa stay, whatever the power of two is, so the largest element of a row decides only which elements
+// vanish: those below 2^-19 of it. A power of two also makes every rounded number exact in bf16 and float32,
+// so engines without 8-bit products see the same numbers. (fp16 has them if the row's exponent is in its
+// range.)
 namespace logitless {
 
 inline constexpr int kLargestFp8Exponent = 8;    // of 448 = 1.75 x 2^8
@@ -44,7 +45,7 @@ LOGITLESS_HD inline float round_to_fp8(float value) {
   return value < 0 ? -rounded : rounded;
 }
 
-// Returns an element as a screened product sees it. exponent: the row's.
+// Returns an element as a product of rounded rows sees it. exponent: the row's.
 LOGITLESS_HD inline float screened(float value, int exponent) {
   return round_to_fp8(value * power_of_two(-exponent)) * power_of_two(exponent);
 }

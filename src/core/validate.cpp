@@ -178,6 +178,7 @@ void check_screen(const Problem& p) {
 #undef LOGITLESS_NO_SUM
 }
 
+// Draws, top_k and several targets have logits of their own, from operands as they are.
 void check_fp8(const Problem& p) {
   if (!p.has_fp8_logits()) return;
   require(p.gradient == GradientMethod::kExact, "compute_dtype",

@@ -93,6 +93,17 @@ def test_batch_invariant(ok, tmp_path, problem):
         assert (rows[name][some] == alone[name]).all()
 
 
+def test_logits_of_fp8(ok, refused, tmp_path):
+    """Numbers that e4m3 has give the same loss; others are off by at most a 16th of each."""
+    exact = {"hidden": np.float32([[448, -2, 0.875]]), "weight": np.float32([[0.001953125, 0, 1], [1, 0.5, -0.25]])}
+    other = {**exact, "hidden": np.float32([[448, -2.1, 0.9]])}
+    for arrays, is_equal in ((exact, True), (other, False)):
+        files = write_npy(tmp_path, {**arrays, "targets": np.int64([0])})
+        losses = [ok("loss", *files, "--json", *more).json["loss"] for more in ((), ("--compute-dtype", "fp8"))]
+        assert (losses[0] == losses[1]) == is_equal and losses[1] == pytest.approx(losses[0], rel=0.02)
+    refused(2, "one of float32|bfloat16|float16|fp8, got 'e4m3'", "loss", *files, "--compute-dtype", "e4m3")
+
+
 @pytest.mark.parametrize("reduction", ["sum", "num-items"])
 def test_reductions(ok, tmp_path, problem, reduction):
     files = write_npy(tmp_path, problem)

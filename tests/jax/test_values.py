@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import logitless.jax
+import logitless.numpy
 import numpy as np
 import oracle
 import pytest
@@ -103,6 +104,21 @@ def test_compute_dtype_rounds_the_operands_of_products():
     got, upstream = oracle.solve(problem, compute_dtype="bfloat16")
     rounded = {name: getattr(problem, name).astype(jnp.bfloat16) for name in ("hidden", "weight")}
     oracle.compare(oracle.Problem(**rounded, targets=problem.targets, options=problem.options), got, upstream)
+
+
+def test_logits_of_fp8():
+    problem = oracle.make((20,), 65, 32)
+    arrays = problem.hidden, problem.weight
+
+    def loss(hidden, weight):
+        return logitless.jax.linear_cross_entropy(hidden, weight, problem.targets, compute_dtype="fp8")
+
+    got, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*arrays)
+    numbers = [np.array(array) for array in (*arrays, problem.targets)]
+    want = logitless.numpy.linear_cross_entropy(*numbers, gradients=True, compute_dtype="fp8")
+    assert got == want.loss and got != logitless.jax.linear_cross_entropy(*arrays, problem.targets)
+    for gradient, expected in zip(gradients, (want.d_hidden, want.d_weight)):
+        assert np.array_equal(gradient, expected)
 
 
 def test_a_traced_number_of_items():

@@ -125,7 +125,7 @@ struct LogitsProductOf {
   DType dtype = DType::kBF16;
   const float* row_factor = nullptr;     // [rows] powers of two, with e4m3
   const float* column_factor = nullptr;  // [columns] of the window, likewise
-  bool allow_tf32 = false;     // fp32 operands may be rounded to TF32
+  bool allow_tf32 = false;               // fp32 operands may be rounded to TF32
   // Every EngineTraits::partial_columns columns of the shard have their own partial, and a logit's bits
   // depend only on its row and column. So a row's sums do not depend on other rows, launches or devices.
   bool batch_invariant = false;
