@@ -384,7 +384,9 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   }
   if (problem.rounds_rows()) {
     s.hidden_exponent = workspace.take<int32_t>(problem.tokens);
-    s.weight_exponent = workspace.take<int32_t>(problem.vocab);
+    // All ranks of a group plan for its largest shard.
+    const auto exponents = workspace.take<int32_t>(std::max(problem.vocab, problem.group_vocab));
+    s.weight_exponent = exponents.first(std::min(exponents.size(), static_cast<size_t>(problem.vocab)));
   }
   if (problem.screens()) s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
   s.top = workspace.take<TopLogit<double>>(problem.tokens * problem.top_k);

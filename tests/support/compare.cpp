@@ -131,8 +131,8 @@ Arithmetic Expected::arithmetic_of(const Engine& engine) const {
   // capability 9.0). It cuts off what is over, which is twice the error of a rounding.
   const double at_a_time = engine.engine == "mma" ? 8 : 16;
   if (is_short) out.logit_roundings += 2 * std::ceil(static_cast<double>(p.hidden) / at_a_time);
-    // One of e4m3 numbers adds 32, and cuts off what each and the sum have below 2^-13 of the largest.
 #ifndef LOGITLESS_CUDA_ON_CPU
+  // One of e4m3 numbers adds 32, and cuts off what each and the sum have below 2^-13 of the largest.
   if (p.compute_dtype == LOGITLESS_FP8 && engine.engine == "sm90") {
     out.logit_roundings += 33 * 0x1p11 * std::ceil(static_cast<double>(p.hidden) / 32);
   }
