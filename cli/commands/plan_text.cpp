@@ -31,6 +31,7 @@ constexpr std::array kWords{
     Word{"sm90 256x192", "Hopper's kernels; warpgroups share a tile of 256 tokens x 192 columns"},
     Word{"mma 256x192",
          "fused kernels for compute capability 8.0 and newer; tiles of 256 tokens x 192 columns"},
+    Word{"logits of e4m3 numbers", "rows of both operands are rounded to 8 bits for the logits alone"},
     Word{"rows in place", "hidden states are read where they are"},
     Word{"rows in d_hidden", "tokens that count are gathered in the memory of their gradient"},
     Word{"rows copied", "tokens that count are gathered in the workspace"},

@@ -418,7 +418,7 @@ def _from(budget: int) -> Iterator[int]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _of_quantized(hidden: Tensor, weight: QuantizedWeight, targets: Tensor, **given: Any) -> Tensor:
     """Computes linear_cross_entropy() with these options, of a quantised weight."""
-    for name in ("target_weight", "main_grad", "batch_invariant", "return_stats", "gradient"):
+    for name in ("target_weight", "main_grad", "batch_invariant", "return_stats", "gradient", "compute_dtype"):
         value = given.get(name)
         if isinstance(value, Tensor) or value not in (None, False, "exact"):
             got = "a tensor" if isinstance(value, Tensor) else repr(value)

@@ -526,7 +526,7 @@ def _call_of(head: _Head) -> tuple[_Call, Arrays]:
     if "num_items" in arrays:
         o["num_items"] = None
     code = F32
-    if o["compute_dtype"] not in _options.COMPUTE_DTYPES:
+    if not _options.is_choice(o["compute_dtype"], _options.COMPUTE_DTYPES):
         code, o["compute_dtype"] = _options.float_code("compute_dtype", o["compute_dtype"]), None
     options = _options.make_options(o, head.rows[-1] if head.rows else 1, code)
     if options["num_items"] == 0:  # the option 0 would mean none

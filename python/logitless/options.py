@@ -540,8 +540,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def is_choice(value: Any, choices: Sequence[str | None]) -> bool:
+    """Returns whether a value is one of these. Others, such as numpy's dtypes, may be equal to None."""
+    return value in choices if isinstance(value, str) else value is None and None in choices
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
-    if value not in choices:
+    if not is_choice(value, choices):
         known = ", ".join(f'"{choice}"' if choice is not None else "None" for choice in choices)
         raise ValueError(f"{name}: expected one of {known}, got {value!r}")
 

@@ -31,6 +31,7 @@ OF_SETS = ("top_k", "top_p", "min_p", "mask", "penalties")  # options of truncat
 MOST_SAMPLES = 64  # of num_samples in options.def
 _EXACT_BYTES = 256 << 20  # of the logits of rows that are done again, and of what a sort of them needs
 _BYTES_OF_LOGIT = 128  # about 16 arrays of float64
+_CAST_BYTES = 32 << 20  # of the weight in another dtype, for these logits
 
 
 class KeptIds(NamedTuple):
@@ -45,7 +46,7 @@ class SampleOutput(NamedTuple):
     """The result of :func:`sample`. Nothing has a gradient.
 
     Attributes:
-        ids: ``[..., S]``, int64; -1 in a row without any number, as with NaN.
+        ids: ``[..., S]``, int64; -1 in a row with NaN or +inf, or without any finite logit.
         log_probs: Of the distribution that was sampled: truncated, masked and penalized. None unless requested.
         full_log_probs: Of the head's softmax at the temperature, which a trainer computes. None unless requested.
         entropy: ``[...]``, of the distribution that was sampled. None unless requested.
@@ -109,10 +110,11 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
             divides them. An id of -1 stands for none.
         return_logprobs: Whether both kinds of log-probabilities are returned.
         return_entropy: Whether the entropy of the sampled distribution is returned.
-        return_kept: Whether the kept ids are returned; only with a truncation or a mask.
+        return_kept: Whether the kept ids are returned; only with one of ``top_k``, ``top_p``, ``min_p``, ``mask`` and
+            ``penalties``.
         max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for each pass. Rows that are done again, and
             all with ``mask`` or ``penalties``, take about ``128 V`` bytes each beside it, as many at a time as 256 MiB
-            hold.
+            hold, and 32 MiB for a part of the weight in another dtype.
 
     Returns:
         A :class:`SampleOutput`.
@@ -151,8 +153,9 @@ class Given:
         self.mask = _checked_mask(o["mask"], hidden, vocab)
         self.penalties = _checked_penalties(o["penalties"], hidden, vocab)
         self.is_edited = self.mask is not None or self.penalties is not None
-        if o["return_kept"] and self.truncation.is_none() and self.mask is None:
-            raise ValueError("return_kept: expected False without top_k, top_p, min_p and mask, got True")
+        if o["return_kept"] and all(o[name] is None for name in OF_SETS):
+            raise ValueError(f"return_kept: expected False without {', '.join(OF_SETS)}, got True")
+        self.budget = _options.budget(o["max_workspace_bytes"])
         self.seed = _seed(o["seed"], hidden)
         operands, self.compute_dtype = [hidden.detach(), weight.detach()], _options.F32
         if torch.is_autocast_enabled(hidden.device.type):
@@ -161,7 +164,7 @@ class Given:
         self.bias, self.stats = None if o["bias"] is None else o["bias"].detach(), stats_dtype(hidden)
 
     def sample(self) -> SampleOutput:
-        if not self.is_edited and self.truncation.is_none():
+        if not self.is_edited and self.truncation.is_none() and not self.o["return_kept"]:
             return self._whole()
         return self._of_sets()
 
@@ -183,16 +186,20 @@ class Given:
             o["return_entropy"],
             shard,
             self.compute_dtype,
-            _options.budget(o["max_workspace_bytes"]),
+            self.budget,
         )
         return outputs
 
     def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor) -> SampleOutput:
         """Returns the result of the whole softmax, from rows of the flat call."""
         has_log_probs, has_entropy = self.o["return_logprobs"], self.o["return_entropy"]
-        shaped = log_probs.reshape(*self.rows, self.count) if has_log_probs else None
+        ids = ids.masked_fill(log_probs.isnan(), -1).reshape(*self.rows, self.count)
+        of_ids = log_probs.reshape(ids.shape)
         return SampleOutput(
-            ids.reshape(*self.rows, self.count), shaped, shaped, entropy.reshape(self.rows) if has_entropy else None
+            ids,
+            of_ids if has_log_probs else None,
+            of_ids.clone() if has_log_probs else None,
+            entropy.reshape(self.rows) if has_entropy else None,
         )
 
     # ---- sets of ids
@@ -201,7 +208,8 @@ class Given:
         tokens, device, stats = self.hidden.shape[0], self.hidden.device, self.stats
         parts: list[tuple[Tensor, Drawn]] = []
         again = torch.arange(tokens, device=device)
-        if not self.is_edited and tokens > 0:
+        count = self._largest_count()
+        if not self.is_edited and tokens > 0 and self.truncation.may_be_held(count, self.weight.shape[0]):
             held, drawn = self._from_largest()
             parts.append((again[held], drawn))
             again = again[~held]
@@ -234,17 +242,20 @@ class Given:
         seed = self.seed[rows] if self.seed.dim() > 0 else self.seed
         return draw(ids, log_probs, full, keeps, seed, rows, self.count)
 
+    def _largest_count(self) -> int:
+        top_k = self.truncation.top_k
+        return min(top_k if 0 < top_k <= MOST_TOP_K else MOST_TOP_K, self.weight.shape[0])
+
     def _from_largest(self) -> tuple[Tensor, Drawn]:
         """Returns the rows whose largest logits hold the set, as a mask, and their samples."""
         vocab = self.weight.shape[0]
-        wanted = self.truncation.top_k if 0 < self.truncation.top_k <= MOST_TOP_K else MOST_TOP_K
         options: dict[str, Any] = dict(zip(LOGIT_NUMBERS, self.numbers))
         if self.row_temperature is not None:
             options["temperature"] = self.row_temperature
         top = linear_top_k(
             self.hidden,
             self.weight,
-            min(wanted, vocab),
+            self._largest_count(),
             bias=self.bias,
             max_workspace_bytes=self.o["max_workspace_bytes"],
             **options,
@@ -267,7 +278,8 @@ class Given:
         if self.row_temperature is None:
             return self.numbers[LOGIT_NUMBERS.index("temperature")]
         divisor = self.row_temperature[rows, None].double()
-        return divisor.where(divisor > 0, math.nan)  # as in the library, whose results are NaN there
+        most = 2.0**126 if self.stats == torch.float32 else 2.0**1022
+        return divisor.where((divisor >= 1 / most) & (divisor <= most), math.nan)  # as the library's results
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Returns all logits of rows, ``[R, V]``, in float64 after the products."""
@@ -275,7 +287,9 @@ class Given:
         dtype = DTYPES[self.compute_dtype]
         if self.compute_dtype == _options.F32:
             dtype = torch.promote_types(hidden.dtype, weight.dtype)
-        z: Tensor = dense_logits(hidden, weight, dtype).double()
+        # CPUs multiply in float32, and other dtypes are rounded first: a slice of the weight at a time.
+        at_once = max(1, _CAST_BYTES // (8 * weight.shape[1]))
+        z = torch.cat([dense_logits(hidden, part, dtype) for part in weight.split(at_once)], -1).double()
         numbers = dict(zip(LOGIT_NUMBERS, self.numbers))
         z = z * numbers["scale"]
         if self.bias is not None:
@@ -345,8 +359,8 @@ def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tens
     call.check_real("penalties[1]", values)
     call.check_shape("penalties[1]", values, ids.shape, "that of penalties[0]")
     call.check_devices(hidden.device, {"penalties[0]": ids, "penalties[1]": values})
-    width = ids.shape[-1]
-    ids, values = ids.reshape(-1, width).long(), values.detach().reshape(-1, width)
+    flat = (hidden.shape[:-1].numel(), ids.shape[-1])
+    ids, values = ids.reshape(flat).long(), values.detach().reshape(flat)
     is_wrong = (ids < -1) | (ids >= vocab)
     if bool(is_wrong.any()):
         row, place = is_wrong.nonzero()[0].tolist()

@@ -114,6 +114,25 @@ TEST_P(Fp8, RowsOfAllSizes) {
   expect_truth(c);
 }
 
+// The target's logit of unrounded rows is 36, of rounded ones -88. A softcap keeps other logits in range,
+// which are 60 below the former.
+TEST_P(Fp8, TargetsFarFromTheirUnroundedLogits) {
+  constexpr size_t kRows = 6, kColumns = 300, kDepth = 16;
+  Case c = in_fp8(plain_case(6, {kRows, kColumns, kDepth}, LOGITLESS_BF16));
+  for (const double factor : {64, 128, 256}) {
+    for (size_t i = 0; i < c.hidden.size(); ++i) {
+      const size_t k = i % kDepth;
+      c.hidden[i] = k < 4 ? 1.0625 * factor : k < 7 ? 1.1875 * factor : 0;
+    }
+    for (size_t j = 0; j < c.weight.size(); ++j) {
+      const size_t k = j % kDepth;
+      c.weight[j] = k < 4 ? 1.0625 : k < 7 ? -1.1875 : 0;
+    }
+    c.problem.softcap = 30;
+    expect_truth(c);
+  }
+}
+
 TEST_P(Fp8, NoNumbersStayTheirRows) {
   for (const double bad : {NAN, INFINITY, -INFINITY}) {
     Case c = in_fp8(plain_case(4, {8, 300, 16}, LOGITLESS_BF16));

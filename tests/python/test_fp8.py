@@ -2,6 +2,7 @@
 
 import logitless
 import logitless.numpy
+import numpy
 import pytest
 import torch
 from support import DEVICES
@@ -71,6 +72,24 @@ def test_every_interface_has_it():
     sizes = 40, 130, 48
     rounded, plain = (logitless.plan(*sizes, compute_dtype=name).workspace_bytes for name in ("fp8", None))
     assert rounded > plain
+
+
+def test_refused_where_it_would_be_left_out():
+    (input, weight, _), target = problem(torch.float32)
+    for name in ("scale", "temperature"):
+        learned = {name: torch.tensor(2.0, requires_grad=True)}
+        with pytest.raises(ValueError, match=f"compute_dtype: expected None where {name} has a gradient"):
+            logitless.linear_cross_entropy(input, weight, target, compute_dtype="fp8", **learned)
+    for value in (numpy.dtype("float64"), numpy.dtype("float32"), torch.float32, numpy.zeros(3)):
+        with pytest.raises(ValueError, match='compute_dtype: expected one of None, "fp8"'):
+            logitless.linear_cross_entropy(input, weight, target, compute_dtype=value)
+
+
+def test_trainers_of_trl_refuse_it():
+    from logitless.transformers import _beside_trl
+
+    with pytest.raises(logitless.UnsupportedError, match="compute_dtype: expected None where TRL"):
+        _beside_trl.run(torch.nn.Linear(2, 2), {"compute_dtype": "fp8"}, print, (), {})
 
 
 def test_errors():

@@ -229,6 +229,56 @@ def test_a_set_of_all_ids_has_the_samples_of_the_whole():
         torch.testing.assert_close(out.entropy, whole.entropy)
 
 
+def test_a_set_by_all_three_options_beyond_the_largest_logits():
+    """min_p alone is decided by 64 logits, but top_p's share is of all that top_k leaves."""
+    tilt = torch.arange(300) * 1e-6
+    weight = torch.cat((torch.full((10,), 0.05), torch.full((90,), 0.5 / 90), torch.full((200,), 1e-9))).log() - tilt
+    more = {"top_k": 100, "top_p": 0.515, "min_p": 0.3}
+    out = logitless.sample(torch.ones(1, 1), weight[:, None], seed=0, return_kept=True, **more)
+    (expected,) = kept_of(weight[None].double(), **more)
+    assert out.kept.ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("vocab", "share"), [(20, 0.5), (16, 0.5), (128, 0.25), (50, 0.1), (10, 0.3), (100, 0.9)])
+def test_a_share_that_equal_ids_reach_exactly(vocab, share):
+    kept = [
+        logitless.sample(torch.ones(1, 4), torch.zeros(vocab, 4), seed=0, top_p=share, return_kept=True, **more).kept
+        for more in ({}, {"mask": torch.ones(1, vocab, dtype=torch.bool)})
+    ]
+    assert [each.ids.numel() for each in kept] == [round(vocab * share)] * 2
+
+
+@pytest.mark.parametrize("more", [{"top_k": 99}, {"top_p": 1.0}, {"min_p": 0.0}], ids=str)
+def test_kept_ids_that_are_all(more):
+    input, weight, _ = tensors((3,), vocab=20)
+    kept = logitless.sample(input, weight, seed=0, return_kept=True, **more).kept
+    assert kept.offsets.tolist() == [0, 20, 40, 60]
+
+
+def test_no_penalties_yet():
+    input, weight, _ = tensors((3,))
+    none = (torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0))
+    whole = logitless.sample(input, weight, seed=4)
+    assert torch.equal(logitless.sample(input, weight, seed=4, penalties=none).ids, whole.ids)
+
+
+def test_all_logits_cast_little_of_the_weight():
+    """A 16-bit weight on a CPU is multiplied in float32."""
+    input, weight, _ = tensors((2,), vocab=40_000, hidden=300, dtype=torch.bfloat16)
+    mask = torch.ones(2, 40_000, dtype=torch.bool)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        logitless.sample(input, weight, seed=0, mask=mask)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest < weight.numel() * 4 * 0.9
+
+
+def test_log_probs_are_two_tensors():
+    input, weight, _ = tensors()
+    out = logitless.sample(input, weight, seed=0, return_logprobs=True)
+    out.log_probs.add_(1)
+    assert not torch.equal(out.log_probs, out.full_log_probs)
+
+
 def test_masks_and_penalties():
     input, weight, bias = tensors((9,), vocab=75)
     generator = torch.Generator().manual_seed(1)
@@ -265,11 +315,12 @@ def test_nan_and_infinite_rows():
     for more in ({}, {"top_k": 3}, {"top_p": 0.5}):
         out = logitless.sample(input, weight, seed=1, **ALL, **more)
         good = torch.tensor([0, 2, 3])
+        assert out.ids[1].item() == -1
         assert out.log_probs[1].isnan().all() and out.full_log_probs[1].isnan().all() and out.entropy[1].isnan()
         assert torch.isfinite(out.log_probs[good]).all() and (out.ids[good] >= 0).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan, torch.inf, 1e-40, 2.0**127])
 def test_a_row_without_a_temperature(temperature):
     input, weight, _ = tensors((3,))
     temperatures = torch.tensor([1.0, temperature, 2.0])
@@ -389,6 +440,10 @@ def test_autocast():
         ({"seed": torch.zeros(4, dtype=torch.int64)}, "seed: expected one int64 element"),
         ({"seed": 0.5}, "seed: expected an integer"),
         ({"return_kept": True}, "return_kept: expected False"),
+        (
+            {"max_workspace_bytes": "much", "mask": torch.ones(5, 300, dtype=torch.bool)},
+            "max_workspace_bytes: expected",
+        ),
         ({"return_logprobs": 1}, "return_logprobs: expected a bool"),
         ({"targets": 1}, "unexpected keyword argument 'targets'"),
     ],

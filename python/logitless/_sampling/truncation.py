@@ -13,6 +13,10 @@ from .noise import noise
 # Log-probabilities of candidates are rounded to float32, and their sum adds such errors. Rows whose last candidate is
 # this close to the edge of the set are done again.
 _CLOSE = 1e-4
+# Rows whose candidates reach top_p's share this closely are done again, too.
+_NEAR = 2.0**-20
+# The share is reached up to this part of it, so that roundings of float64 add no id where equal ids reach it exactly.
+_REACHED = 1 - 2.0**-32
 
 
 class Truncation(NamedTuple):
@@ -31,22 +35,40 @@ class Truncation(NamedTuple):
         if self.top_k:
             keeps[:, self.top_k :] = False
         if self.top_p < 1:
-            masses = torch.where(keeps, log_probs.exp(), 0)
-            before = masses.cumsum(-1) - masses
-            total = masses.sum(-1, keepdim=True) if self.top_k else 1.0
-            keeps &= before < self.top_p * total
+            keeps &= self._before(log_probs, keeps) < _REACHED
         if self.min_p > 0:
             keeps &= log_probs >= log_probs[:, :1] + math.log(self.min_p)
         return keeps
 
+    def _before(self, log_probs: Tensor, keeps: Tensor) -> Tensor:
+        """Returns how much of top_p's share the columns before each one have."""
+        masses = torch.where(keeps, log_probs.exp(), 0)
+        total = masses.sum(-1, keepdim=True) if self.top_k else 1.0
+        return (masses.cumsum(-1) - masses) / (self.top_p * total)
+
+    def may_be_held(self, count: int, vocab: int) -> bool:
+        """Returns whether the K largest log-probabilities of a row may be sure to hold the set."""
+        if count == vocab or 0 < self.top_k <= count:
+            return True
+        if self.top_k and self.top_p < 1:  # the share is of all ids that top_k leaves
+            return False
+        return self.min_p > 0 or self.top_p < 1 - _CLOSE
+
     def is_held(self, log_probs: Tensor, vocab: int) -> Tensor:
         """Returns whether a row's K largest log-probabilities are sure to hold the set, ``[R]``."""
-        count = log_probs.shape[1]
-        held = torch.full(log_probs.shape[:1], count == vocab or 0 < self.top_k <= count, device=log_probs.device)
-        if self.top_p < 1 and not self.top_k:
-            held |= log_probs.exp().sum(-1) > self.top_p + _CLOSE
+        rows, count = log_probs.shape
+        if not self.may_be_held(count, vocab):
+            return log_probs.new_zeros(rows, dtype=torch.bool)
+        if count == vocab or 0 < self.top_k <= count:
+            held = log_probs.new_ones(rows, dtype=torch.bool)
+        elif self.top_p < 1:
+            held = log_probs.exp().sum(-1) > self.top_p + _CLOSE
+        else:
+            held = log_probs.new_zeros(rows, dtype=torch.bool)
         if self.min_p > 0:
             held |= log_probs[:, -1] < log_probs[:, 0] + math.log(self.min_p) - _CLOSE
+        if self.top_p < 1:
+            held &= ~((self._before(log_probs, log_probs > -math.inf) - 1).abs() < _NEAR).any(-1)
         return held
 
 

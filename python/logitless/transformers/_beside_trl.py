@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import UnsupportedError
+
 
 def is_of_trl(owner: str, call: Callable[..., Any]) -> bool:
     """Whether a trainer of TRL computes the loss itself in a call without labels, by functions that have stand-ins.
@@ -29,6 +31,8 @@ def is_of_trl(owner: str, call: Callable[..., Any]) -> bool:
 
 def run(model: nn.Module, options: dict[str, Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs a call of the model whose loss a trainer of TRL computes."""
+    if options.get("compute_dtype") is not None:
+        raise UnsupportedError("compute_dtype: expected None where TRL computes the loss, got 'fp8'")
     from ..trl import _patch, _step
 
     _patch.install()

@@ -60,7 +60,7 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
         gradient: As in :func:`logitless.linear_cross_entropy`. Divergences always have exact gradients.
         threshold: As in :func:`logitless.linear_cross_entropy`.
         screen: Only ``"none"``: TRL needs the loss of each token before its gradients.
-        compute_dtype: Only None: log-probabilities have none.
+        compute_dtype: Only None: log-probabilities and divergences of whole softmaxes have no other.
         batch_invariant: As in :func:`logitless.linear_cross_entropy`.
         recompute_logits: As in :func:`logitless.linear_cross_entropy`.
 
@@ -76,7 +76,7 @@ def patch(**options: Unpack[TrainingOptions]) -> None:
             f'screen: expected "none", as TRL needs the loss of each token before gradients, got "{checked["screen"]}"'
         )
     if checked.pop("compute_dtype") is not None:
-        raise UnsupportedError('compute_dtype: expected None, as log-probabilities have none, got "fp8"')
+        raise UnsupportedError("compute_dtype: expected None, as not all losses of TRL have another, got 'fp8'")
     install(checked)
 
 

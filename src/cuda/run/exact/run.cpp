@@ -48,8 +48,8 @@ void keep_exp_logits_of(const Runner& run, const Chunk& chunk, const ConstMatrix
 bool may_be_done_again(const Runner& run) {
   const Problem& p = run.problem;
   if (!run.traits().offsets_first) return false;
-  // A shard's logit offsets may be 0.
-  return p.is_shard() || p.softcap == 0 || p.has.temperature ||
+  // A shard's logit offsets may be 0. With fp8 they are logits of unrounded rows, which no column may reach.
+  return p.is_shard() || p.has_fp8_logits() || p.softcap == 0 || p.has.temperature ||
          may_leave_range(2 * p.softcap, p.vocab, run.arena.partials);
 }
 
