@@ -554,11 +554,7 @@ class PreparedCall:
         self.options = options
         self._choose(a, learned, of)
         trained = self.trained
-        for name in ("scale", "temperature"):
-            if options["compute_dtype"] == _options.FP8 and getattr(trained, name):
-                raise ValueError(
-                    f'compute_dtype: expected None where {name} has a gradient (which the rounding stops), got "fp8"'
-                )
+        _options.check_learned(options, [name for name in ("scale", "temperature") if getattr(trained, name)])
         if trained.scale and not isinstance(options["scale"], Tensor) and not torch.compiler.is_compiling():
             # A compiled graph does not know a tensor's number; its run checks it.
             check_learned_scale(options["scale"])

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
-from .errors import InvalidArgumentError, InvalidTargetError
+from .errors import InvalidArgumentError, InvalidTargetError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -479,6 +479,20 @@ def compute_code(given: str | None, rounds_to: int = F32) -> int:
 def product_code(compute_dtype: int) -> int:
     """Returns the dtype to which products round operands; F32: none."""
     return BF16 if compute_dtype == FP8 else compute_dtype
+
+
+def check_learned(options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuses rounded logits where these numbers have gradients. options: of make_options()."""
+    if names and options["compute_dtype"] == FP8:
+        raise ValueError(
+            f'compute_dtype: expected None where {names[0]} has a gradient (which the rounding stops), got "fp8"'
+        )
+
+
+def check_of_trl(options: Mapping[str, Any]) -> None:
+    """Checks the options of a patched model whose loss TRL computes."""
+    if options.get("compute_dtype") is not None:
+        raise UnsupportedError('compute_dtype: expected None where TRL computes the loss, got "fp8"')
 
 
 def make_options(given: Mapping[str, Any], sequence_length: int, rounds_to: int = F32) -> dict[str, Any]:

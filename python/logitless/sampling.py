@@ -289,7 +289,8 @@ class Given:
             dtype = torch.promote_types(hidden.dtype, weight.dtype)
         # CPUs multiply in float32, and other dtypes are rounded first: a slice of the weight at a time.
         at_once = max(1, _CAST_BYTES // (8 * weight.shape[1]))
-        z = torch.cat([dense_logits(hidden, part, dtype) for part in weight.split(at_once)], -1).double()
+        parts = weight.split(at_once)  # type: ignore[no-untyped-call]
+        z = torch.cat([dense_logits(hidden, part, dtype) for part in parts], -1).double()
         numbers = dict(zip(LOGIT_NUMBERS, self.numbers))
         z = z * numbers["scale"]
         if self.bias is not None:

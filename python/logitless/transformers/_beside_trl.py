@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UnsupportedError
+from ..options import check_of_trl
 
 
 def is_of_trl(owner: str, call: Callable[..., Any]) -> bool:
@@ -31,8 +31,7 @@ def is_of_trl(owner: str, call: Callable[..., Any]) -> bool:
 
 def run(model: nn.Module, options: dict[str, Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs a call of the model whose loss a trainer of TRL computes."""
-    if options.get("compute_dtype") is not None:
-        raise UnsupportedError("compute_dtype: expected None where TRL computes the loss, got 'fp8'")
+    check_of_trl(options)
     from ..trl import _patch, _step
 
     _patch.install()
