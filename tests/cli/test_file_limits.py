@@ -1,5 +1,6 @@
 """A file size limit, and inputs truncated during reading, give an error and no partial output."""
 
+import contextlib
 import os
 import pathlib
 import resource
@@ -36,6 +37,14 @@ def test_a_result_beyond_the_limit(binary, tmp_path):
     assert done.returncode == 1 and "stdout: cannot be written" in done.stderr
 
 
+def open_files(pid):
+    found = []
+    for path in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            found.append(path.resolve())
+    return found
+
+
 def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, zero_head):
     arguments = [
         *zero_head(4096, 65536, 512),
@@ -48,7 +57,7 @@ def test_an_input_that_is_cut_while_it_is_read(binary, tmp_path, zero_head):
     process = subprocess.Popen([binary, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)  # fmt: skip
     end = time.monotonic() + 60
-    while (tmp_path / "h.npy") not in [path.resolve() for path in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()]:
+    while (tmp_path / "h.npy") not in open_files(process.pid):
         assert time.monotonic() < end
     os.truncate(tmp_path / "h.npy", (tmp_path / "h.npy").stat().st_size - 7)
     out, err = process.communicate(timeout=60)
