@@ -238,8 +238,8 @@ void check_num_samples(const Problem& p) {
   require(!p.has.saved, "num_samples", "0 in a forward pass with saved", got);
   require(!p.screens(), "num_samples", "0 with a screen", got);
   require(p.top_k == 0, "num_samples", "0 with top_k", got);
-  require(p.vocab_total <= int64_t{1} << 32, "num_samples",
-          "0 with more than 2^32 ids (noise has 32 bits of an id)", got);
+  require(p.vocab_total < int64_t{1} << 32, "num_samples",
+          "0 with 2^32 ids or more (noise has 32 bits of an id)", got);
   require(!p.batch_invariant, "num_samples", "0 with batch_invariant (whose passes all make the same sums)",
           got);
 }

@@ -118,9 +118,6 @@ std::string why_unsupported(const Problem& problem, const BackendOptions& option
     return "num_samples must be 0 with float64 operands; the reference backend samples from them, on the "
            "host";
   }
-  if (problem.num_samples > 0 && problem.vocab_total > std::numeric_limits<uint32_t>::max()) {
-    return "vocab_total must be below 2^32 with num_samples";
-  }
   if (problem.in_group() && is_float64) return "operands must not be float64 in a group of ranks";
   if (problem.in_group() && problem.vocab_total > std::numeric_limits<int32_t>::max()) {
     return "vocab_total must be below 2^31 in a group of ranks";

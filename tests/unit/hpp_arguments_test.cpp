@@ -116,6 +116,7 @@ std::vector<BadProblem> bad_problems() {
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.batch_invariant = 1; }},
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.has.saved = 1; }},
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.group_size = 2, p.group_vocab = 5; }},
+      {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.vocab_total = int64_t{1} << 32; }},
       {"targets_per_row", [](P& p) { p.targets_per_row = 2, p.gradient = LOGITLESS_SPARSIFIED; }},
       {"targets_per_row", [=](P& p) { forward(p), p.vocab_total = 6, p.targets_per_row = 2; }},
       {"class_weight", [](P& p) { p.targets_per_row = 2, p.has.class_weight = 1; }},

@@ -55,10 +55,11 @@ class Truncation(NamedTuple):
         return self.min_p > 0 or self.top_p < 1 - _CLOSE
 
     def is_held(self, log_probs: Tensor, vocab: int) -> Tensor:
-        """Returns whether a row's K largest log-probabilities are sure to hold the set, ``[R]``."""
+        """Returns whether a row's K largest log-probabilities are sure to hold the set, ``[R]``.
+
+        Only where may_be_held().
+        """
         rows, count = log_probs.shape
-        if not self.may_be_held(count, vocab):
-            return log_probs.new_zeros(rows, dtype=torch.bool)
         if count == vocab or 0 < self.top_k <= count:
             held = log_probs.new_ones(rows, dtype=torch.bool)
         elif self.top_p < 1:

@@ -36,8 +36,9 @@ def sample(
 ) -> SampleOutput:
     """Computes :func:`logitless.sample` for a head whose rows are spread over the ranks of a group.
 
-    Every rank of the group must call it at the same time with the same options. It gets the samples of the whole
-    vocabulary, with the same bits: those that one device has with this seed. Ranks exchange a few numbers a row.
+    Every rank of the group must call it at the same time with the same options. All ranks get the same
+    samples of the whole vocabulary: those that one device has with this seed, unless two ids nearly tie. Ranks exchange
+    a few numbers a row.
 
     Arguments not listed here are those of :func:`logitless.sample`. Truncation, masks and penalties are not supported.
 
