@@ -21,22 +21,22 @@ MEMORY_MIB, MEMORY_SHARE = 1.0, 0.01
 class Within(NamedTuple):
     """The largest share by which a ratio may exceed the record's.
 
-    Between two runs of bench/records on one kind of device, ratios of one row differ by at most 3.2% after idle and
-    12.3% steady. A test computes that again. Between an H100 and an H200 they differ by up to 13%.
+    Between two runs of bench/records on one kind of device, ratios of one row differ by at most 4.4% after idle and
+    18.3% steady, both of a loss alone. A test computes that again. Between an H100 and an H200 they differ by up to 13%.
     """
 
     idle: float = 0.05
-    steady: float = 0.13
+    steady: float = 0.19
 
 
 def parse_within(text: str) -> Within:
-    """Parses ``5%`` for both, or ``5%,13%`` for after idle and steady."""
+    """Parses ``5%`` for both, or ``5%,19%`` for after idle and steady."""
     try:
         shares = [float(word.strip().removesuffix("%")) / 100 for word in text.split(",")]
     except ValueError:
         shares = []
     if len(shares) not in (1, 2) or not all(0 <= share < math.inf for share in shares):
-        raise ValueError(f"expected percents such as 5% or 5%,13%, got {text!r}")
+        raise ValueError(f"expected percents such as 5% or 5%,19%, got {text!r}")
     return Within(shares[0], shares[-1])
 
 

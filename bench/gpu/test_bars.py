@@ -51,11 +51,11 @@ def test_a_slower_row_of_any_engine_fails_by_name(engine: str) -> None:
     method = f"{engine} 160 MiB"
     (bar,) = (row for row in load(ENGINES).rows if (row.shape, row.method) == ("llama-3-8b", method))
     assert bar.burst_ratio and bar.sustained_ratio
-    slower = {"burst_ratio": bar.burst_ratio * 1.051, "sustained_ratio": bar.sustained_ratio * 1.129}
+    slower = {"burst_ratio": bar.burst_ratio * 1.051, "sustained_ratio": bar.sustained_ratio * 1.189}
     assert fails(changed(method, **slower)) == [f"llama-3-8b, {method}, gradients: after idle slower"]
-    slower = {"burst_ratio": bar.burst_ratio * 1.049, "sustained_ratio": bar.sustained_ratio * 1.131}
+    slower = {"burst_ratio": bar.burst_ratio * 1.049, "sustained_ratio": bar.sustained_ratio * 1.191}
     assert fails(changed(method, **slower)) == [f"llama-3-8b, {method}, gradients: steady slower"]
-    assert fails(changed(method, **slower), Within(0.05, 0.14)) == []
+    assert fails(changed(method, **slower), Within(0.05, 0.20)) == []
     assert len(fails(changed(method, **slower), Within(0.04, 0.04))) == 1
     assert fails(changed(method, burst_ratio=float("nan"))) == [f"llama-3-8b, {method}, gradients: after idle slower"]
 
