@@ -38,21 +38,21 @@ LOGITLESS_HD inline SampleKey sample_key(uint64_t seed, uint64_t row, uint64_t s
 
 inline constexpr uint32_t kSampleColumnStep = 0x9e3779b1u;
 
-// The upper and lower 32 bits of v. The lower ones are on the way to the upper ones: for a known key the
-// upper ones differ in all columns, over all keys both are independent.
-struct SampleBits {
-  uint32_t high = 0, low = 0;
-};
-LOGITLESS_HD inline SampleBits sample_bits(SampleKey key, uint32_t column) {
-  const uint32_t low = mix_bits(column * kSampleColumnStep + key.low);
-  return {mix_bits(low + key.high), low};
+// The upper 32 bits of v, which differ in all columns. Kernels make them for every element: an addend of a
+// product costs nothing, and better lowest bits are not needed.
+LOGITLESS_HD inline uint32_t sample_high_bits(SampleKey key, uint32_t column) {
+  return mix_upper_bits(column * kSampleColumnStep + key.low, key.high);
+}
+// The lower ones. For a known key the upper bits determine them, over all keys both are independent.
+LOGITLESS_HD inline uint32_t sample_low_bits(SampleKey key, uint32_t high) {
+  return mix_bits(high + key.low);
 }
 
 // Returns -log E. Double arithmetic makes it the same on nearly all machines.
 LOGITLESS_HD inline float sample_noise(SampleKey key, uint32_t column) {
-  const SampleBits bits = sample_bits(key, column);
-  const bool is_large = bits.high >> 31 != 0;  // then 1 - v is exact
-  const uint32_t high = is_large ? ~bits.high : bits.high, low = is_large ? ~bits.low : bits.low;
+  uint32_t high = sample_high_bits(key, column), low = sample_low_bits(key, high);
+  const bool is_large = high >> 31 != 0;  // then 1 - v is exact
+  if (is_large) high = ~high, low = ~low;
   const double part = high * 0x1p-32 + (low + 0.5) * 0x1p-64;
   return static_cast<float>(-std::log(is_large ? -std::log(part) : -std::log1p(-part)));
 }
@@ -61,7 +61,7 @@ LOGITLESS_HD inline float sample_noise(SampleKey key, uint32_t column) {
 // least key + log v_j. v_j is compared without its lower bits, and `least` is below the key by more than all
 // roundings.
 //
-//   no candidate: sample_share(bits) > 1 + exp(z - least)
+//   no candidate: sample_share(high_bits) > 1 + exp(z - least)
 LOGITLESS_HD inline float least_of_key(float key) {
   return key - (0.01f + std::fabs(key) * 0x1p-20f);
 }
@@ -100,7 +100,7 @@ struct SampleRace {
 
   LOGITLESS_HD SampleRace(SampleKey of, uint64_t packed) : key(of) { reach(packed); }
   LOGITLESS_HD bool may_win(float z, uint32_t column) const {
-    return !(sample_share(sample_bits(key, column).high) > 1 + std::exp(z - least));
+    return !(sample_share(sample_high_bits(key, column)) > 1 + std::exp(z - least));
   }
   // Adds a logit, even one that may not win.
   LOGITLESS_HD void add(float z, uint32_t column) {

@@ -26,12 +26,18 @@
 // the lse that is known by then; neither how often nor when this happens changes the final elements.
 namespace logitless {
 
-// Mixes 32 bits.
-LOGITLESS_HD inline uint32_t mix_bits(uint32_t h) {
+inline constexpr uint32_t kFirstMix = 0x7feb352du, kSecondMix = 0x846ca68bu;
+
+// Mixes 32 bits, except that the lowest ones of the result are the least mixed. addend: of the product half
+// way.
+LOGITLESS_HD inline uint32_t mix_upper_bits(uint32_t h, uint32_t addend = 0) {
   h ^= h >> 16;
-  h *= 0x7feb352du;
+  h = h * kFirstMix + addend;
   h ^= h >> 15;
-  h *= 0x846ca68bu;
+  return h * kSecondMix;
+}
+LOGITLESS_HD inline uint32_t mix_bits(uint32_t h) {
+  h = mix_upper_bits(h);
   return h ^ h >> 16;
 }
 

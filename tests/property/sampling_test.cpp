@@ -34,9 +34,11 @@ double noise_of(int64_t seed, int64_t row, int64_t sample, int64_t column) {
   uint64_t key = mixed64(static_cast<uint64_t>(seed) + kStep);
   key = mixed64(key + static_cast<uint64_t>(row) + kStep);
   key = mixed64(key + static_cast<uint64_t>(sample) + kStep);
-  const uint32_t low =
-      mixed32(static_cast<uint32_t>(column) * 0x9e3779b1u + static_cast<uint32_t>(key & 0xffffffffu));
-  const uint32_t high = mixed32(low + static_cast<uint32_t>(key >> 32));
+  const auto key_low = static_cast<uint32_t>(key & 0xffffffffu);
+  uint32_t high = static_cast<uint32_t>(column) * 0x9e3779b1u + key_low;
+  high = (high ^ (high >> 16)) * 0x7feb352du + static_cast<uint32_t>(key >> 32);
+  high = (high ^ (high >> 15)) * 0x846ca68bu;
+  const uint32_t low = mixed32(high + key_low);
   const long double v = (static_cast<long double>(high) * 0x1p32L + low + 0.5L) * 0x1p-64L;
   return static_cast<double>(-std::log(-std::log1p(-v)));
 }

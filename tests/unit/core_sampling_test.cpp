@@ -95,7 +95,7 @@ TEST(Sampling, ManyColumnsOfTinyProbabilities) {
     const SampleKey key = sample_key(static_cast<uint64_t>(i), 0, 0);
     uint32_t smallest = UINT32_MAX, at = 0;
     for (uint32_t j = 1; j <= kColumns; ++j) {
-      const uint32_t high = sample_bits(key, j).high;
+      const uint32_t high = sample_high_bits(key, j);
       if (high < smallest) smallest = high, at = j;
     }
     // exp(-noise) times the number of columns is exponential.

@@ -32,8 +32,11 @@ def noise(seed: Tensor, rows: Tensor, sample: int, ids: Tensor) -> Tensor:
     """
     number = torch.zeros_like(rows) if seed.dim() > 0 else rows
     key = _mix64(_mix64(_mix64(seed + _STEP) + number + _STEP) + sample + _STEP)[:, None]
-    low = _mix32((ids * 0x9E3779B1 + (key & _LOW)) & _LOW)
-    high = _mix32((low + ((key >> 32) & _LOW)) & _LOW)
+    key_low, key_high = key & _LOW, (key >> 32) & _LOW
+    high = (ids * 0x9E3779B1 + key_low) & _LOW
+    high = ((high ^ (high >> 16)) * 0x7FEB352D + key_high) & _LOW
+    high = ((high ^ (high >> 15)) * 0x846CA68B) & _LOW
+    low = _mix32((high + key_low) & _LOW)
     is_large = high >= 1 << 31
     high, low = torch.where(is_large, _LOW - high, high), torch.where(is_large, _LOW - low, low)
     part = high.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-64

@@ -69,11 +69,15 @@ int64_t draw_row(const DrawRow& row) {
 using DU = hn::RebindToUnsigned<DF>;
 using VU = hn::Vec<DU>;
 
-// mix_bits(), on lanes.
-HWY_INLINE VU mix_lanes(VU h) {
+// mix_upper_bits() and mix_bits(), on lanes.
+HWY_INLINE VU mix_upper_lanes(VU h, uint32_t addend = 0) {
   const DU du;
-  h = hn::Mul(hn::Xor(h, hn::ShiftRight<16>(h)), hn::Set(du, 0x7feb352du));
-  h = hn::Mul(hn::Xor(h, hn::ShiftRight<15>(h)), hn::Set(du, 0x846ca68bu));
+  h = hn::Mul(hn::Xor(h, hn::ShiftRight<16>(h)), hn::Set(du, kFirstMix));
+  h = hn::Add(h, hn::Set(du, addend));
+  return hn::Mul(hn::Xor(h, hn::ShiftRight<15>(h)), hn::Set(du, kSecondMix));
+}
+HWY_INLINE VU mix_lanes(VU h) {
+  h = mix_upper_lanes(h);
   return hn::Xor(h, hn::ShiftRight<16>(h));
 }
 
@@ -92,9 +96,8 @@ int64_t sample_row(const SampleLogits& row) {
   int64_t count = 0;
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
     const VF z = hn::LoadU(df, row.z + j);
-    const VU low =
-        mix_lanes(counter_lanes(row.first + static_cast<uint32_t>(j), kSampleColumnStep, row.key.low));
-    const VU high = mix_lanes(hn::Add(low, hn::Set(du, row.key.high)));
+    const VU high = mix_upper_lanes(
+        counter_lanes(row.first + static_cast<uint32_t>(j), kSampleColumnStep, row.key.low), row.key.high);
     const VF share = hn::BitCast(df, hn::Or(hn::ShiftRight<9>(high), hn::Set(du, 0x3f800000u)));
     const VF d = hn::Sub(z, least);
     const auto mask = hn::Or(hn::IsNaN(d), hn::Not(hn::Gt(share, hn::Add(exp_lanes(d), one))));

@@ -25,8 +25,8 @@ __device__ __forceinline__ void take_sample(const RowElements& row, bool live, S
 #pragma unroll
     for (int i = 0; i < kSampledAtOnce; ++i) {
       const float most = 1.f + ptx::exp2_approx(fmaf(row.at(first + i), kLog2E, shift));
-      const uint32_t bits = sample_bits(key, column + column_of(first + i)).high;
-      marked |= sample_share(bits) > most ? 0u : 1u << i;
+      const uint32_t high = sample_high_bits(key, column + column_of(first + i));
+      marked |= sample_share(high) > most ? 0u : 1u << i;
     }
     if (!live) marked = 0;
     while (__any_sync(kWarp, marked != 0)) {
