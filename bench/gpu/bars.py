@@ -22,7 +22,8 @@ class Within(NamedTuple):
     """The largest share by which a ratio may exceed the record's.
 
     Between two runs of bench/records on one kind of device, ratios of one row differ by at most 4.4% after idle and
-    18.3% steady, both of a loss alone. A test computes that again. Between an H100 and an H200 they differ by up to 13%.
+    18.3% steady, both of a loss alone. A test computes that again. Between an H100 and an H200 they differ by up to
+    13%.
     """
 
     idle: float = 0.05
