@@ -44,8 +44,11 @@ def noise(seed, row, sample, vocab):
         key = np.array([seed % 2**64], np.uint64)
         for number in (0, row, sample):
             key = mix64(key + np.uint64(number) + step)
-        low = mix32(np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B1) + key.astype(np.uint32))
-        high = mix32(low + (key >> np.uint64(32)).astype(np.uint32))
+        low, high = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+        h = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B1) + low
+        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + high
+        high = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
+        low = mix32(high + low)
     v = high.astype(np.float64) * 2.0**-32 + (low.astype(np.float64) + 0.5) * 2.0**-64
     return torch.from_numpy(-np.log(-np.log1p(-v)))
 
