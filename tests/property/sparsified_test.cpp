@@ -195,25 +195,26 @@ TEST_P(Sparsified, EstimatesItsVariance) {
   for (size_t j = 0; j < kVocab; ++j) c.weight[j * kVocab + j] = 1;
   c.problem.dtype.d_hidden = LOGITLESS_F32;
   const Answer truth = materialise<double>(c);
-  constexpr int64_t kSeeds = 400;
+  const int64_t seed_count = is_device() ? 100 : 400;  // emulated devices are slow
   double error = 0, norm = 0, estimated = 0;
   for (double value : truth.d_hidden) norm += value * value;
-  for (int64_t seed = 0; seed < kSeeds; ++seed) {
+  for (int64_t seed = 0; seed < seed_count; ++seed) {
     const Outputs got = run_pass(
         context_, pass_problem(as_sparsified(c, 0x1p-4, seed), logitless::Pass::forward_backward), c);
     for (size_t k = 0; k < truth.d_hidden.size(); ++k) {
-      error += std::pow(got.d_hidden[k] - truth.d_hidden[k], 2) / kSeeds;
+      error += std::pow(got.d_hidden[k] - truth.d_hidden[k], 2);
     }
     for (size_t i = 0; i < kTokens; ++i) {
       double row = 0;
       for (size_t k = 0; k < kVocab; ++k) row += std::pow(truth.d_hidden[i * kVocab + k], 2);
-      estimated += got.draw_variance[i] * row / kSeeds;
+      estimated += got.draw_variance[i] * row;
     }
   }
   EXPECT_GT(error, 0);
-  // 3,200 rows have some ten drawn elements each, so both sums are known to about a percent. The quotient of
-  // two estimates adds as much as a row's relative variance.
-  EXPECT_NEAR(estimated / error, 1, 0.1) << error / norm;
+  // 800 or 3,200 rows have some ten drawn elements each, so both sums are known to one or two percent. The
+  // quotient of two estimates adds as much as a row's relative variance.
+  EXPECT_NEAR(estimated / error, 1, is_device() ? 0.2 : 0.1)
+      << error / (static_cast<double>(seed_count) * norm);
 }
 
 LOGITLESS_TEST_ON(Sparsified, engines());
