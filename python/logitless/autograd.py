@@ -297,7 +297,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
-        options, numbers = pack_numbers(options, call.pass_key.flags.saves)
+        options, numbers = call.packed
         given |= {} if numbers is None else {"numbers": numbers}
     device = a.hidden.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given

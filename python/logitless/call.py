@@ -572,6 +572,7 @@ class PreparedCall:
         # autograd.py keeps these in eager mode: the run, and the names of tensors that are its first arguments as is.
         self.run: Any = None
         self.reads: tuple[str, ...] | None = None
+        self.packed: tuple[dict[str, Any], Tensor | None] = ({}, None)  # else its options, as operators take them
 
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         """Chooses the passes: gradients with the loss, or later, once the upstream gradients are known.
@@ -667,7 +668,10 @@ def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
     a = autocast(a)
     scalars = learned(a)
     a = without_number_tensors(a)
-    return Prepared(PreparedCall(a, scalars, of), a, scalars, False)
+    call = PreparedCall(a, scalars, of)
+    # Not in the autograd function: two calls in one compiled graph could not share numbers that the first reads there.
+    call.packed = pack_numbers(call.options, call.pass_key.flags.saves)
+    return Prepared(call, a, scalars, False)
 
 
 def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:
