@@ -514,6 +514,7 @@ class Ranks(NamedTuple):
     sequence_parallel: bool  # hidden holds this rank's tokens alone
     own_targets: bool  # targets and other vectors of tokens do as well
     seed_given: bool  # by the caller, so no rank draws one
+    adds_up: bool = True  # gradients of tensors that all ranks have are summed; else each rank gets its part
 
     def tokens(self, hidden: Tensor) -> int:
         """Returns the number of tokens of all ranks. hidden: this rank's."""
