@@ -43,6 +43,7 @@ from timing import gemm_cells, pass_call
 F = "F"
 STATISTICS = ("entropy", "argmax", "target_logit", "mean_logit", "log_sum_sq_probs", "is_top1", "max_logit")
 PRODUCT_BYTES = 8 << 30  # bytes of the logits that F computes at a time
+WHOLE = 1 << 31  # most similarities of a whole matrix
 LONGEST = 60  # most characters of a kernel's name
 TRL_COLUMNS = 32768  # columns of TRL's tiles
 
@@ -288,6 +289,29 @@ def candidates(bench: Bench) -> Iterator[Case]:
                 yield _with_gradients(f"{kind}, {count} {name} ids", call, upstream, leaves, "three matmuls")
 
 
+def pairs(bench: Bench) -> Iterator[Case]:
+    """Times the loss of pairs and its gradients in one direction and both, beside the whole matrix where it fits."""
+    import logitless
+
+    leaves, tokens = bench.inputs.leaves(), bench.shape.tokens
+    order, bare = torch.arange(tokens, device=bench.args.device), "three matmuls"
+
+    def whole(symmetric: bool) -> Tensor:
+        z = functional.linear(leaves.hidden, leaves.weight).float()
+        loss = functional.cross_entropy(z, order)
+        return (loss + functional.cross_entropy(z[:, :tokens].T, order)) / 2 if symmetric else loss
+
+    yield from _products(bare, bench.inputs)
+    for symmetric, way in ((False, "one direction"), (True, "both")):
+        for name, budget in bench.budgets():
+            given = {"symmetric": symmetric, "max_workspace_bytes": budget}
+            call = functools.partial(logitless.info_nce, *leaves[:2], **given)
+            yield _with_gradients(f"logitless, {way}, {name}", call, order, leaves, bare)
+        if tokens * bench.shape.vocab <= WHOLE:
+            call = functools.partial(whole, symmetric)
+            yield _with_gradients(f"whole similarities, {way}", call, order, leaves, bare)
+
+
 def trl(bench: Bench) -> Iterator[Case]:
     """Times TRL's log-probabilities and entropies as GRPO calls them, without gradients of entropies.
 
@@ -366,6 +390,7 @@ SETS = {
     "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),
     "later": Set(later, "8192x128256x4096,8192x151936x4096,8192x256000x2304", "unlimited,1024,256"),
     "candidates": Set(candidates, "8192x151936x4096", "unlimited"),
+    "pairs": Set(pairs, "32768x32768x512,8192x1000000x128", "unlimited,256"),
     "trl": Set(trl, "8192x151936x4096", "1024"),
     "divergence": Set(divergence, "8192x151936x2048", "1024"),
 }

@@ -1,10 +1,11 @@
 """Logitless: the loss of a language model's head and its gradients, without the logits.
 
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
-``logitless.linear_candidates``, ``logitless.linear_divergence``, ``logitless.linear_log_probs``,
-``logitless.linear_top_k``, ``logitless.sample``, ``logitless.nn.FusedHead``, ``logitless.transformers.patch``,
-``logitless.trl.patch`` and the modules ``logitless.candidates`` and ``logitless.compat``. ``logitless.jax`` needs jax,
-and ``logitless.numpy`` numpy. ``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need none of these.
+``logitless.info_nce``, ``logitless.linear_candidates``, ``logitless.linear_divergence``,
+``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.sample``, ``logitless.nn.FusedHead``,
+``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules ``logitless.candidates`` and
+``logitless.compat``. ``logitless.jax`` needs jax, and ``logitless.numpy`` numpy. ``logitless.plan``,
+``logitless.backends`` and ``logitless.tune`` need none of these.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .nn import LinearCrossEntropyLoss
     from .outputs import LinearCrossEntropyOutput, LinearTopK
     from .quantized import QuantizedWeight
+    from .retrieval import info_nce
     from .sampling import KeptIds, SampleOutput, sample
 
     __version__: str
@@ -69,6 +71,7 @@ __all__ = [
     "check_targets",
     "compat",
     "distributed",
+    "info_nce",
     "layers",
     "linear_candidates",
     "linear_cross_entropy",
@@ -92,6 +95,7 @@ _TORCH = {
     "KeptIds": "sampling",
     "SampleOutput": "sampling",
     "check_targets": "functional",
+    "info_nce": "retrieval",
     "linear_candidates": "candidates",
     "linear_cross_entropy": "functional",
     "LinearCrossEntropyOutput": "outputs",

@@ -87,6 +87,7 @@ _operators = getattr(torch.ops, NAMESPACE)
 _SCHEMA = "float[] numbers, SymInt[] integers, str text"
 _TEXTS = ("reduction", "gradient", "screen", "compute_dtype", "batch_invariant")  # options in the text
 _INTEGERS = (*_options.INTEGERS, "vocab_start", "vocab_total")
+_SWITCHES = Ranks._fields[Ranks._fields.index("sequence_parallel") :]  # bools
 
 
 def _text(pass_key: PassKey, options: Mapping[str, Any], names: Iterable[str]) -> str:
@@ -97,8 +98,7 @@ def _text(pass_key: PassKey, options: Mapping[str, Any], names: Iterable[str]) -
     fields += [f"pass={pass_key.kind}", f"function={pass_key.function}"]
     fields += [f"wants={','.join(wants)}", f"stats={','.join(flags.stats)}", f"tensors={','.join(names)}"]
     if ranks is not None:
-        fields += [f"group_size={ranks.group_size}", f"sequence_parallel={ranks.sequence_parallel}"]
-        fields += [f"own_targets={ranks.own_targets}", f"seed_given={ranks.seed_given}", f"group={ranks.group}"]
+        fields += [f"{name}={getattr(ranks, name)}" for name in ("group", "group_size", *_SWITCHES)]
     return "; ".join(fields)  # no line breaks: PyTorch writes it into a comment of generated code
 
 
@@ -110,7 +110,7 @@ def _parsed(text: str) -> tuple[PassKey, dict[str, Any], tuple[str, ...]]:
     flags = Flags()._replace(**dict.fromkeys(names["wants"], True), stats=names["stats"])
     ranks = None
     if "group" in fields:
-        switches = (fields[name] == "True" for name in ("sequence_parallel", "own_targets", "seed_given"))
+        switches = (fields[name] == "True" for name in _SWITCHES)
         ranks = Ranks(fields["group"], int(fields["group_size"]), -1, -1, *switches)
     options: dict[str, Any] = {name: fields[name] for name in _TEXTS}
     options["compute_dtype"] = int(fields["compute_dtype"])
@@ -297,7 +297,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
-        options, numbers = pack_numbers(options, call.pass_key.flags.saves)
+        options, numbers = call.packed
         given |= {} if numbers is None else {"numbers": numbers}
     device = a.hidden.device
     drawn = given | {"seed": seed_tensor(a.seed, device)} if call.draws or call.draw_stats else given

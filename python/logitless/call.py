@@ -514,6 +514,7 @@ class Ranks(NamedTuple):
     sequence_parallel: bool  # hidden holds this rank's tokens alone
     own_targets: bool  # targets and other vectors of tokens do as well
     seed_given: bool  # by the caller, so no rank draws one
+    adds_up: bool = True  # gradients of tensors that all ranks have are summed; else each rank gets its part
 
     def tokens(self, hidden: Tensor) -> int:
         """Returns the number of tokens of all ranks. hidden: this rank's."""
@@ -572,6 +573,7 @@ class PreparedCall:
         # autograd.py keeps these in eager mode: the run, and the names of tensors that are its first arguments as is.
         self.run: Any = None
         self.reads: tuple[str, ...] | None = None
+        self.packed: tuple[dict[str, Any], Tensor | None] = ({}, None)  # else its options, as operators take them
 
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
         """Chooses the passes: gradients with the loss, or later, once the upstream gradients are known.
@@ -667,7 +669,10 @@ def _prepare_watched(a: Arguments, of: CallOf) -> Prepared:
     a = autocast(a)
     scalars = learned(a)
     a = without_number_tensors(a)
-    return Prepared(PreparedCall(a, scalars, of), a, scalars, False)
+    call = PreparedCall(a, scalars, of)
+    # Not in the autograd function: two calls in one compiled graph could not share numbers that the first reads there.
+    call.packed = pack_numbers(call.options, call.pass_key.flags.saves)
+    return Prepared(call, a, scalars, False)
 
 
 def _prepare_plain(a: Arguments, of: CallOf) -> Prepared:

@@ -1,5 +1,5 @@
-"""Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss, and ``logitless.nn.FusedHead``, a model's
-``lm_head`` that also computes its loss.
+"""Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss, ``logitless.nn.FusedHead``, a model's
+``lm_head`` that also computes its loss, and ``logitless.nn.InfoNCELoss``, the loss of pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from . import options as _options
 from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, accepts
+from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, PairCallOptions, PairOptions, accepts
+from .retrieval import info_nce
 from .run import torch_dtype
 
 if TYPE_CHECKING:
@@ -27,20 +28,21 @@ class FusedHeadOptions(LossOptions, total=False):
     class_weight: Tensor | None
 
 
-__all__ = ["FusedHead"]
+__all__ = ["FusedHead", "InfoNCELoss"]
 
 Head = TypeVar("Head", bound="FusedHead")
-_CALL = _options.names_of(CallOptions)
+_CALL, _PAIR_CALL = _options.names_of(CallOptions), _options.names_of(PairCallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
+_PAIR_NAMES = tuple(name for name in DEFAULTS if name in PairOptions.__annotations__)
 
 # Keywords of torch.nn.LinearCrossEntropyLoss in their order; its weight is class_weight here.
 _UPSTREAM = "out_features bias device dtype reduction class_weight ignore_index label_smoothing options".split()
 
 
-def _keep(module: nn.Module, given: Mapping[str, Any], **defaults: Any) -> None:
+def _keep(module: nn.Module, given: Mapping[str, Any], names: Sequence[str] = _NAMES, **defaults: Any) -> None:
     """Checks the options of a module's constructor and keeps them as attributes."""
-    _options.check_names(type(module).__name__, given, LOSS_OPTIONS)
-    options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in _NAMES}
+    _options.check_names(type(module).__name__, given, frozenset(names))
+    options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in names}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
     _options.checked_training(options)
     if not 0 <= options["label_smoothing"] <= 1:
@@ -336,6 +338,82 @@ class FusedHead(nn.Linear):
             f"{name}={value}" for name, value in given.items() if isinstance(value, Tensor) or value != DEFAULTS[name]
         ]
         return ", ".join([text, *said])
+
+
+class InfoNCELoss(nn.Module):
+    """The InfoNCE loss of pairs.
+
+        criterion = logitless.nn.InfoNCELoss(0.07, symmetric=True)
+        loss = criterion(F.normalize(images, dim=-1), F.normalize(texts, dim=-1))
+
+    Args:
+        temperature: As in :func:`logitless.info_nce`. A ``torch.nn.Parameter`` is learned with the module.
+        symmetric: Whether both directions are counted.
+        group: A ``torch.distributed`` process group whose ranks hold the pairs; None for pairs of this process alone.
+            See :func:`logitless.distributed.info_nce`.
+        scale: As in :func:`logitless.info_nce`. A ``torch.nn.Parameter`` is learned with the module.
+
+    The other options have the meanings they have in :func:`logitless.info_nce`.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
+
+    @accepts(PairOptions)
+    def __init__(
+        self,
+        temperature: Number = 1.0,
+        *,
+        symmetric: bool = False,
+        group: Any = None,
+        **options: Unpack[PairOptions],
+    ) -> None:
+        super().__init__()
+        _keep(self, options, _PAIR_NAMES)
+        self.temperature = temperature
+        self.symmetric = _options.flag("symmetric", symmetric)
+        self.group = group
+
+    @accepts(PairCallOptions)
+    def forward(
+        self,
+        a: Tensor,
+        b: Tensor,
+        targets: Tensor | None = None,
+        *,
+        temperature: Number | None = None,
+        scale: Number | None = None,
+        **call: Unpack[PairCallOptions],
+    ) -> Tensor:
+        """Returns the loss.
+
+        Args:
+            a: ``[N, D]``.
+            b: ``[M, D]``.
+            targets: As in :func:`logitless.info_nce`, as are all other options.
+            temperature: Replaces the module's.
+            scale: Replaces the module's: CLIP's ``logit_scale.exp()``, for example.
+
+        Raises:
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.info_nce`.
+        """
+        _options.check_names("forward", call, _PAIR_CALL)
+        options: Any = {name: getattr(self, name) for name in _PAIR_NAMES} | call
+        if scale is not None:
+            options["scale"] = scale
+        chosen: Number = self.temperature if temperature is None else temperature
+        given = {"symmetric": self.symmetric, "targets": targets, **options}
+        if self.group is None:
+            return info_nce(a, b, chosen, **given)
+        from . import distributed
+
+        of_group: Tensor = distributed.info_nce(a, b, chosen, group=self.group, **given)
+        return of_group
+
+    def extra_repr(self) -> str:
+        names = ("temperature", "symmetric", *(name for name in _PAIR_NAMES if name != "threshold"))
+        given = {name: getattr(self, name) for name in names}
+        return ", ".join(f"{n}={v}" for n, v in given.items() if isinstance(v, Tensor) or v != DEFAULTS.get(n))
 
 
 def _kind(value: object) -> str:

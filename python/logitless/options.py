@@ -76,11 +76,16 @@ class TargetOptions(TypedDict, total=False):
     ignore_index: int | None
 
 
-class ReductionOptions(ScaleOptions, MethodOptions, TargetOptions, total=False):
-    """Options of a loss without the temperature, which may be an array of another kind."""
+class RowOptions(ScaleOptions, MethodOptions, TargetOptions, total=False):
+    """Options of a loss whose rows are no sequence, without the temperature."""
 
     label_smoothing: Number
     z_loss: Number
+
+
+class ReductionOptions(RowOptions, total=False):
+    """Options of a loss without the temperature, which may be an array of another kind."""
+
     shift: int
 
 
@@ -104,6 +109,22 @@ class HeadOptions(LossOptions, CallOptions, total=False):
     bias: Tensor | None
     class_weight: Tensor | None
     target_weight: Tensor | None
+
+
+class PairOptions(RowOptions, TrainingOptions, total=False):
+    """Options of info_nce, as modules keep them."""
+
+
+class PairCallOptions(TypedDict, total=False):
+    """Options of info_nce that belong to one call."""
+
+    bias: Tensor | None
+    token_weight: Tensor | None
+    seed: Seed
+
+
+class InfoNCEOptions(PairOptions, PairCallOptions, total=False):
+    """All options of info_nce."""
 
 
 class TopKOptions(LogitOptions, total=False):

@@ -79,6 +79,14 @@ def log_probs(learned=(), **options):
     return Call(call, learned)
 
 
+def pairs(learned=(), **options):
+    def call(tensors, input, weight, bias, *numbers):
+        given = options_of(tensors, options) | dict(zip(learned, numbers))
+        return logitless.info_nce(input, weight, symmetric=True, **given) + bias.square().sum()
+
+    return Call(call, learned)
+
+
 def divergence(**options):
     def call(tensors, input, weight, bias):
         given = {"student_bias": bias, "mask": tensors.is_counted, "student_softcap": 3.0, "temperature": 1.2}
@@ -127,6 +135,8 @@ CALLS = LOSSES | {
     "several targets of none": loss("ids", target_weight="@of_ids", reduction="none"),
     "log_probs": log_probs(softcap=5.0),
     "log_probs with a learned scale": log_probs(learned=("scale",), temperature=0.7),
+    "pairs": pairs(learned=("scale",), targets="@target", temperature=0.7, label_smoothing=0.1),
+    "pairs of none": pairs(reduction="none", targets="@target", token_weight="@rows", softcap=3.0),
     "candidates": candidates("ids", temperature="@rows"),
     "candidates with offsets": candidates("all_ids", first=1, offsets="@offsets"),
     "candidates of the vocabulary": candidates("ids", normalize="vocabulary"),

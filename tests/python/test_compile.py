@@ -72,6 +72,15 @@ def test_tensors_compile_once(name, learned):
     check_compilations(lambda i, w, t, v: lce(i, w, t, **{name: v}), values, most=1)
 
 
+def test_two_calls_in_one_graph_of_symbols():
+    def both(input, weight, target):
+        return lce(input, weight, target, z_loss=0.1) + lce(input, weight, target, temperature=0.5)
+
+    input, weight, _, target = head()
+    compiled = torch.compile(both, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(input, weight, target), both(input, weight, target))
+
+
 def test_temperatures_of_rows_compile_once():
     values = [torch.rand(9) + 0.5 for _ in range(3)]
     check_compilations(lambda i, w, t, v: lce(i, w, t, temperature=v, reduction="none"), values, most=1)

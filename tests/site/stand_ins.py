@@ -53,6 +53,7 @@ PAGES = {
     "docs/distributed.md": of_one_rank,
     "docs/hub.md": language_model,
     "docs/pytorch.md": with_criterion,
+    "docs/retrieval.md": of_one_rank,
 }
 
 

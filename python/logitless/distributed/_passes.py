@@ -295,7 +295,8 @@ def _forward(
     else:
         run = find(group, shard, local)
     outputs = run(local.tensors)
-    add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
+    if ranks.adds_up:
+        add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
     if kind == _options.FORWARD:
         outputs["shard"] = shard.packed(seed)
     return outputs
@@ -357,7 +358,8 @@ def _run(pass_key: PassKey, given: dict[str, Tensor], main_grad: Tensor | None, 
     if "saved" in given:
         local = local._replace(saved_bytes=given["saved"].numel())
     outputs = find(group, shard, local)(local.tensors)
-    add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
+    if ranks.adds_up:
+        add_up(group, ranks.group_size, outputs, ranks.sequence_parallel)
     return outputs
 
 

@@ -257,6 +257,7 @@ def _prepared(
     vocab_total: int | None,
     sequence_parallel: bool,
     k: int = 0,
+    adds_up: bool = True,
 ) -> tuple[Prepared, Sequence[int]]:
     """Prepares a call without communication; returns it with the shape of all tokens."""
     check_operands(a.hidden, a.weight, a.bias, a.targets, least_vocab=0)
@@ -265,7 +266,7 @@ def _prepared(
     rows, own_targets = rows_of(a, ranks, sequence_parallel, _options.FUNCTIONS[function].targets)
     seed_given = not (a.seed is None or isinstance(a.seed, torch.Generator))
     start, total = _classes("vocab_start", vocab_start), _classes("vocab_total", vocab_total)
-    of = Ranks(group.group_name, ranks, start, total, sequence_parallel, own_targets, seed_given)
+    of = Ranks(group.group_name, ranks, start, total, sequence_parallel, own_targets, seed_given, adds_up)
     return prepare(a, CallOf(function, k, of, rows)), rows
 
 

@@ -15,6 +15,7 @@ MODULES = {
         "sample",
         "candidate",
         "divergence",
+        "pair",
         "invariance",
         "sparsified",
         "sequence",
