@@ -111,11 +111,13 @@ def our_methods(
     exponents: list[int] | None = None,
     passes: tuple[str, ...] = MEAN_PASSES,
     screened: list[int] | None = None,
+    fp8: bool = False,
 ) -> list[Method]:
     """Returns the loss alone, gradients at every budget, and sparsified gradients at thresholds 2^-exponent.
 
     The loss has no budget, because it needs almost no workspace. Sparsified gradients are of the mean alone. Those of
-    ``screened`` exponents are behind an 8-bit screen, as is their loss.
+    ``screened`` exponents are behind an 8-bit screen, as is their loss. fp8: also the loss and gradients of
+    ``compute_dtype="fp8"``, at the first budget.
     """
     methods = []
     for engine in engines:
@@ -128,6 +130,9 @@ def our_methods(
             method = Method(f"{name} {label}", our_loss(engine, **options), tokens, entropy, ours=True)
             method.budget_mib, method.passes = budget, PASSES[1:]
             methods.append(method)
+        if fp8:
+            options = {"compute_dtype": "fp8", "max_workspace_bytes": budget_of(budgets[0])}
+            methods.append(Method(f"{name} fp8", our_loss(engine, **options), ours=True))
         draws = [(exponent, "none", ("gradients",)) for exponent in exponents or []]
         draws += [(exponent, "fp8", ("loss", "gradients")) for exponent in screened or []]
         for exponent, screen, of in draws:

@@ -3,7 +3,7 @@
     python bench/gpu/run.py [--shapes gemma-2-2b,8192x131072x1024 | --grid heads|nvidia | --random 5 --seed 1]
         [--budgets unlimited,2560,160] [--peers auto|none|liger,quack] [--engines auto,portable,sm90]
         [--data std1,std3,std8,peaked] [--timing-data std1] [--ignored 0.5] [--sparsified 8,9,11] [--screened 8,9]
-        [--passes loss,gradients,tokens,entropy] [--minutes 9] [--json out.json]
+        [--fp8] [--passes loss,gradients,tokens,entropy] [--minutes 9] [--json out.json]
     python bench/gpu/run.py --trained FILE [--train-on FOLDER] ...      hidden states and head of a trained model
     python bench/gpu/run.py --show out.json      tables of an earlier run
     python bench/gpu/run.py --against RECORD [--within 5%,19%]      measures a record's rows of Logitless again, and
@@ -60,6 +60,7 @@ def arguments() -> argparse.ArgumentParser:
         "--sparsified", default="8,9,11", help="thresholds 2^-K of sparsified gradients; none leaves them out"
     )
     options.add_argument("--screened", default="none", help="those of sparsified gradients behind an 8-bit screen")
+    options.add_argument("--fp8", action="store_true", help="also fp8 logits, with the first budget")
     options.add_argument(
         "--train-on",
         metavar="FOLDER",
@@ -91,7 +92,7 @@ def measure(record: Record, args: argparse.Namespace, shapes: list[Shape], deadl
     try:
         given = (args.sparsified, args.screened)
         exponents, screened = ([] if one == "none" else [int(word) for word in words(one)] for one in given)
-        ours = our_methods(args.budgets, engines, exponents, args.passes, screened)
+        ours = our_methods(args.budgets, engines, exponents, args.passes, screened, args.fp8)
     except Exception as error:
         ours = []
         record.note(f"logitless is not available: {type(error).__name__}: {error}")

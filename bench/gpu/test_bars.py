@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import bars
 import published
@@ -120,6 +121,17 @@ def test_a_run_takes_its_options_from_the_record() -> None:
     )
     products = bars.words_of(load(published.RECORDS / "products-2026-11-23.json"))
     assert run.arguments().parse_args(products).json is None
+
+
+def test_methods_of_8_bit_logits_have_the_loss() -> None:
+    pytest.importorskip("logitless")
+    torch.manual_seed(0)
+    hidden, weight, target = torch.randn(32, 64), torch.randn(300, 64) / 8, torch.randint(300, (32,))
+    methods = our_methods([0], [""], None, ("loss", "gradients"), [9], fp8=True)
+    assert [method.name for method in methods[2:]] == ["logitless fp8", "logitless sparsified 2^-9, fp8"]
+    exact = methods[0].loss(hidden, weight, target)
+    for method in methods[1:]:
+        assert torch.allclose(method.loss(hidden, weight, target), exact, rtol=0.02)
 
 
 def test_every_engine_has_sparsified_rows() -> None:
