@@ -18,7 +18,7 @@ OPTION_FILES = {
     "token_weight": 24,
     "class_weight": 47,
     "num_items": 25,
-    "ignore_index": 42,
+    "ignore_index": 43,
     "targets_per_row": 29,
     "top_k": 41,
     "batch_invariant": 22,
