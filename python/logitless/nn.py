@@ -1,5 +1,5 @@
 """Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss; in ``logitless.nn`` ``FusedHead``, a model's
-``lm_head`` that also computes its loss, and ``MultiHeadLoss``, several heads.
+``lm_head`` that also computes its loss, ``MultiHeadLoss``, several heads, and ``AdaptiveLogSoftmaxWithLoss``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import options as _options
+from .adaptive import AdaptiveLogSoftmaxWithLoss
 from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
@@ -28,7 +29,7 @@ class FusedHeadOptions(LossOptions, total=False):
     class_weight: Tensor | None
 
 
-__all__ = ["FusedHead", "MultiHeadLoss"]
+__all__ = ["AdaptiveLogSoftmaxWithLoss", "FusedHead", "MultiHeadLoss"]
 
 
 def _without(options: type, name: str) -> type:
