@@ -7,7 +7,7 @@ import logitless
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_same, lce
+from support import DEVICES, assert_same, lce
 
 many = logitless.multi_head_linear_cross_entropy
 H, N, D, V = 3, 10, 6, 11
@@ -28,25 +28,26 @@ class Case:
         self.factors = torch.tensor([1.0, -0.5, 0.0, 2.5][:heads], dtype=torch.promote_types(dtype, torch.float32))
         self.heads, self.own_states, self.shared = heads, own_states, shared
 
-    def leaves(self, dtype=None):
+    def leaves(self, dtype=None, device="cpu"):
         """Returns hidden, weights, biases and factors, which require grad."""
         made = [self.hidden, *self.weights, *self.biases, self.factors]
-        return [t.detach().to(dtype or t.dtype).clone().requires_grad_() for t in made]
+        return [t.detach().to(device, dtype or t.dtype, copy=True).requires_grad_() for t in made]
 
     def parts(self, leaves):
         hidden, *rest, factors = leaves
         half = len(rest) // 2
         return hidden, rest[:half], rest[half:], factors
 
-    def got(self, dtype=None, **options):
+    def got(self, dtype=None, device="cpu", **options):
         """Returns loss and losses, and the gradients."""
-        leaves = self.leaves(dtype)
+        leaves, targets = self.leaves(dtype, device), self.targets.to(device)
         hidden, weights, biases, factors = self.parts(leaves)
         weights, biases = (weights[0], biases[0]) if self.shared else (weights, biases)
-        out = many(hidden, weights, self.targets, head_weights=factors, biases=biases, return_losses=True, **options)
+        out = many(hidden, weights, targets, head_weights=factors, biases=biases, return_losses=True, **options)
         assert not out.losses.requires_grad
         out.loss.backward()
-        return [out.loss.detach(), out.losses, *(leaf.grad for leaf in leaves)]
+        made = [out.loss.detach(), out.losses, *(leaf.grad for leaf in leaves)]
+        return [None if t is None else t.cpu() for t in made]
 
     def expected(self, dtype=torch.float64):
         """Returns the same by PyTorch in a dtype; rounding happens in each head, as in separate calls."""
@@ -78,12 +79,13 @@ def check(case, got, dtype=None):
         assert (mine.double() - truth).abs().max() <= bound
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("own_states", [False, True])
-def test_values_and_gradients(own_states, shared, dtype):
+def test_values_and_gradients(own_states, shared, dtype, device):
     case = Case(own_states, shared, dtype)
-    got = case.got()
+    got = case.got(device=device)
     assert [t.dtype for t in got[2:]] == [t.dtype for t in case.leaves()]
     check(case, got)
 
