@@ -247,11 +247,11 @@ class _Heads:
                 self._prepared(*given) for given in zip(states, self.weights, self.targets, self.options, strict=True)
             ]
             calls = [one.call for one in prepared]
-            learned = any(wanted for one in calls for wanted in one.trained[3:])
+            apart = any(one.draw_stats or any(one.trained[3:]) for one in calls)
             if (
                 any(one.together for one in calls)
                 and all(one.together or not one.trains for one in calls)
-                and not learned
+                and not apart
             ):
                 return self._together(prepared, factors)
         # Sums of gradients over heads are those of one kernel, which rounds once.

@@ -181,6 +181,17 @@ def test_statistics_of_heads():
             assert got is own is None or (torch.equal(got, own) and not got.requires_grad)
 
 
+def test_statistics_of_a_draw():
+    """They need passes of their own where one head is frozen."""
+    case, options = Case(dtype=torch.float32), {"gradient": "always-sparsified", "threshold": 0.1, "seed": 3}
+    weights = [case.weights[0].requires_grad_(), *case.weights[1:]]
+    for hidden in (case.hidden, case.hidden.clone().requires_grad_()):
+        out = many(hidden, weights, case.targets, return_stats=["kept_count"], **options)
+        for head, stats in enumerate(out.stats):
+            expected = lce(hidden, weights[head], case.targets[head], return_stats=["kept_count"], **options)
+            assert torch.equal(stats.kept_count, expected.kept_count)
+
+
 @pytest.mark.parametrize("gradient", ["exact", "always-sparsified"])
 def test_a_shared_gradient_is_rounded_once(gradient):
     """Equal heads add up to one head: rounding after each of 24 would be off by several units in the last place."""
