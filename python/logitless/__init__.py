@@ -1,11 +1,11 @@
 """Logitless: the loss of a language model's head and its gradients, without the logits.
 
 These need PyTorch 2.6 or newer: ``logitless.linear_cross_entropy``, ``logitless.LinearCrossEntropyLoss``,
-``logitless.info_nce``, ``logitless.linear_candidates``, ``logitless.linear_divergence``,
-``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.sample``, ``logitless.nn.FusedHead``,
-``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules ``logitless.candidates`` and
-``logitless.compat``. ``logitless.jax`` needs jax, and ``logitless.numpy`` numpy. ``logitless.plan``,
-``logitless.backends`` and ``logitless.tune`` need none of these.
+``logitless.multi_head_linear_cross_entropy``, ``logitless.info_nce``, ``logitless.linear_candidates``,
+``logitless.linear_divergence``, ``logitless.linear_log_probs``, ``logitless.linear_top_k``, ``logitless.sample``,
+``logitless.nn.FusedHead``, ``logitless.transformers.patch``, ``logitless.trl.patch`` and the modules
+``logitless.candidates`` and ``logitless.compat``. ``logitless.jax`` needs jax, and ``logitless.numpy`` numpy.
+``logitless.plan``, ``logitless.backends`` and ``logitless.tune`` need none of these.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ._divergence import LinearDivergenceOutput, linear_divergence
     from .candidates import LinearCandidatesOutput, linear_candidates
     from .functional import check_targets, linear_cross_entropy, linear_log_probs, linear_top_k, warm_up
+    from .multi_head import MultiHeadOutput, multi_head_linear_cross_entropy
     from .nn import LinearCrossEntropyLoss
     from .outputs import LinearCrossEntropyOutput, LinearTopK
     from .quantized import QuantizedWeight
@@ -61,6 +62,7 @@ __all__ = [
     "LinearCrossEntropyOutput",
     "LinearDivergenceOutput",
     "LinearTopK",
+    "MultiHeadOutput",
     "OutOfMemoryError",
     "PlanInfo",
     "QuantizedWeight",
@@ -78,6 +80,7 @@ __all__ = [
     "linear_divergence",
     "linear_log_probs",
     "linear_top_k",
+    "multi_head_linear_cross_entropy",
     "nn",
     "numpy",
     "plan",
@@ -102,10 +105,12 @@ _TORCH = {
     "LinearCrossEntropyLoss": "nn",
     "LinearDivergenceOutput": "_divergence",
     "LinearTopK": "outputs",
+    "MultiHeadOutput": "multi_head",
     "QuantizedWeight": "quantized",
     "linear_divergence": "_divergence",
     "linear_log_probs": "functional",
     "linear_top_k": "functional",
+    "multi_head_linear_cross_entropy": "multi_head",
     "sample": "sampling",
     "warm_up": "functional",
 }
@@ -140,6 +145,7 @@ if "torch" in sys.modules:
         importlib.import_module(".autograd", __name__)
         importlib.import_module("._divergence", __name__)
         importlib.import_module(".candidates", __name__)
+        importlib.import_module(".multi_head", __name__)
         importlib.import_module(".sampling", __name__)
 
 

@@ -1,5 +1,6 @@
-"""Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss, ``logitless.nn.FusedHead``, a model's
-``lm_head`` that also computes its loss, and ``logitless.nn.InfoNCELoss``, the loss of pairs.
+"""Modules: ``logitless.LinearCrossEntropyLoss``, a head with its loss; in ``logitless.nn`` ``FusedHead``, a model's
+``lm_head`` that also computes its loss, ``MultiHeadLoss``, several heads, ``AdaptiveLogSoftmaxWithLoss``, and
+``InfoNCELoss``, the loss of pairs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import options as _options
+from .adaptive import AdaptiveLogSoftmaxWithLoss
 from .call import Number, check_linear
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
+from .multi_head import MultiHeadOutput, multi_head_linear_cross_entropy
 from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, PairCallOptions, PairOptions, accepts
 from .retrieval import info_nce
 from .run import torch_dtype
@@ -28,8 +31,16 @@ class FusedHeadOptions(LossOptions, total=False):
     class_weight: Tensor | None
 
 
-__all__ = ["FusedHead", "InfoNCELoss"]
+__all__ = ["AdaptiveLogSoftmaxWithLoss", "FusedHead", "InfoNCELoss", "MultiHeadLoss"]
 
+
+def _without(options: type, name: str) -> type:
+    kept = {known: kind for known, kind in options.__annotations__.items() if known != name}
+    return type(options.__name__, (), {"__annotations__": kept})
+
+
+MultiHeadOptions = _without(LossOptions, "shift")
+MultiHeadCallOptions = _without(CallOptions, "differentiable_stats")
 Head = TypeVar("Head", bound="FusedHead")
 _CALL, _PAIR_CALL = _options.names_of(CallOptions), _options.names_of(PairCallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
@@ -164,6 +175,98 @@ class LinearCrossEntropyLoss(nn.Module):
         return (
             f"in_features={self.linear.in_features}, num_classes={self.num_classes}, "
             f"bias={self.linear.bias is not None}, {said}"
+        )
+
+
+class MultiHeadLoss(nn.Module):
+    """Several heads with their cross entropies, as :func:`logitless.multi_head_linear_cross_entropy` computes them.
+
+    The heads are ``self.heads``, linear layers. One layer is a head that all losses share, as in multi-token
+    prediction: assign another module's weight to ``self.heads[0].weight`` to tie them.
+
+    Args:
+        in_features: D, the size of each hidden state.
+        num_classes: V of a shared head, or the vocabulary of each of H heads.
+        bias: Whether the heads have biases.
+        device: The heads' device.
+        dtype: The heads' dtype: a torch.dtype, or a name such as "bf16".
+        head_weights: Factors of the losses: H numbers, or a tensor ``[H]``. A ``torch.nn.Parameter`` is learned with
+            the module, and in its state dict. None means 1.
+        shifts: As in :func:`logitless.multi_head_linear_cross_entropy`.
+
+    The other options have the meanings they have in :func:`logitless.linear_cross_entropy`, for all heads alike.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
+
+    head_weights: Tensor | Sequence[float] | None
+
+    @accepts(MultiHeadOptions)
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int | Sequence[int],
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        head_weights: Tensor | Sequence[float] | None = None,
+        shifts: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        _options.check_names("MultiHeadLoss", options, _options.names_of(MultiHeadOptions))
+        _keep(self, options)
+        self.is_shared = isinstance(num_classes, int)
+        sizes = [num_classes] if isinstance(num_classes, int) else num_classes
+        made = torch_dtype(dtype)
+        self.heads = nn.ModuleList(nn.Linear(in_features, size, bias, device=device, dtype=made) for size in sizes)
+        self.shifts = shifts
+        if isinstance(head_weights, Tensor) and not isinstance(head_weights, nn.Parameter):
+            self.register_buffer("head_weights", head_weights, persistent=False)
+        else:
+            self.head_weights = head_weights
+
+    @accepts(MultiHeadCallOptions)
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        return_losses: bool = False,
+        return_stats: bool | Sequence[str] = False,
+        **call: Any,
+    ) -> Tensor | MultiHeadOutput:
+        """Returns the weighted sum of losses, or a :class:`logitless.MultiHeadOutput`.
+
+        Args:
+            hidden: Hidden states, ``[..., D]``, or ``[H, ..., D]`` of each head.
+            targets: Class indices, ``[H, ...]``, or with ``shifts`` ``[...]``.
+            return_losses: As in :func:`logitless.multi_head_linear_cross_entropy`, as are all other options.
+
+        Raises:
+            UnsupportedError: A head is no plain ``nn.Linear``, but for example an adapter's layer.
+            TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.multi_head_linear_cross_entropy`.
+        """
+        _options.check_names("forward", call, _options.names_of(MultiHeadCallOptions))
+        for head in self.heads:
+            check_linear(head)
+        weights: list[Any] = [head.weight for head in self.heads]
+        biases: list[Any] = [head.bias for head in self.heads]
+        kept = _kept(self, None)
+        del kept["shift"]
+        return multi_head_linear_cross_entropy(
+            hidden,
+            weights[0] if self.is_shared else weights,
+            targets,
+            head_weights=self.head_weights,
+            shifts=self.shifts,
+            biases=biases[0] if self.is_shared else biases,
+            return_losses=return_losses,
+            return_stats=return_stats,
+            **call,
+            **kept,
         )
 
 

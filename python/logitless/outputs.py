@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -66,8 +66,14 @@ class LinearTopK(NamedTuple):
 
 def loss_of(prepared: Prepared, rows: Sequence[int] | None = None) -> Tensor | LinearCrossEntropyOutput:
     """Returns the result of linear_cross_entropy. rows: the shape of per-row outputs; None: hidden's."""
-    outputs, a = perform(prepared), prepared.a
-    loss = outputs["loss"]
+    return result_of(prepared, perform(prepared), rows)
+
+
+def result_of(
+    prepared: Prepared, outputs: Mapping[str, Tensor], rows: Sequence[int] | None = None
+) -> Tensor | LinearCrossEntropyOutput:
+    """As loss_of(), from the outputs of the call."""
+    a, loss = prepared.a, outputs["loss"]
     if a.return_stats is False and a.reduction != "none":
         return loss
     rows = a.rows() if rows is None else rows

@@ -14,6 +14,7 @@ from .errors import BudgetTooSmallError
 from .options import BACKWARD, FORWARD, LSE, Flags, Wants, name_of
 
 GRADIENTS = ("d_hidden", "d_weight", "d_bias", "d_scale", "d_temperature")
+ADDED = GRADIENTS[:3]  # a run adds to those that it is given, in float32 or float64
 
 
 class PassKey(NamedTuple):
@@ -80,15 +81,15 @@ def results(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
 def writes(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Result]:
     """Returns the tensors to allocate for the library, which writes them.
 
-    The gradients of learned numbers need d_hidden and d_bias before these are rounded. A d_weight among the inputs is
-    added to, so it is left out.
+    The gradients of learned numbers need d_hidden and d_bias before these are rounded. Gradients among the inputs are
+    added to, so they are left out.
     """
     outputs, hidden, flags = results(pass_key, read, options), read["hidden"], pass_key.flags
     if flags.learns_numbers():
         outputs["d_hidden"] = Result(tuple(hidden.shape), stats_of(hidden))
     if flags.want_d_temperature and "bias" in read:
         outputs["d_bias"] = Result(tuple(read["bias"].shape), stats_of(hidden))
-    for name in ("counts", "d_scale", "d_temperature", *(["d_weight"] if "d_weight" in read else [])):
+    for name in ("counts", "d_scale", "d_temperature", *(name for name in ADDED if name in read)):
         outputs.pop(name, None)
     return outputs
 
@@ -109,7 +110,7 @@ def spec_of(pass_key: PassKey, read: Mapping[str, Any], options: Mapping[str, An
     if pass_key.flags.saves:
         tensors["saved"] = "uint8"
     codes = {name: _options.CODES.get(dtype, 0) for name, dtype in tensors.items()}
-    added = ("d_weight",) if "d_weight" in read else ()
+    added = [name for name in ADDED if name in read]
     return native.spec((int(tokens), int(vocab), int(hidden)), codes, added, pass_=pass_key.kind, **given, **more)
 
 

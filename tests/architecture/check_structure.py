@@ -18,12 +18,12 @@ OPTION_FILES = {
     "token_weight": 25,
     "class_weight": 47,
     "num_items": 25,
-    "ignore_index": 43,
+    "ignore_index": 44,
     "targets_per_row": 29,
     "top_k": 41,
     "batch_invariant": 22,
     "allow_tf32": 14,
-    "compute_dtype": 28,
+    "compute_dtype": 29,
     "max_workspace_bytes": 67,
 }
 # Measures of scripts/measure_structure; its option --places lists where they occur.

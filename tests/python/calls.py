@@ -105,6 +105,17 @@ def candidates(ids, first=0, **options):
     return Call(call)
 
 
+def many_heads(**options):
+    """Two heads that share weight and bias, and one without bias."""
+
+    def call(tensors, input, weight, bias):
+        weights, targets = [weight, weight, weight * 0.5], tensors.ids.T.contiguous()
+        given = {"biases": [bias, bias, None], **options}
+        return logitless.multi_head_linear_cross_entropy(input, weights, targets, **given)
+
+    return Call(call)
+
+
 def module(made, prefix=""):
     def call(tensors, input, weight, bias):
         parameters = {f"{prefix}weight": weight, f"{prefix}bias": bias}
@@ -145,6 +156,7 @@ CALLS = LOSSES | {
     "forward divergence": divergence(beta=0.0, reduction="none"),
     "reverse divergence": divergence(beta=1.0, teacher_scale=0.5),
     "divergence over lists": divergence(beta=0.4, ids="@ids", ignore_id=-100, mask=None),
+    "many heads": many_heads(head_weights=[1.0, 0.3, -2.0], softcap=3.0),
     "module": module(logitless.LinearCrossEntropyLoss(HIDDEN, VOCAB, bias=True), "linear."),
     "head": module(logitless.nn.FusedHead(HIDDEN, VOCAB, True, shift=1)),
 }

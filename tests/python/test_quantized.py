@@ -412,3 +412,15 @@ def test_arguments_that_do_not_fit():
         lce(hidden[:, :-1], weight, targets)
     with pytest.raises(TypeError, match="weight"):
         logitless.linear_log_probs(hidden, weight, several)
+
+
+def test_many_heads():
+    """Quantised heads beside a trained one."""
+    quantised = [logitless.QuantizedWeight(layer(kind, 301)) for kind in ("int8", "nf4")]
+    hidden, weight = (torch.randn(rows, D, requires_grad=True) for rows in (N, 301))
+    targets, factors = torch.randint(0, 301, (3, N)), torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    leaves = hidden, weight, factors
+    loss = logitless.multi_head_linear_cross_entropy(hidden, [*quantised, weight], targets, head_weights=factors)
+    expected = sum(f * lce(hidden, w, t) for f, w, t in zip(factors, [*quantised, weight], targets))
+    for pair in zip(*(torch.autograd.grad(total, leaves) for total in (loss, expected))):
+        torch.testing.assert_close(*pair)

@@ -24,7 +24,10 @@ UNPACK = {
     logitless.numpy.linear_top_k: logitless.numpy.TopKOptions,
     inspection.plan: inspection.PlanOptions,
     inspection.plans: inspection.PlanOptions,
+    logitless.multi_head_linear_cross_entropy: schema.TrainingOptions,
+    nn.AdaptiveLogSoftmaxWithLoss.__init__: schema.TrainingOptions,
     nn.FusedHead.__init__: schema.LossOptions,
+    nn.MultiHeadLoss.__init__: schema.TrainingOptions,
     nn.LinearCrossEntropyLoss.__init__: schema.LossOptions,
 }
 
