@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 # generate makes these of temperature, top_k, top_p and min_p, and applies them in the order of logitless.
 KNOWN = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
-READ = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus"}
+CACHES = ("past_key_values", "cache")  # the newest name is last
+READ = {"attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep", "synced_gpus"}
 
 
 @torch.no_grad()
@@ -27,27 +28,33 @@ def decode(model, input_ids, logits_processor, stopping_criteria, generation_con
     others = {type(each).__name__ for each in logits_processor} - KNOWN
     others |= {name for name, value in inputs.items() if value is not None} - READ
     others |= {"return_dict_in_generate"} if config.return_dict_in_generate else set()
+    cache = {name: inputs[name] for name in CACHES if inputs.get(name) is not None}
+    others |= {"a filled cache"} if any(each.get_seq_length() for each in cache.values()) else set()
+    others |= set() if cache else {"use_cache=False"}
     if others:
         raise ValueError(f"decode: expected options of sampling alone, got {', '.join(sorted(others))}")
-    mask, places, cache = (inputs[name] for name in ("attention_mask", "position_ids", "past_key_values"))
+    mask, places = inputs["attention_mask"], inputs["position_ids"]
     logits = {"bias": head.bias, "softcap": getattr(model.config, "final_logit_softcapping", None)}
-    kept = {"top_k": config.top_k or None, "top_p": config.top_p, "min_p": config.min_p}
+    kept = {
+        "temperature": config.temperature or 1.0,
+        "top_k": config.top_k or None,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+    }
     ended, new = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device), input_ids
     while not ended.all():
-        hidden = model.base_model(
-            input_ids=new, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
-        ).last_hidden_state[:, -1]
+        states = model.base_model(input_ids=new, attention_mask=mask, position_ids=places, use_cache=True, **cache)
+        hidden = states.last_hidden_state[:, -1]
         if config.do_sample:
             # A token's seed is that of its sequence and the number of tokens before it.
             seed = seeds * 0x1E3779B97F4A7C15 + places[:, -1]
-            out = logitless.sample(
-                hidden, head.weight, seed=seed, temperature=config.temperature or 1.0, **kept, **logits
-            )
+            out = logitless.sample(hidden, head.weight, seed=seed, **kept, **logits)
         else:
             out = logitless.linear_top_k(hidden, head.weight, 1, **logits)
         new = out.ids.masked_fill(ended[:, None], config.pad_token_id or 0)
         input_ids = torch.cat([input_ids, new], -1)
-        mask, places = torch.cat([mask, mask.new_ones(len(mask), 1)], -1), places[:, -1:] + 1
+        mask = None if mask is None else torch.cat([mask, mask.new_ones(len(mask), 1)], -1)
+        places = places[:, -1:] + 1
         ended = ended | stopping_criteria(input_ids, None)
     return input_ids
 

@@ -96,8 +96,9 @@ def test_generate(monkeypatch, capsys, tmp_path):
     eos = int(both[1, 5])
     ended = tokens(prompts[1:], mask[1:], **whole, eos_token_id=eos, **(ours | {"seeds": torch.tensor([4])}))
     assert ended[0].tolist() == both[1, : both[1, 4:].tolist().index(eos) + 5].tolist()
-    with pytest.raises(ValueError, match="decode: expected options of sampling alone, got RepetitionPenalty"):
-        tokens(prompts, mask, **whole, repetition_penalty=1.5, **ours)
+    for more, named in (({"repetition_penalty": 1.5}, "RepetitionPenalty"), ({"use_cache": False}, "use_cache=False")):
+        with pytest.raises(ValueError, match=f"decode: expected options of sampling alone, got {named}"):
+            tokens(prompts, mask, **whole, **more, **ours)
 
 
 def skip_without(needed):
