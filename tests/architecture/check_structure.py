@@ -14,7 +14,7 @@ OPTION_FILES = {
     "label_smoothing": 25,
     "softcap": 60,
     "bias_scale": 19,
-    "temperature": 66,
+    "temperature": 67,
     "token_weight": 24,
     "class_weight": 47,
     "num_items": 25,
