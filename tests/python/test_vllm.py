@@ -12,7 +12,7 @@ import types
 import logitless
 import pytest
 import torch
-from support import process
+from support import process, stand_in_module
 from torch import nn
 
 np = pytest.importorskip("numpy")
@@ -22,7 +22,7 @@ PARAMS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": No
 PARAMS |= {"logprob_token_ids": None, "structured_outputs": None, "logit_bias": None, "allowed_token_ids": None}
 PARAMS |= {"bad_words": [], "min_tokens": 0, "thinking_token_budget": None}
 PARAMS |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-SEED_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+SEED_STEP = 0x1E3779B97F4A7C15
 
 
 class LogitsProcessor(nn.Module):
@@ -92,13 +92,7 @@ def client(monkeypatch):
         "vllm.v1.worker.gpu_worker": {"Worker": type("Worker", (), {"load_model": lambda self, **options: None})},
     }
     for name, members in names.items():
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            package = ".".join(parts[:end])
-            monkeypatch.setitem(sys.modules, package, sys.modules.get(package, types.ModuleType(package)))
-        module = types.ModuleType(name)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
+        stand_in_module(monkeypatch, name, **members)
     monkeypatch.delitem(sys.modules, "logitless.vllm", raising=False)
     yield importlib.import_module("logitless.vllm")
     del sys.modules["logitless.vllm"]
