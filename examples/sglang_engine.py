@@ -1,4 +1,4 @@
-"""An offline engine of SGLang 0.5.23 that samples from the head without logits, by two of SGLang's own hooks.
+"""An offline engine of SGLang 0.5.23 that samples from the head without logits, by SGLang's own hooks.
 
 Run: python examples/sglang_engine.py --model Qwen/Qwen3-0.6B
 
@@ -32,10 +32,12 @@ class Hooks:
         HookRegistry.register(logits, self.get_logits, HookType.AROUND)
         HookRegistry.register(f"{runner}.sample", self.sample, HookType.AROUND)
         HookRegistry.register(f"{runner}.compute_logprobs_only", self.logprobs, HookType.AROUND)
+        beams = "sglang.srt.beam_search.logits_capture.capture_pre_sample_logits"
+        HookRegistry.register(beams, self.capture_beams, HookType.AROUND)
 
     def get_logits(self, original, processor, hidden, lm_head, metadata, bias=None, use_logits_buffer=True):
-        mode = metadata.forward_mode
-        if metadata.extend_return_logprob or not (mode.is_decode() or mode.is_extend()):
+        is_plain = metadata.forward_mode.name in ("DECODE", "EXTEND", "MIXED") and not metadata.is_prefill_only
+        if metadata.extend_return_logprob or not is_plain:
             return original(processor, hidden, lm_head, metadata, bias, use_logits_buffer)
         if self.head is None:
             self.check(original(processor, hidden, lm_head, metadata, bias, False), processor, hidden, lm_head, bias)
@@ -74,6 +76,12 @@ class Hooks:
             self.make_logits(output)
         return original(runner, output, batch)
 
+    def capture_beams(self, original, batch, forward_batch, output):
+        has_beams = batch is not None and (batch.beam_tail is not None or any(each.beam_group for each in batch.reqs))
+        if has_beams and output is not None and self.is_deferred(output):
+            self.make_logits(output)
+        return original(batch, forward_batch, output)
+
     def sample(self, original, runner, output, batch):
         if not self.is_deferred(output):
             return original(runner, output, batch)
@@ -100,7 +108,6 @@ class Hooks:
             "sampling masks": info.sampling_mask_batch_indices is not None,
             "watermarks": info.has_watermark_candidates,
             "an observer": runner.sampling_observer is not None,
-            "speculative decoding": not runner.spec_algorithm.is_none(),
         }
         if info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling:
             kept = torch.stack([info.top_ks.double(), info.top_ps.double(), info.min_ps.double()], -1).tolist()
@@ -130,10 +137,13 @@ class Hooks:
         return out.clamp_(min=0)  # a row with NaN has -1, which no embedding has
 
 
-def scheduler(*args, **options) -> None:
+def scheduler(server_args, *args, **options) -> None:
     """Runs SGLang's scheduler, a process of its own, with the hooks."""
+    for name in ("speculative_algorithm", "enable_lora", "lora_paths", "dllm_algorithm"):
+        if getattr(server_args, name):
+            raise ValueError(f"{name}: expected None, got {getattr(server_args, name)}")
     Hooks().register()
-    run_scheduler_process(*args, **options)
+    run_scheduler_process(server_args, *args, **options)
 
 
 class Engine(engine.Engine):

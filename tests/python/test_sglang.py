@@ -16,7 +16,8 @@ from support import EXAMPLES, process, stand_in_module
 
 VOCAB, PADDED, WIDTH, ALL = 300, 320, 16, 1 << 30
 SEED_STEP = 0x1E3779B97F4A7C15
-DECODE = types.SimpleNamespace(is_decode=lambda: True, is_extend=lambda: False)
+VERIFY = types.SimpleNamespace(name="TARGET_VERIFY", is_decode=lambda: False)
+DECODE = types.SimpleNamespace(name="DECODE", is_decode=lambda: True)
 
 
 @pytest.fixture
@@ -59,6 +60,11 @@ def made_head(vocab=PADDED, seed=0):
     return types.SimpleNamespace(weight=torch.randn(vocab, WIDTH, generator=generator)), torch.randn(vocab)
 
 
+def metadata_of(**more):
+    plain = {"extend_return_logprob": False, "is_prefill_only": False, "forward_mode": DECODE}
+    return types.SimpleNamespace(**plain | more)
+
+
 def states_of(number):
     return torch.randn(WIDTH, generator=torch.Generator().manual_seed(number))
 
@@ -90,19 +96,16 @@ def batch_of(requests, seeds=True, **more):
 
 def runner_of(**more):
     ignore = types.SimpleNamespace(update_after_decode=lambda **_: None)
-    plain = types.SimpleNamespace(is_none=lambda: True)
-    return types.SimpleNamespace(
-        **{"ngram_embedding_manager": ignore, "spec_algorithm": plain, "sampling_observer": None} | more
-    )
+    return types.SimpleNamespace(**{"ngram_embedding_manager": ignore, "sampling_observer": None} | more)
 
 
 def step(hooks, processor, lm_head, bias, requests, **more):
     """Returns the tokens of a step, or the logits that SGLang's own sampler gets."""
-    metadata = types.SimpleNamespace(extend_return_logprob=False, forward_mode=DECODE)
+    metadata = metadata_of()
     hidden = torch.stack([states_of(number) for number, _ in requests])
     got = hooks.get_logits(Processor.get_logits, processor, hidden, lm_head, metadata, bias)
     output = types.SimpleNamespace(next_token_logits=got)
-    runner = runner_of(**{name: more.pop(name) for name in ("sampling_observer", "spec_algorithm") if name in more})
+    runner = runner_of(sampling_observer=more.get("sampling_observer"))
     return hooks.sample(
         lambda runner, output, batch: output.next_token_logits, runner, output, batch_of(requests, **more)
     )
@@ -144,7 +147,6 @@ CASES = {
     "sampling masks": {"sampling_mask_batch_indices": torch.ones(1)},
     "watermarks": {"has_watermark_candidates": True},
     "an observer": {"sampling_observer": object()},
-    "speculative decoding": {"spec_algorithm": types.SimpleNamespace(is_none=lambda: False)},
     "top_k with top_p": {},
 }
 
@@ -163,13 +165,18 @@ def test_passes_that_want_logits_get_them(hooks):
     processor, (lm_head, bias) = Processor(), made_head()
     hidden = states_of(0)[None]
     logits = processor.get_logits(hidden, lm_head, None, bias)
-    metadata = types.SimpleNamespace(extend_return_logprob=True, forward_mode=DECODE)
-    got = hooks.get_logits(Processor.get_logits, processor, hidden, lm_head, metadata, bias)
-    assert torch.equal(got, logits)
+    for more in ({"extend_return_logprob": True}, {"is_prefill_only": True}, {"forward_mode": VERIFY}):
+        metadata = metadata_of(**more)
+        assert torch.equal(hooks.get_logits(Processor.get_logits, processor, hidden, lm_head, metadata, bias), logits)
     step(hooks, processor, lm_head, bias, MIXED)
     output = types.SimpleNamespace(next_token_logits=hidden)
     hooks.logprobs(lambda *_: None, runner_of(), output, None)
     assert torch.equal(output.next_token_logits, logits)
+    for beam, expected in ((None, hidden), (object(), logits)):
+        output = types.SimpleNamespace(next_token_logits=hidden)
+        reqs = [types.SimpleNamespace(beam_group=beam)]
+        hooks.capture_beams(lambda *_: None, types.SimpleNamespace(beam_tail=None, reqs=reqs), None, output)
+        assert torch.equal(output.next_token_logits, expected)
 
 
 def test_other_heads_and_versions_are_refused(hooks, monkeypatch):
@@ -179,18 +186,19 @@ def test_other_heads_and_versions_are_refused(hooks, monkeypatch):
     with pytest.raises(RuntimeError, match="positive scale, got -1.0"):
         step(hooks, Processor(scale=-1.0), lm_head, bias, MIXED)
     processor = Processor()
-    hidden, metadata = states_of(0)[None], types.SimpleNamespace(extend_return_logprob=False, forward_mode=DECODE)
+    hidden, metadata = states_of(0)[None], metadata_of()
     with pytest.raises(RuntimeError, match="lm_head: expected a plain weight"):
         hooks.get_logits(lambda *_: torch.ones(1, VOCAB), processor, hidden, lm_head, metadata, bias)
     hooks.register()
-    assert [target.rsplit(".", 1)[1] for target in Registry.targets] == [
-        "_get_logits",
-        "sample",
-        "compute_logprobs_only",
-    ]
+    names = ["_get_logits", "sample", "compute_logprobs_only", "capture_pre_sample_logits"]
+    assert [target.rsplit(".", 1)[1] for target in Registry.targets] == names
     monkeypatch.setattr(sys.modules["sglang"], "__version__", "0.5.24")
     with pytest.raises(RuntimeError, match="sglang: expected 0.5.23, got 0.5.24"):
         hooks.register()
+    scheduler = hooks.get_logits.__func__.__globals__["scheduler"]
+    plain = dict.fromkeys(("speculative_algorithm", "enable_lora", "lora_paths", "dllm_algorithm"))
+    with pytest.raises(ValueError, match="speculative_algorithm: expected None, got EAGLE"):
+        scheduler(types.SimpleNamespace(**plain | {"speculative_algorithm": "EAGLE"}))
 
 
 ENGINE = """
@@ -229,6 +237,9 @@ def main():
         outs = engine.generate(input_ids=prompts, sampling_params=params)
         assert outs[0]["output_ids"] == greedy[0, 3:].tolist() and all(len(out["output_ids"]) == 5 for out in outs)
         print("with", more, flush=True)
+    beams = engine.generate(input_ids=prompts[0], sampling_params=limits | {"beam_width": 2, "n": 1})
+    expected = model.generate(torch.tensor(prompts[:1]), max_new_tokens=5, num_beams=2, eos_token_id=None)
+    assert (beams[0] if isinstance(beams, list) else beams)["output_ids"] == expected[0, 3:].tolist(), beams
     engine.shutdown()
     print("passed")
 
@@ -257,7 +268,8 @@ def installed():
 
 @pytest.mark.skipif(not installed(), reason="not installed: sglang")
 def test_names_of_the_installed_sglang():
-    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.beam_search.logits_capture import capture_pre_sample_logits
+    from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -268,6 +280,8 @@ def test_names_of_the_installed_sglang():
     assert parameters(LogitsProcessor._get_logits)[1:] == given
     assert parameters(ModelRunner.sample) == ["self", "logits_output", "forward_batch"]
     assert parameters(ModelRunner.compute_logprobs_only) == ["self", "logits_output", "forward_batch"]
+    assert parameters(capture_pre_sample_logits) == ["batch", "forward_batch", "logits_output"]
+    assert {"extend_return_logprob", "is_prefill_only", "forward_mode"} <= set(LogitsMetadata.__dataclass_fields__)
     assert set(vars(batch_of(MIXED).sampling_info)) <= set(SamplingBatchInfo.__dataclass_fields__)
 
 
@@ -279,5 +293,5 @@ def test_an_engine_on_the_cpu(tmp_path):
         (tmp_path / "sgl_kernel.py").write_text(KERNELS)
     done = process(str(tmp_path / "engine.py"), str(tmp_path / "model"), str(EXAMPLES), SGLANG_USE_CPU_ENGINE="1")
     assert done.stdout.endswith("passed\n"), done.stderr[-3000:]
-    first, second, _ = done.stdout.split("with ")
+    first, second, *_ = done.stdout.split("with ")
     assert first.count("logits") == 1 and second.count("logits") == 5  # one comparison, and a batch of SGLang's own
