@@ -164,6 +164,13 @@ def test_tokens_are_those_of_sample_in_any_batch(client, options):
     assert step(runner, MIXED, positions=[10] * 6) != tokens
 
 
+def test_the_worker_attaches(client):
+    worker = client.Worker()
+    worker.use_v2_model_runner, worker.model_runner = True, Runner(Model())
+    worker.load_model(load_dummy_weights=False)
+    assert 0 <= step(worker.model_runner, [(1, {})])[0] < VOCAB
+
+
 def test_neighboring_seeds_and_positions_differ(client):
     runner = Runner(Model())
     client.attach(runner)
