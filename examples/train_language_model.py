@@ -1,7 +1,8 @@
 """Trains one small language model twice on this machine's own text: with logits in memory, and with logitless.
 
 ./scripts/quickstart installs what it needs and runs it. Both heads start from the same parameters and see the same
-batches. Each runs in its own process, so its memory is its own. --output gets tables of figures and charts.
+batches. Each runs in its own process, so its memory is its own. --output gets tables of figures and charts. At the end
+the model goes on with a piece of the text.
 """
 
 import argparse
@@ -85,10 +86,11 @@ def read_text(args: argparse.Namespace) -> list[str]:
     return texts
 
 
-def tokenize(args: argparse.Namespace) -> numpy.ndarray:
+def tokenize(args: argparse.Namespace) -> tuple[tokenizers.Tokenizer, numpy.ndarray]:
     start, texts = time.perf_counter(), read_text(args)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=args.vocab, initial_alphabet=tokenizer.pre_tokenizer.alphabet())
     tokenizer.train_from_iterator(texts, trainer)
     if (learned := tokenizer.get_vocab_size()) != args.vocab:
@@ -96,7 +98,7 @@ def tokenize(args: argparse.Namespace) -> numpy.ndarray:
     tokens = numpy.concatenate([numpy.array(encoded.ids, numpy.int32) for encoded in tokenizer.encode_batch(texts)])
     took = time.perf_counter() - start
     print(f"text  {len(texts):,} files: {len(tokens):,} tokens of {learned:,}, in {took:.0f} s", flush=True)
-    return tokens
+    return tokenizer, tokens
 
 
 class LanguageModel(torch.nn.Module):
@@ -138,6 +140,16 @@ def tolerances(hidden: torch.Tensor, weight: torch.Tensor, loss: float) -> tuple
     return 2 * (softmax + 3 * unit * loss), 2 * (softmax + row)
 
 
+@torch.no_grad()
+def generate(model: LanguageModel, text: torch.Tensor, length: int) -> list[int]:
+    """Goes on with the first half of a window of the text, by up to 32 tokens, and returns these."""
+    ids, places = text[None, :length].to(model.head.weight.device), range(max(1, length // 2), length)[:32]
+    for place in places:  # no position sees the ids after it
+        hidden = model(ids)[place - 1 : place]
+        ids[0, place] = logitless.sample(hidden, model.head.weight, temperature=0.8, top_k=40, seed=place).ids
+    return ids[0, places.start : places.stop].tolist()
+
+
 def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
     torch.manual_seed(0)
     model = LanguageModel(args.vocab, args.dim, args.length).to(args.device)
@@ -170,7 +182,8 @@ def train(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
         optimizer.zero_grad()
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
     result = {"losses": losses, "tolerances": bounds, "before_bytes": before, "peak_bytes": peak_bytes(args.device)}
-    return result | {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
+    result |= {"step_seconds": float(numpy.median(steps)), "head_seconds": float(numpy.median(heads))}
+    return result | ({"generated": generate(model, text, args.length)} if head == "logitless" else {})
 
 
 def train_in_own_process(head: str, args: argparse.Namespace, tokens: numpy.ndarray) -> dict:
@@ -225,7 +238,7 @@ def draw(runs: dict, differences: list[float], folder: pathlib.Path) -> None:
 def main() -> None:
     args = parse()
     args.output.mkdir(parents=True, exist_ok=True)
-    tokens = tokenize(args)
+    tokenizer, tokens = tokenize(args)
     logits = args.batch * args.length * args.vocab * 4 >> 20
     print(f"step  {args.batch} x {args.length} tokens on {args.device}; logits in fp32 take {logits} MiB", flush=True)
     runs = {head: train_in_own_process(head, args, tokens) for head in HEADS}
@@ -238,6 +251,8 @@ def main() -> None:
             sys.exit(f"error: step {step}: expected the heads' losses within {bound:.1e} of each other, got {got:.1e}")
     print(f"\nThe losses of the first {len(differences)} steps differ by {max(differences):.1e} at the most (tolerance "
           f"{bound:.1e}).\nIn {args.output}: loss.svg, memory.svg, agreement.svg and figures.json")  # fmt: skip
+    start, rest = tokens[: args.length // 2][-16:].tolist(), runs["logitless"]["generated"]
+    print(f"\nThe model goes on with a piece of the text:\n{tokenizer.decode(start)!r} ->\n{tokenizer.decode(rest)!r}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import logitless
@@ -37,6 +38,17 @@ def process(*words, **more):
     """Runs another Python process with this package to its end, and returns it."""
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
+
+
+def stand_in_module(monkeypatch, name, **members):
+    """Makes a module that the test imports, and the packages that it is in."""
+    packages = name.split(".")
+    for end in range(1, len(packages)):
+        package = ".".join(packages[:end])
+        monkeypatch.setitem(sys.modules, package, sys.modules.get(package, types.ModuleType(package)))
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
 
 
 def in_threads(work, *arguments):

@@ -63,6 +63,44 @@ def test_policy_gradient(run):
     assert last > first + 3
 
 
+def test_generate(monkeypatch, capsys, tmp_path):
+    """Greedy tokens are transformers' own. A sequence has the same ones alone and in a batch."""
+    skip_without(("transformers", "tokenizers"))
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--tiny", "--tokens", "6", "--top-p", "0.9"])
+    torch.manual_seed(0)
+    example = runpy.run_path(str(EXAMPLES / "generate.py"))
+    example["main"]()
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    example["tiny_model"].save(str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    prompts = torch.tensor([[0, 0, 5, 9], [7, 3, 5, 200]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+
+    def tokens(prompts, mask, **options):
+        return model.generate(prompts, attention_mask=mask, max_new_tokens=9, pad_token_id=0, **options)
+
+    ours = {"custom_generate": example["decode"], "seeds": torch.tensor([4, 4])}
+    stock = tokens(prompts, mask, do_sample=False)
+    assert torch.equal(tokens(prompts, mask, do_sample=False, **ours), stock)
+    whole = {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.9}
+    both = tokens(prompts, mask, **whole, **ours)
+    assert not torch.equal(both[0, 4:], both[1, 4:])
+    ours["seeds"] = ours["seeds"][:1]
+    alone = [tokens(prompts[:1, 2:], mask[:1, 2:], **whole, **ours), tokens(prompts[1:], mask[1:], **whole, **ours)]
+    assert torch.equal(alone[0][0], both[0, 2:]) and torch.equal(alone[1][0], both[1])
+    ours["seeds"] = torch.tensor([5])
+    assert not torch.equal(tokens(prompts[1:], mask[1:], **whole, **ours)[0], both[1])
+    eos = int(both[1, 5])
+    ended = tokens(prompts[1:], mask[1:], **whole, eos_token_id=eos, **(ours | {"seeds": torch.tensor([4])}))
+    assert ended[0].tolist() == both[1, : both[1, 4:].tolist().index(eos) + 5].tolist()
+    for more, named in (({"repetition_penalty": 1.5}, "RepetitionPenalty"), ({"use_cache": False}, "use_cache=False")):
+        with pytest.raises(ValueError, match=f"decode: expected options of sampling alone, got {named}"):
+            tokens(prompts, mask, **whole, **more, **ours)
+
+
 def skip_without(needed):
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:

@@ -357,6 +357,19 @@ def test_frequencies(more):
     assert abs(chi_square - degrees) < 5 * (2 * degrees) ** 0.5
 
 
+@pytest.mark.slow
+def test_frequencies_of_a_large_vocabulary():
+    """Cells of ids with equal lower bits, and cells of equal upper bits."""
+    input, weight, _ = tensors((1,), vocab=1 << 18, hidden=8)
+    out = logitless.sample(input.expand(64, 8).contiguous(), weight, num_samples=64, seed=4)
+    p, ids = logits_of(input, weight)[0].softmax(-1), out.ids.reshape(-1)
+    for cell in (torch.arange(1 << 18) % 64, torch.arange(1 << 18) >> 12):
+        counts = cell[ids].bincount(minlength=64).double()
+        expected = torch.zeros(64, dtype=torch.float64).index_add(0, cell, p) * len(ids)
+        chi_square = float(((counts - expected).square() / expected).sum())
+        assert expected.min() > 10 and abs(chi_square - 63) < 5 * (2 * 63) ** 0.5
+
+
 def test_options_that_are_tensors_and_nothing_has_a_gradient():
     input, weight, bias = (t.requires_grad_() for t in tensors())
     scale = torch.tensor(0.5, requires_grad=True)

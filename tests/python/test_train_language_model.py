@@ -63,11 +63,13 @@ def test_both_heads_train_alike(start, tmp_path):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert re.search(r"losses of the first 8 steps differ by \S+ at the most", out)
+    assert re.search(r"goes on with a piece of the text:\n'.*(number|square|cube).*' ->\n['\"].{8,}['\"]\n$", out)
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())
     for head in ("materialized", "logitless"):
         run = figures[head]
         assert len(run["losses"]) == 12 and run["losses"][-1] < run["losses"][0] - 0.1
         assert run["peak_bytes"] >= run["before_bytes"] > 0 < run["head_seconds"] <= run["step_seconds"]
+    assert len(figures["logitless"]["generated"]) == 16 and max(figures["logitless"]["generated"]) < 400
     assert len(figures["differences"]) == 8
     assert all(0 <= got <= bound < 1e-3 for got, bound in zip(figures["differences"], run["tolerances"]))
     for name in ("loss", "agreement", "memory"):

@@ -31,6 +31,7 @@ NOT_RUN = {
     "python experiments/": "needs a GPU; experiments/convergence has tests of its own",
     "python hub/make.py": "runs in tests/install/test_hub.py",
     "kernel-builder": "publishes the package",
+    "vllm serve": "needs a GPU; tests/python/test_vllm.py runs an engine on a CPU",
     "python bench/": "measures for minutes, or needs a GPU: its script and its options are checked below",
     "python -m pytest": "runs in stage python of ./scripts/test",
 }
