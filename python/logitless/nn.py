@@ -56,8 +56,9 @@ def _keep(module: nn.Module, given: Mapping[str, Any], names: Sequence[str] = _N
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in names}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
     _options.checked_training(options)
-    if not 0 <= options["label_smoothing"] <= 1:
-        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {options['label_smoothing']}")
+    smoothing = options["label_smoothing"]
+    if not (isinstance(smoothing, (int, float, Tensor)) and 0 <= smoothing <= 1):
+        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {smoothing!r}")
     for name, value in options.items():
         setattr(module, name, value)
 
@@ -459,7 +460,7 @@ class InfoNCELoss(nn.Module):
     The other options have the meanings they have in :func:`logitless.info_nce`.
 
     Raises:
-        ValueError: An option is out of range.
+        ValueError: A choice or ``label_smoothing`` is out of range. The call checks other numbers.
     """
 
     @accepts(PairOptions)
@@ -516,7 +517,8 @@ class InfoNCELoss(nn.Module):
     def extra_repr(self) -> str:
         names = ("temperature", "symmetric", *(name for name in _PAIR_NAMES if name != "threshold"))
         given = {name: getattr(self, name) for name in names}
-        return ", ".join(f"{n}={v}" for n, v in given.items() if isinstance(v, Tensor) or v != DEFAULTS.get(n))
+        usual = DEFAULTS | {"symmetric": False}
+        return ", ".join(f"{n}={v}" for n, v in given.items() if isinstance(v, Tensor) or v != usual.get(n))
 
 
 def _kind(value: object) -> str:

@@ -13,6 +13,7 @@ from . import options as _options
 from .call import Number
 from .functional import linear_cross_entropy
 from .options import InfoNCEOptions, accepts, shape_text
+from .run import stats_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,7 +46,7 @@ def info_nce(
     the caller, whose gradient then includes the norm's.
 
     One direction is :func:`logitless.linear_cross_entropy` with ``b`` as the weight, in cost, dtypes, autocast and
-    rounding. Both directions cost two such calls, one after the other, each within the budget.
+    rounding. Both directions are two such calls, one after the other, each within the budget. The second is ``[N, N]``.
 
     Args:
         a: ``[N, D]``, in float32, bfloat16, float16 or float64: images, queries or users.
@@ -77,15 +78,18 @@ def info_nce(
         BudgetTooSmallError, NotImplementedError: As in :func:`logitless.linear_cross_entropy`.
     """
     given = checked(a, b, temperature, symmetric, targets, options)
+    if b is a:
+        b = b.view_as(b)  # compiled code refuses a tensor that is given twice
     rows = torch.arange(a.shape[0], device=a.device)
     loss = _one_direction(a, b, rows if targets is None else targets, temperature, given)
     if not symmetric:
         return loss
     if targets is None:
-        of_pairs = b[: a.shape[0]]
+        of_pairs = b if b.shape[0] == a.shape[0] else b[: a.shape[0]]
     else:
-        # The gradient of an embedding adds up rows in one order, unlike that of an index.
-        of_pairs = torch.nn.functional.embedding(targets.clamp(0, b.shape[0] - 1), b)
+        # The gradient of an embedding adds up rows in one order, unlike that of an index; of 16-bit rows in 16 bits.
+        wide = b.to(stats_dtype(b))
+        of_pairs = torch.nn.functional.embedding(targets.clamp(0, b.shape[0] - 1), wide).to(b.dtype)
         rows = rows.where(targets != given["ignore_index"], NONE)
     return (loss + _one_direction(of_pairs, a, rows, temperature, given | {"ignore_index": NONE})) / 2
 
@@ -111,7 +115,9 @@ def checked(
     """
     _options.check_names("info_nce", options, OPTIONS)
     _options.flag("symmetric", symmetric)
-    bias = options.get("bias")
+    bias, weights = options.get("bias"), options.get("token_weight")
+    if weights is not None:
+        call.check_tensor("token_weight", weights)
     for name, tensor, shape in (("a", a, "[N, D]"), ("b", b, "[M, D]")):
         call.check_tensor(name, tensor)
         if tensor.dim() != 2:
@@ -126,7 +132,7 @@ def checked(
         call.check_shape("targets", targets, (rows,), "one for each row of a")
     elif b.shape[0] < rows:
         raise ValueError(f"b: expected at least {rows} rows, one for each of a, or targets, got {b.shape[0]}")
-    call.check_devices(a.device, matrices | {"targets": targets}, "a")
+    call.check_devices(a.device, matrices | {"targets": targets, "token_weight": weights}, "a")
     if symmetric and bias is not None:
         raise ValueError("bias: expected None with symmetric (it belongs to rows of b alone), got a tensor")
     if symmetric and rows == 0 and not in_group:

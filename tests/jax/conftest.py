@@ -10,8 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import find_package  # noqa: F401
 
-# XLA reads both when jax first needs a device.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+# XLA reads these when jax first needs a device. Without its optimizations small programs compile faster.
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")
+)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 try:
     import jax

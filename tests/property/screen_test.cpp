@@ -59,7 +59,7 @@ TEST_P(Screen, LossErrorIsTheStandardDeviation) {
   Case c = sparsified(slow ? PlainSize{6, 80, 8} : PlainSize{8, 600, 24}, slow ? 0x1p-3 : 0x1p-5);
   c.problem.scale = 2;
   const Expected expected(c);
-  const int64_t count = is_device() ? 120 : slow ? 300 : 1000;  // emulated devices are slow
+  const int64_t count = is_emulated() ? 120 : slow || is_device() ? 300 : 1000;
   const auto rows = static_cast<size_t>(c.problem.tokens);
   std::vector<double> sum(rows), square(rows), variance(rows);
   double largest = 0;
@@ -102,7 +102,7 @@ TEST_P(Screen, OutlierChannels) {
   c.problem.scale = 0.02;
   const Expected expected(c);
   double error = 0, spread = 0;
-  const int64_t count = is_device() ? 16 : 64;  // emulated devices are slow
+  const int64_t count = is_emulated() ? 16 : 64;
   const auto n = static_cast<double>(count);
   for (int64_t seed = 0; seed < count; ++seed) {
     const Outputs got = solve(screened(c, 0x1p-5, seed));

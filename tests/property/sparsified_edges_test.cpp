@@ -223,7 +223,7 @@ TEST_P(SparsifiedEdges, HugeEqualLogitsEnd) {
 // their range, and most rows are drawn again. The mean over seeds is the gradient nevertheless.
 TEST_P(SparsifiedEdges, BadEstimatesOfMostRows) {
   constexpr int64_t kGroups = 8, kPeaks = 6;
-  const int64_t seed_count = is_device() ? 24 : 48;  // emulated devices are slow
+  const int64_t seed_count = is_emulated() ? 24 : 48;
   for (double height : {100.0, 9984.0}) {
     // One of both takes tensor cores on a device.
     const logitless_dtype dtype = is_device() && height == 100 ? LOGITLESS_BF16 : engine().plain_dtype();
@@ -286,7 +286,7 @@ TEST_P(SparsifiedEdges, AnyLogitsEnd) {
       std::fill(c.bias.begin(), c.bias.end(), rounded(common, LOGITLESS_F32));
       c.targets = {1, 700};
       ++turn;
-      for (size_t k = 0; k < (is_device() ? 1 : kPlaces.size()); ++k) {  // emulated devices are slow
+      for (size_t k = 0; k < (is_emulated() ? 1 : kPlaces.size()); ++k) {
         const size_t at = kPlaces[(turn + turn / 6 + k) % kPlaces.size()];
         Case one = c;
         one.bias[at] = std::isfinite(odd) ? rounded(odd, LOGITLESS_F32) : odd;

@@ -195,7 +195,7 @@ TEST_P(Sparsified, EstimatesItsVariance) {
   for (size_t j = 0; j < kVocab; ++j) c.weight[j * kVocab + j] = 1;
   c.problem.dtype.d_hidden = LOGITLESS_F32;
   const Answer truth = materialise<double>(c);
-  const int64_t seed_count = is_device() ? 100 : 400;  // emulated devices are slow
+  const int64_t seed_count = is_emulated() ? 100 : 400;
   double error = 0, norm = 0, estimated = 0;
   for (double value : truth.d_hidden) norm += value * value;
   for (int64_t seed = 0; seed < seed_count; ++seed) {
@@ -213,7 +213,7 @@ TEST_P(Sparsified, EstimatesItsVariance) {
   EXPECT_GT(error, 0);
   // 800 or 3,200 rows have some ten drawn elements each, so both sums are known to one or two percent. The
   // quotient of two estimates adds as much as a row's relative variance.
-  EXPECT_NEAR(estimated / error, 1, is_device() ? 0.2 : 0.1)
+  EXPECT_NEAR(estimated / error, 1, is_emulated() ? 0.2 : 0.1)
       << error / (static_cast<double>(seed_count) * norm);
 }
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import logitless
 import oracle
@@ -126,6 +127,31 @@ def test_rounding_of_both_directions(dtype, device, width):
         naive_error = (near[name].double() - truth[name].double()).abs().max()
         bound = 2 * naive_error + units[name] + torch.finfo(value.dtype).eps * truth[name].double().abs()
         assert (error <= bound).all(), (name, error.max().item(), bound.min().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_row_of_many_pairs_is_summed_in_float32(dtype):
+    a, b = torch.randn(2000, 16).to(dtype), (torch.randn(8, 16) / 4).to(dtype)
+    targets = torch.zeros(2000, dtype=torch.int64)
+    exact, got = b.double().requires_grad_(), b.clone().requires_grad_()
+    plain(a.double(), exact, targets=targets, symmetric=True, reduction="sum").backward()
+    logitless.info_nce(a, got, targets=targets, symmetric=True, reduction="sum").backward()
+    # In the way back an exp logit, dz and a pair's row are rounded, each by half a unit; then the sum is.
+    dz = (exact.detach()[targets] @ a.double().T).softmax(-1) - torch.eye(2000)
+    unit = torch.finfo(dtype).eps
+    bound = 1.5 * unit * (dz.abs() @ a.double().abs()).sum(0).max() / 2 + unit * exact.grad.abs().max()
+    assert (got.grad.double() - exact.grad).abs().max() <= bound
+
+
+def test_a_side_may_be_its_own_other_side():
+    a = torch.randn(6, 8, requires_grad=True)
+    for symmetric in (False, True):
+        compiled = torch.compile(partial(logitless.info_nce, symmetric=symmetric), fullgraph=True, backend="aot_eager")
+        same = [torch.autograd.grad(f(a, a, symmetric=symmetric), a) for f in (logitless.info_nce, compiled)]
+        assert_same(*same)
+        copies = [a.detach().clone().requires_grad_() for _ in "ab"]
+        of_copies = torch.autograd.grad(logitless.info_nce(*copies, symmetric=symmetric), copies)
+        torch.testing.assert_close(same[0][0], sum(of_copies))
 
 
 def test_one_direction_is_the_loss_of_a_head():

@@ -53,6 +53,14 @@ void run_on_threads(int64_t tasks, logitless_task body, void* body_data, void* p
 
 }  // namespace
 
+bool Engine::is_emulated() const {
+#ifdef LOGITLESS_CUDA_ON_CPU
+  return is_device();
+#else
+  return false;
+#endif
+}
+
 std::vector<Engine> engines() {
   std::vector<Engine> out = host_engines();
   const std::vector<Engine> on_device = device_engines();

@@ -17,6 +17,8 @@ struct Engine {
   bool is_reference() const { return backend == "reference"; }
   // Whether buffers are in the memory of CUDA device 0.
   bool is_device() const { return backend == "cuda"; }
+  // Whether that is an emulated device, which is slow.
+  bool is_emulated() const;
   // Whether it is a CUDA engine for 16-bit operands alone, whose exponentials are in base 2.
   bool is_fused() const { return engine == "sm90" || engine == "mma"; }
   // Whether it can run problems in float64.

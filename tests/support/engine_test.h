@@ -57,6 +57,7 @@ class EngineTest : public testing::TestWithParam<Engine> {
  protected:
   const Engine& engine() const { return GetParam(); }
   bool is_device() const { return engine().is_device(); }
+  bool is_emulated() const { return engine().is_emulated(); }
 
   // A plain problem in the engine's most precise format.
   Case plain(uint64_t seed, PlainSize size) const { return plain_case(seed, size, engine().plain_dtype()); }

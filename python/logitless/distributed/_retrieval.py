@@ -67,7 +67,7 @@ def info_nce(
         reduction: ``"mean"`` or ``"sum"`` over the pairs of all ranks.
         token_weight: Weights of this rank's pairs, ``[N_r]``.
 
-    The gathered rows of ``a`` and their gradient, ``[N, D]``, come beside the budget.
+    The gathered rows of ``a`` and a gradient of theirs for each direction, ``[N, D]``, come beside the budget.
 
     Raises:
         InvalidArgumentError: Ranks differ, by the name of the argument, or no rank has rows.
