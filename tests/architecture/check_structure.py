@@ -15,7 +15,7 @@ OPTION_FILES = {
     "softcap": 61,
     "bias_scale": 19,
     "temperature": 70,
-    "token_weight": 25,
+    "token_weight": 26,
     "class_weight": 47,
     "num_items": 25,
     "ignore_index": 44,
