@@ -122,8 +122,9 @@ def first_step(model, inputs, keep):
         raise ValueError(f"decode: {type(model).__name__}: expected one call of its base_model, got {len(calls)}")
     args, kwargs, states = calls[0]
     given = inspect.signature(base.forward).bind(*args, **kwargs).arguments
-    given = given | given.pop("kwargs", {})
-    changed = {name for name, value in given.items() if torch.is_tensor(value) and value is not inputs.get(name)}
+    for more in [each for each in given.values() if type(each) is dict]:  # of any name, such as kwargs
+        given = given | more
+    changed = [name for name, value in given.items() if torch.is_tensor(value) and value is not inputs.get(name)]
     if changed:  # which later steps would lack
         raise ValueError(f"decode: inputs of {type(base).__name__}: expected those of generate, got other {changed}")
     hidden, weight = states.last_hidden_state[:, -1], getattr(head, "weight", None)

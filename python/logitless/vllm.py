@@ -115,7 +115,8 @@ def _head(runner: Any) -> _Head:
     processor, args, kwargs, _, _ = calls[0]
     given = inspect.signature(processor.forward).bind(*args, **kwargs).arguments
     layer, bias = given["lm_head"], given.get("embedding_bias")
-    _expect("lm_head.weight", (torch.float32, torch.bfloat16, torch.float16), getattr(layer.weight, "dtype", None))
+    dtype = getattr(getattr(layer, "weight", None), "dtype", None)
+    _expect("lm_head.weight", (torch.float32, torch.bfloat16, torch.float16), dtype)
     head = _Head(layer, bias is not None, processor.org_vocab_size, processor.soft_cap, float(processor.scale))
     is_own = bias is None or bias is getattr(layer, "bias", None)
     if given["hidden_states"] is not hidden or not is_own or head.scale <= 0 or processor.logits_as_input:
@@ -126,7 +127,9 @@ def _head(runner: Any) -> _Head:
     if head.softcap:
         expected = head.softcap * torch.tanh(expected / head.softcap)
     expected *= head.scale
-    largest, error = float(expected.abs().max()), float((logits[:, : head.vocab] - expected).abs().max())
+    if logits.shape != expected.shape:
+        raise unknown
+    largest, error = float(expected.abs().max()), float((logits - expected).abs().max())
     if not (0 < largest < math.inf and error <= 2.0**-6 * largest):  # 16-bit logits are off by 2^-8
         raise unknown
     return head

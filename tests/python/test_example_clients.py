@@ -166,6 +166,24 @@ def test_generate_compares_all_logits_with_the_models_own(decoded, change):
         decoded(model, do_sample=False)
 
 
+def test_generate_refuses_models_that_it_cannot_call_alike(decoded):
+    model = made()
+
+    def change(module, args, kwargs):
+        return args, kwargs | {"attention_mask": kwargs["attention_mask"].clone()}
+
+    hook = model.model.register_forward_pre_hook(change, with_kwargs=True)
+    with pytest.raises(ValueError, match="LlamaModel: expected those of generate, got other .'attention_mask'"):
+        decoded(model, do_sample=False)
+    hook.remove()
+    model.get_output_embeddings = torch.nn.Identity
+    with pytest.raises(ValueError, match=r"weight of Identity: expected \[V, D\], got None"):
+        decoded(model, do_sample=False)
+    model = made("OPT", vocab_size=120, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2)
+    with pytest.raises(ValueError, match="OPTForCausalLM: expected one call of its base_model, got 0"):
+        decoded(model, do_sample=False)
+
+
 def test_generate_refuses_adapters_that_it_would_drop(decoded):
     skip_without(("peft",))
     import peft

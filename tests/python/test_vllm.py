@@ -261,7 +261,12 @@ def test_unknown_heads_are_refused(client):
     refused(client, Runner(model), unknown)
     model = Model().double()
     model.processor.forward = lambda lm_head, hidden_states, embedding_bias: torch.ones(4, VOCAB)
-    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or")
+    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or .*, got torch.float64")
+    model = Model()
+    del model.lm_head
+    model.lm_head = types.SimpleNamespace(bias=None)
+    model.processor.forward = lambda lm_head, hidden_states, embedding_bias: torch.ones(4, VOCAB)
+    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or .*, got None")
 
 
 class Edits(Model):
