@@ -97,7 +97,8 @@ def unknown_options(model, logits_processor, config, inputs, cache):
         plain = getattr(each, "filter_value", -torch.inf) == -torch.inf and getattr(each, "min_tokens_to_keep", 1) == 1
         others |= set() if plain else {f"{type(each).__name__} with filter_value or min_tokens_to_keep"}
     others |= {name for name, none in LOOPS.items() if getattr(config, name, None) not in (None, none)}
-    others |= {name for name, value in inputs.items() if value is not None and value is not False} - READ
+    given = {name for name, value in inputs.items() if not (value is None or value is False or value == {})}
+    others |= given - READ
     others |= {"a filled cache"} if any(each.get_seq_length() for each in cache.values()) else set()
     others |= set() if cache else {"use_cache=False"}
     # PEFT puts its own method here, which adds virtual tokens.
