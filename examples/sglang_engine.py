@@ -3,7 +3,8 @@
 Run: python examples/sglang_engine.py --model Qwen/Qwen3-0.6B
 
 The hook on the logits processor returns hidden states in the place of logits. The hook on the model runner samples from
-them, or makes the logits after all for a batch that needs them. It has run on a CPU, never on a GPU with CUDA graphs.
+them, or makes the logits after all for a batch that needs them. The first batch has logits, to compare the head with
+the model's output. It has run on a CPU, never on a GPU.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sglang
 import torch
 from sglang.srt.entrypoints import engine
 from sglang.srt.managers.scheduler import run_scheduler_process
+from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
@@ -21,41 +23,78 @@ KNOWN = "0.5.23"
 STEP = 0x1E3779B97F4A7C15  # apart enough that neighboring seeds share no position's noise
 
 
+# Options of the server, with their only values: others sample elsewhere, or from other heads.
+PLAIN = {"speculative_algorithm": None, "enable_lora": False, "lora_paths": None, "dllm_algorithm": None}
+PLAIN |= {"tp_size": 1, "pp_size": 1, "attn_dp_size": 1}
+
+
+def expect(name, expected, got) -> None:
+    if got != expected and (got or expected):
+        raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
 class Hooks:
     head = None  # the last call of the logits processor, with its class's own function
+    checked = None  # the logits processor whose model gives the logits of a plain head
+    probe = None  # hidden states and logits of a batch before it
 
     def register(self) -> None:
         if sglang.__version__ != KNOWN:
             raise RuntimeError(f"sglang: expected {KNOWN}, got {sglang.__version__}")
         logits = "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits"
         runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+        HookRegistry.register(f"{runner}.load_model", self.load_model, HookType.AROUND)
         HookRegistry.register(logits, self.get_logits, HookType.AROUND)
         HookRegistry.register(f"{runner}.sample", self.sample, HookType.AROUND)
         HookRegistry.register(f"{runner}.compute_logprobs_only", self.logprobs, HookType.AROUND)
         beams = "sglang.srt.beam_search.logits_capture.capture_pre_sample_logits"
         HookRegistry.register(beams, self.capture_beams, HookType.AROUND)
 
+    def load_model(self, original, runner, *args, **options):
+        for name, expected in PLAIN.items():
+            expect(name, expected, getattr(runner.server_args, name))
+        if runner.device == "cuda" and not cuda_graph_fully_disabled():
+            raise ValueError("disable_cuda_graph: expected True, got False, by which graphs make the logits")
+        return original(runner, *args, **options)
+
     def get_logits(self, original, processor, hidden, lm_head, metadata, bias=None, use_logits_buffer=True):
         is_plain = metadata.forward_mode.name in ("DECODE", "EXTEND", "MIXED") and not metadata.is_prefill_only
         if metadata.extend_return_logprob or not is_plain:
             return original(processor, hidden, lm_head, metadata, bias, use_logits_buffer)
-        if self.head is None:
-            self.check(original(processor, hidden, lm_head, metadata, bias, False), processor, hidden, lm_head, bias)
         self.head = (original, processor, lm_head, metadata, bias)
-        return hidden
+        if self.checked is processor:
+            return hidden
+        logits = original(processor, hidden, lm_head, metadata, bias, False)
+        self.probe = (hidden, logits.clone())  # which a model may edit in place
+        return logits
 
-    def check(self, logits, processor, hidden, lm_head, bias) -> None:
-        """Raises an error unless the logits are those of a plain head."""
+    def check(self, hidden, logits, output) -> bool:
+        """Raises an error unless the model's output is the logits of a plain head. Returns False where all are 0."""
+        _, processor, lm_head, _, bias = self.head
+        weight = getattr(lm_head, "weight", None)
+        if weight is None or not weight.is_floating_point() or weight.shape[-1] != hidden.shape[-1]:
+            got = "none" if weight is None else f"{weight.dtype} {list(weight.shape)}"
+            raise ValueError(f"{type(lm_head).__name__}.weight: expected float [V, {hidden.shape[-1]}], got {got}")
+        gathers = processor.do_tensor_parallel_all_gather or processor.do_tensor_parallel_all_gather_dp_attn
+        expect("logits gathered from several ranks", False, gathers)
         weight, options = self.options(processor, lm_head, bias)
-        vocab, width = weight.shape
-        if processor.do_tensor_parallel_all_gather or width == vocab or options["scale"] <= 0:
-            raise RuntimeError(f"logits: expected those of one rank and a positive scale, got {options['scale']}")
-        ids = torch.arange(0, vocab, 1 + vocab // 4096, device=weight.device)
-        z = options["scale"] * (hidden.float() @ weight[ids].float().T + (0 if bias is None else bias[ids].float()))
-        cap = options["softcap"]
+        scale, cap, bias = options["scale"], options["softcap"], options["bias"]
+        expect("a hidden size that is the vocabulary's", False, weight.shape[0] == weight.shape[1])
+        if not scale > 0:
+            raise ValueError(f"logit_scale: expected a positive number, got {scale}")
+        if not torch.equal(output.next_token_logits, logits):
+            raise ValueError("logits: expected those of the logits processor, got others that the model made of them")
+        some = hidden[:4].float()  # each id of a few rows
+        z = scale * torch.cat([some @ part.float().T for part in weight.split(8192)], -1)
+        z = z if bias is None else z + bias.float()
         z = cap * torch.tanh(z / cap) if cap else z
-        if not (logits[:, ids] - z).abs().max() <= 2.0**-6 * z.abs().max():  # 16-bit logits are off by 2^-8
-            raise RuntimeError(f"lm_head: expected a plain weight, got {type(lm_head).__name__} with other logits")
+        error, largest = (logits[:4].float() - z).abs().max(), z.abs().max()
+        if not error <= 2.0**-6 * largest:  # 16-bit logits are off by 2^-8
+            raise ValueError(
+                f"logits: expected those of {type(lm_head).__name__}.weight within {2.0**-6 * largest:.2g}, got a "
+                f"difference of {error:.2g}"
+            )
+        return bool(largest > 0)
 
     @staticmethod
     def options(processor, lm_head, bias):
@@ -83,13 +122,19 @@ class Hooks:
         return original(batch, forward_batch, output)
 
     def sample(self, original, runner, output, batch):
-        if not self.is_deferred(output):
+        probe, self.probe = self.probe, None
+        if probe is None and not self.is_deferred(output):
             return original(runner, output, batch)
         kept, needs = self.needs_logits(runner, batch)
         if needs:
             warnings.warn(f"SGLang samples from logits in a batch with {', '.join(needs)}")
-            self.make_logits(output)
+            if probe is None:
+                self.make_logits(output)
             return original(runner, output, batch)
+        if probe is not None:
+            if not self.check(*probe, output):
+                return original(runner, output, batch)
+            self.checked, output.next_token_logits = self.head[1], probe[0]
         output.auxiliary_device_output = None
         ids = self.ids(output.next_token_logits, batch, kept)
         runner.ngram_embedding_manager.update_after_decode(next_token_ids=ids, forward_batch=batch)
@@ -139,9 +184,6 @@ class Hooks:
 
 def scheduler(server_args, *args, **options) -> None:
     """Runs SGLang's scheduler, a process of its own, with the hooks."""
-    for name in ("speculative_algorithm", "enable_lora", "lora_paths", "dllm_algorithm"):
-        if getattr(server_args, name):
-            raise ValueError(f"{name}: expected None, got {getattr(server_args, name)}")
     Hooks().register()
     run_scheduler_process(server_args, *args, **options)
 
@@ -155,7 +197,7 @@ def main() -> None:
     parser.add_argument("prompts", nargs="*", default=["A tale of", "In the beginning"], help="texts to go on with")
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="name or folder of a model")
     options = parser.parse_args()
-    model = Engine(model_path=options.model)
+    model = Engine(model_path=options.model, disable_cuda_graph=True)
     for answer in model.generate(options.prompts, {"temperature": 0.8, "top_p": 0.9, "max_new_tokens": 32}):
         print(repr(answer["text"]))
     model.shutdown()

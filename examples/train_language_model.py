@@ -146,7 +146,11 @@ def generate(model: LanguageModel, text: torch.Tensor, length: int) -> list[int]
     ids, places = text[None, :length].to(model.head.weight.device), range(max(1, length // 2), length)[:32]
     for place in places:  # no position sees the ids after it
         hidden = model(ids)[place - 1 : place]
-        ids[0, place] = logitless.sample(hidden, model.head.weight, temperature=0.8, top_k=40, seed=place).ids
+        token = logitless.sample(hidden, model.head.weight, temperature=0.8, top_k=40, seed=place).ids
+        if token < 0:
+            print("the model has diverged: its logits are NaN or infinite, and no text goes on from there")
+            return ids[0, places.start : place].tolist()
+        ids[0, place] = token
     return ids[0, places.start : places.stop].tolist()
 
 

@@ -7,6 +7,7 @@ from them in one method, ``sample``, which :func:`attach` replaces. See docs/sam
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -96,8 +97,8 @@ def _head(runner: Any) -> _Head:
     """Returns the head by which a model makes logits, after a comparison with the model's own of random states."""
     model, calls, hooks = runner.model, [], []
     for module in model.modules():
-        if isinstance(module, LogitsProcessor):
-            hook = module.register_forward_hook(lambda *call: calls.append(call), with_kwargs=True)
+        if isinstance(module, LogitsProcessor):  # whose result a model may edit in place
+            hook = module.register_forward_hook(lambda *call: calls.append((*call, call[3].clone())), with_kwargs=True)
             hooks.append(hook)
     generator = torch.Generator(runner.device).manual_seed(0)
     sizes, dtype = (4, runner.model_config.get_hidden_size()), runner.model_config.dtype
@@ -109,23 +110,27 @@ def _head(runner: Any) -> _Head:
         f"logitless.vllm: {type(model).__name__}.compute_logits: expected the result of one LogitsProcessor from "
         "hidden states and lm_head, got others; leave out --worker-cls to sample from logits"
     )
-    if len(calls) != 1 or calls[0][3] is not logits:
+    if len(calls) != 1 or calls[0][3] is not logits or not torch.equal(logits, calls[0][4]):
         raise unknown
-    processor, args, kwargs, _ = calls[0]
+    processor, args, kwargs, _, _ = calls[0]
     given = inspect.signature(processor.forward).bind(*args, **kwargs).arguments
     layer, bias = given["lm_head"], given.get("embedding_bias")
-    _expect("lm_head.weight", (torch.float32, torch.bfloat16, torch.float16), getattr(layer.weight, "dtype", None))
+    dtype = getattr(getattr(layer, "weight", None), "dtype", None)
+    _expect("lm_head.weight", (torch.float32, torch.bfloat16, torch.float16), dtype)
     head = _Head(layer, bias is not None, processor.org_vocab_size, processor.soft_cap, float(processor.scale))
     is_own = bias is None or bias is getattr(layer, "bias", None)
     if given["hidden_states"] is not hidden or not is_own or head.scale <= 0 or processor.logits_as_input:
         raise unknown
-    ids = torch.arange(0, head.vocab, 1 + head.vocab // 4096, device=runner.device)
     weight, bias = head.tensors()
-    expected = hidden.float() @ weight[ids].float().T + (0 if bias is None else bias[ids].float())
+    expected = torch.cat([hidden.float() @ part.float().T for part in torch.split(weight, 8192)], -1)
+    expected += 0 if bias is None else bias.float()
     if head.softcap:
         expected = head.softcap * torch.tanh(expected / head.softcap)
     expected *= head.scale
-    if (logits[:, ids] - expected).abs().max() > 2.0**-6 * expected.abs().max():  # 16-bit logits are off by 2^-8
+    if logits.shape != expected.shape:
+        raise unknown
+    largest, error = float(expected.abs().max()), float((logits - expected).abs().max())
+    if not (0 < largest < math.inf and error <= 2.0**-6 * largest):  # 16-bit logits are off by 2^-8
         raise unknown
     return head
 

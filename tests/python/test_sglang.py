@@ -28,6 +28,8 @@ def hooks(monkeypatch):
     stand_in_module(monkeypatch, "sglang.srt.entrypoints", engine=engine)
     stand_in_module(monkeypatch, "sglang.srt.managers.scheduler", run_scheduler_process=None)
     kinds = types.SimpleNamespace(AROUND=1)
+    graphs = "sglang.srt.model_executor.cuda_graph_config"
+    stand_in_module(monkeypatch, graphs, cuda_graph_fully_disabled=lambda: False)
     stand_in_module(monkeypatch, "sglang.srt.plugins.hook_registry", HookRegistry=Registry, HookType=kinds)
     stand_in_module(monkeypatch, "sglang.srt.sampling.sampling_params", TOP_K_ALL=ALL)
     return runpy.run_path(str(EXAMPLES / "sglang_engine.py"))["Hooks"]()
@@ -46,7 +48,7 @@ class Processor:
 
     def __init__(self, scale=None, softcap=None, ranks=False):
         self.logit_scale, self.final_logit_softcapping, self.do_tensor_parallel_all_gather = scale, softcap, ranks
-        self.vocab_size, self.made = VOCAB, 0
+        self.vocab_size, self.made, self.do_tensor_parallel_all_gather_dp_attn = VOCAB, 0, False
 
     def get_logits(self, hidden, lm_head, metadata, bias=None, use_logits_buffer=True):
         self.made += 1
@@ -99,12 +101,12 @@ def runner_of(**more):
     return types.SimpleNamespace(**{"ngram_embedding_manager": ignore, "sampling_observer": None} | more)
 
 
-def step(hooks, processor, lm_head, bias, requests, **more):
-    """Returns the tokens of a step, or the logits that SGLang's own sampler gets."""
+def step(hooks, processor, lm_head, bias, requests, edit=lambda logits: logits, scale=1, **more):
+    """Returns the tokens of a step, or the logits that SGLang's own sampler gets. edit: what the model does to them."""
     metadata = metadata_of()
-    hidden = torch.stack([states_of(number) for number, _ in requests])
+    hidden = scale * torch.stack([states_of(number) for number, _ in requests])
     got = hooks.get_logits(Processor.get_logits, processor, hidden, lm_head, metadata, bias)
-    output = types.SimpleNamespace(next_token_logits=got)
+    output = types.SimpleNamespace(next_token_logits=edit(got))
     runner = runner_of(sampling_observer=more.get("sampling_observer"))
     return hooks.sample(
         lambda runner, output, batch: output.next_token_logits, runner, output, batch_of(requests, **more)
@@ -158,7 +160,11 @@ def test_what_needs_logits_goes_to_sglang_by_name(hooks, named):
     with pytest.warns(UserWarning, match=f"SGLang samples from logits in a batch with {named}$"):
         logits = step(hooks, processor, lm_head, bias, requests, **CASES[named])
     hidden = torch.stack([states_of(number) for number, _ in requests])
-    torch.testing.assert_close(logits, processor.get_logits(hidden, lm_head, None, bias))
+    expected = processor.get_logits(hidden, lm_head, None, bias)
+    torch.testing.assert_close(logits, expected)
+    assert step(hooks, processor, lm_head, bias, MIXED).shape == (5,)  # the head is known from here on
+    with pytest.warns(UserWarning, match=f"SGLang samples from logits in a batch with {named}$"):
+        torch.testing.assert_close(step(hooks, processor, lm_head, bias, requests, **CASES[named]), expected)
 
 
 def test_passes_that_want_logits_get_them(hooks):
@@ -179,26 +185,70 @@ def test_passes_that_want_logits_get_them(hooks):
         assert torch.equal(output.next_token_logits, expected)
 
 
-def test_other_heads_and_versions_are_refused(hooks, monkeypatch):
+def test_other_heads_are_refused(hooks):
     lm_head, bias = made_head()
-    with pytest.raises(RuntimeError, match="logits: expected those of one rank"):
+    with pytest.raises(ValueError, match="logits gathered from several ranks: expected False, got True"):
         step(hooks, Processor(ranks=True), lm_head, bias, MIXED)
-    with pytest.raises(RuntimeError, match="positive scale, got -1.0"):
+    with pytest.raises(ValueError, match="logit_scale: expected a positive number, got -1.0"):
         step(hooks, Processor(scale=-1.0), lm_head, bias, MIXED)
+    packed = types.SimpleNamespace(weight=lm_head.weight.char())
+    for head, got in ((types.SimpleNamespace(), "none"), (packed, r"torch.int8 \[320, 16\]")):
+        hooks.get_logits(lambda *_: torch.ones(5, VOCAB), Processor(), torch.ones(5, WIDTH), head, metadata_of(), bias)
+        output = types.SimpleNamespace(next_token_logits=torch.ones(5, VOCAB))
+        with pytest.raises(ValueError, match=rf"SimpleNamespace.weight: expected float \[V, 16\], got {got}"):
+            hooks.sample(None, runner_of(), output, batch_of(MIXED))
+    for value in (1.0, torch.nan):
+        processor = Processor()
+        processor.get_logits = Processor.get_logits
+        logits = torch.full((5, VOCAB), value)
+        hooks.get_logits(lambda *_: logits.clone(), processor, torch.ones(5, WIDTH), lm_head, metadata_of(), bias)
+        output = types.SimpleNamespace(next_token_logits=logits)
+        with pytest.raises(ValueError, match="logits: expected those of "):
+            hooks.sample(None, runner_of(), output, batch_of(MIXED))
+
+
+@pytest.mark.parametrize("masked", [3, 250])
+def test_models_that_edit_logits_are_refused(hooks, masked):
+    """As gemma4_unified does, in place."""
+    lm_head, bias = made_head()
+    ids = torch.tensor([masked])
+    for edit in (lambda z: z.index_fill_(1, ids, -1e30), lambda z: z.index_fill(1, ids, -1e30)):
+        with pytest.raises(ValueError, match="logits: expected those of the logits processor, got others"):
+            step(hooks, Processor(), lm_head, bias, MIXED, edit=edit)
+
+
+def test_states_of_zero_prove_no_head(hooks):
+    lm_head, _ = made_head()
     processor = Processor()
-    hidden, metadata = states_of(0)[None], metadata_of()
-    with pytest.raises(RuntimeError, match="lm_head: expected a plain weight"):
-        hooks.get_logits(lambda *_: torch.ones(1, VOCAB), processor, hidden, lm_head, metadata, bias)
+    logits = step(hooks, processor, lm_head, None, MIXED, scale=0)
+    assert torch.equal(logits, torch.zeros(5, VOCAB))
+    assert step(hooks, processor, lm_head, None, MIXED).shape == (5,) and processor.made == 2
+    assert step(hooks, processor, lm_head, None, MIXED).shape == (5,) and processor.made == 2
+
+
+def test_other_servers_are_refused(hooks, monkeypatch):
+    Registry.targets.clear()
     hooks.register()
-    names = ["_get_logits", "sample", "compute_logprobs_only", "capture_pre_sample_logits"]
+    names = ["load_model", "_get_logits", "sample", "compute_logprobs_only", "capture_pre_sample_logits"]
     assert [target.rsplit(".", 1)[1] for target in Registry.targets] == names
+    load = next(iter(Registry.targets.values()))
+    plain = dict.fromkeys(("speculative_algorithm", "enable_lora", "lora_paths", "dllm_algorithm"))
+    plain |= {"tp_size": 1, "pp_size": 1, "attn_dp_size": 1}
+
+    def loaded(device="cpu", **more):
+        args = types.SimpleNamespace(**plain | more)
+        return load(lambda runner: "loaded", types.SimpleNamespace(server_args=args, device=device))
+
+    assert loaded() == loaded(enable_lora=False, lora_paths=[]) == "loaded"
+    others = {"speculative_algorithm": "EAGLE", "enable_lora": True, "lora_paths": ["a"], "tp_size": 2, "pp_size": 2}
+    for name, value in others.items():
+        with pytest.raises(ValueError, match=f"{name}: expected (None|False|1), got "):
+            loaded(**{name: value})
+    with pytest.raises(ValueError, match="disable_cuda_graph: expected True, got False"):
+        loaded("cuda")
     monkeypatch.setattr(sys.modules["sglang"], "__version__", "0.5.24")
     with pytest.raises(RuntimeError, match="sglang: expected 0.5.23, got 0.5.24"):
         hooks.register()
-    scheduler = hooks.get_logits.__func__.__globals__["scheduler"]
-    plain = dict.fromkeys(("speculative_algorithm", "enable_lora", "lora_paths", "dllm_algorithm"))
-    with pytest.raises(ValueError, match="speculative_algorithm: expected None, got EAGLE"):
-        scheduler(types.SimpleNamespace(**plain | {"speculative_algorithm": "EAGLE"}))
 
 
 ENGINE = """
@@ -270,14 +320,28 @@ def installed():
 def test_names_of_the_installed_sglang():
     from sglang.srt.beam_search.logits_capture import capture_pre_sample_logits
     from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
+    from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.server_args import ServerArgs
 
     def parameters(function):
         return list(inspect.signature(function).parameters)
 
     given = ["hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"]
     assert parameters(LogitsProcessor._get_logits)[1:] == given
+    given = [
+        "speculative_algorithm",
+        "enable_lora",
+        "lora_paths",
+        "dllm_algorithm",
+        "tp_size",
+        "pp_size",
+        "attn_dp_size",
+    ]
+    args = ServerArgs(model_path="none")
+    assert [getattr(args, name) for name in given] == [None, None, None, None, 1, 1, 1]
+    assert not cuda_graph_fully_disabled() and parameters(ModelRunner.load_model)[:1] == ["self"]
     assert parameters(ModelRunner.sample) == ["self", "logits_output", "forward_batch"]
     assert parameters(ModelRunner.compute_logprobs_only) == ["self", "logits_output", "forward_batch"]
     assert parameters(capture_pre_sample_logits) == ["batch", "forward_batch", "logits_output"]

@@ -47,6 +47,17 @@ def test_tokens_have_the_targets_probabilities(verify, noise):
     assert abs((count > 1).double().mean() - accepted) < 5 * (0.25 / ROWS) ** 0.5
 
 
+def test_rejected_tokens_of_nearly_equal_models_end(verify, monkeypatch):
+    """p and q differ by rounding alone, so that no sample of p is of the residual distribution."""
+    monkeypatch.setitem(verify.__globals__, "PASSES", 3)
+    monkeypatch.setattr(torch, "rand_like", lambda like: torch.full_like(like, 1 - 2**-24))
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(50, 3, WIDTH), torch.randn(VOCAB, WIDTH)
+    drafted = logitless.sample(hidden[:, :-1], weight).ids[..., 0]
+    got, count = verify(drafted, (hidden, weight), (hidden[:, :-1] * (1 + 1e-6), weight))
+    assert (count == 1).any() and ((got >= 0) & (got < VOCAB)).all()
+
+
 def test_the_example(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["speculative.py", "--rows", "2000"])
     runpy.run_path(str(EXAMPLES / "speculative.py"), run_name="__main__")

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
 for needed in ("tokenizers", "matplotlib", "tqdm"):
     pytest.importorskip(needed)
@@ -56,6 +57,14 @@ def start(texts, tmp_path):
         with contextlib.suppress(ProcessLookupError):  # this includes a head's process
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def test_a_diverged_model_generates_nothing(capsys):
+    example = runpy.run_path(str(EXAMPLE))
+    model = example["LanguageModel"](100, 64, 8)
+    model.head.weight.data[3] = torch.nan
+    assert example["generate"](model, torch.arange(8), 8) == []
+    assert capsys.readouterr().out.startswith("the model has diverged: its logits are NaN")
 
 
 def test_both_heads_train_alike(start, tmp_path):

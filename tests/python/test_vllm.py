@@ -252,9 +252,56 @@ def test_unknown_heads_are_refused(client):
     model = Model()
     model.processor.forward = lambda lm_head, hidden_states, embedding_bias: hidden_states @ torch.randn(WIDTH, VOCAB)
     refused(client, Runner(model), unknown)
+    for value in (torch.nan, 0.0):  # which compare equal to nothing, and to any head of zeros
+        model = Model(bias=False)
+        nn.init.constant_(model.lm_head.weight, value)
+        refused(client, Runner(model), unknown)
+    model = Model()
+    model.processor.forward = lambda lm_head, hidden_states, embedding_bias: torch.full((4, VOCAB), torch.nan)
+    refused(client, Runner(model), unknown)
     model = Model().double()
     model.processor.forward = lambda lm_head, hidden_states, embedding_bias: torch.ones(4, VOCAB)
-    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or")
+    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or .*, got torch.float64")
+    model = Model()
+    del model.lm_head
+    model.lm_head = types.SimpleNamespace(bias=None)
+    model.processor.forward = lambda lm_head, hidden_states, embedding_bias: torch.ones(4, VOCAB)
+    refused(client, Runner(model), "lm_head.weight: expected torch.float32 or .*, got None")
+
+
+class Edits(Model):
+    """Edits in place what its LogitsProcessor returned, as Moondream3 and Gemma 4 do."""
+
+    def compute_logits(self, hidden):
+        logits = super().compute_logits(hidden)
+        self.edit(logits)
+        return logits
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """A vocabulary of which 4096 ids are few."""
+    monkeypatch.setattr(sys.modules[__name__], "VOCAB", 20_000)
+    monkeypatch.setattr(sys.modules[__name__], "PADDED", 20_000)
+
+
+@pytest.mark.parametrize("edit", [lambda z: z[:, 3].fill_(-torch.inf), lambda z: z.mul_(1.001)], ids=["mask", "scale"])
+def test_models_that_edit_logits_in_place_are_refused(client, large, edit):
+    model = Edits()
+    model.edit = edit
+    refused(client, Runner(model), "Edits.compute_logits: expected the result of one LogitsProcessor")
+
+
+def test_all_ids_are_compared(client, large):
+    model = Model()
+    client.attach(Runner(model))
+    forward = model.processor.forward
+
+    def masked(lm_head, hidden_states, embedding_bias):
+        return forward(lm_head, hidden_states, embedding_bias).index_fill(1, torch.tensor([7]), -1e4)
+
+    model.processor.forward = masked
+    refused(client, Runner(model), "Model.compute_logits: expected the result of one LogitsProcessor")
 
 
 def installed(*names):
