@@ -77,7 +77,7 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
 
         Raises:
             RuntimeError: Shapes do not fit, or a target is no class.
-            UnsupportedError: A layer is no plain ``nn.Linear``, but for example an adapter's.
+            UnsupportedError: A layer is no plain ``nn.Linear``, but for example an adapter's, or it has hooks.
             TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
 
         The host waits for the number of rows in each cluster, as PyTorch's does.
@@ -93,6 +93,7 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
                 f"target_: expected classes in [0, {self.n_classes - 1}], got values in [{target.min().item()}, "
                 f"{target.max().item()}]"
             )
+        check_linear(self.head, "head")
         in_head, of_clusters, rows = target.clone(), [], []
         for cluster, (start, stop) in enumerate(zip(self.cutoffs, self.cutoffs[1:])):
             own = ((target >= start) & (target < stop)).nonzero()[:, 0]
@@ -114,7 +115,11 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
             input: Hidden states, ``[N, D]``.
 
         A class of a cluster can only win where the cluster itself is the head's largest logit.
+
+        Raises:
+            UnsupportedError: As in :meth:`forward`.
         """
+        check_linear(self.head, "head")
         bias, shortlist = self.head.bias, self.shortlist_size
         best = self._largest(input, self.head.weight, bias)[0]
         rows = (best >= shortlist).nonzero()[:, 0]
@@ -143,7 +148,9 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         return top.ids[:, 0], top.log_probs[:, 0]
 
     def _layers(self, cluster: int) -> tuple[nn.Linear, nn.Linear]:
+        """Returns the layer that projects, which is called, and the one whose weight is used."""
         layers: Any = self.tail[cluster]
+        check_linear(layers[1], f"tail[{cluster}][1]")
         return layers[0], layers[1]
 
     def _of_cluster(self, cluster: int, input: Tensor, target: Tensor) -> Tensor:
@@ -154,7 +161,6 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         return self._log_probs(projected, wide, target)
 
     def _log_probs(self, input: Tensor, layer: nn.Linear, target: Tensor) -> Tensor:
-        check_linear(layer)
         nll: Tensor = linear_cross_entropy(
             input, layer.weight, target, bias=layer.bias, reduction="none", **self._options
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 from . import call
@@ -39,6 +39,7 @@ from .run import Tensors, resolve_options, run_pass, stats_dtype
 __all__ = ["MultiHeadOutput", "multi_head_linear_cross_entropy"]
 
 Weight = Tensor | QuantizedWeight
+Factors = Tensor | Sequence[float | Tensor] | nn.ParameterList | None
 _FUNCTION = "multi_head_linear_cross_entropy"
 # Heads have shifts and biases of their own, and their statistics have no gradient.
 _NAMES = HEAD_OPTIONS - {"bias", "shift", "differentiable_stats"}
@@ -67,7 +68,7 @@ def multi_head_linear_cross_entropy(
     weights: Weight | Sequence[Weight],
     targets: Tensor,
     *,
-    head_weights: Tensor | Sequence[float] | None = None,
+    head_weights: Factors = None,
     shifts: Sequence[int] | None = None,
     biases: Tensor | Sequence[Tensor | None] | None = None,
     return_losses: bool = False,
@@ -85,7 +86,8 @@ def multi_head_linear_cross_entropy(
         weights: A weight ``[V, D]`` that all heads share, or a sequence of H weights. Their V may differ. The same
             tensor may occur several times.
         targets: Class indices of each head, ``[H, ...]``. With ``shifts`` they are given once for all heads, ``[...]``.
-        head_weights: Factors of the heads' losses: H numbers, or a tensor ``[H]``, which may be learned. None means 1.
+        head_weights: Factors of the heads' losses: H numbers or tensors of one element, or a tensor ``[H]``. Tensors
+            may be learned. None means 1.
         shifts: Head h predicts the token ``shifts[h]`` positions later. ``range(1, H + 1)`` is multi-token prediction,
             and ``[0] * H`` gives all heads the same targets.
         biases: A bias ``[V]`` for all heads, or a sequence of H biases or None.
@@ -123,19 +125,33 @@ def multi_head_linear_cross_entropy(
     return MultiHeadOutput(loss, losses, stats)
 
 
-def _checked_factors(given: Tensor | Sequence[float] | None, hidden: Tensor, count: int) -> Tensor | list[float]:
+def _checked_factors(given: Factors, hidden: Tensor, count: int) -> Tensor | list[float]:
     if isinstance(given, Tensor):
         call.check_tensor("head_weights", given)
         call.check_real("head_weights", given)
         call.check_shape("head_weights", given, (count,), "one for each head")
         call.check_devices(hidden.device, {"head_weights": given})
         return given
-    if given is not None and not isinstance(given, Sequence):
+    given = [1.0] * count if given is None else given
+    check_factors(given, count)
+    if not any(isinstance(one, Tensor) for one in given):
+        return [_options.number("head_weights", one) for one in given]
+    stats = stats_dtype(hidden)
+    each = [
+        call.scalar(f"head_weights[{head}]", one, learned=True)
+        if isinstance(one, Tensor)
+        else torch.tensor(_options.number("head_weights", one))
+        for head, one in enumerate(given)
+    ]
+    return torch.stack([one.to(hidden.device, stats) for one in each])  # each tensor gets its gradient
+
+
+def check_factors(given: Any, count: int) -> None:
+    """Checks the number of head_weights that are a sequence."""
+    if not isinstance(given, (Sequence, nn.ParameterList)):
         raise TypeError(f"head_weights: expected a tensor or a sequence of numbers, got {type(given).__name__}")
-    numbers = [1.0] * count if given is None else [_options.number("head_weights", one) for one in given]
-    if len(numbers) != count:
-        raise ValueError(f"head_weights: expected {count}, one for each head, got {len(numbers)}")
-    return numbers
+    if len(given) != count:
+        raise ValueError(f"head_weights: expected {count}, one for each head, got {len(given)}")
 
 
 def _sum(losses: Tensor, factors: Tensor | list[float]) -> Tensor:

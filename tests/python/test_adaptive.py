@@ -169,3 +169,21 @@ def test_options_are_checked():
     ours = AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS, max_workspace_bytes=1)
     with pytest.raises(logitless.BudgetTooSmallError):
         ours(torch.zeros(2, D), torch.tensor([0, 1]))
+
+
+def test_predict_refuses_an_adapter():
+    """It adds to the head's result, which only the layer's own call would compute."""
+
+    class Adapter(torch.nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer, self.weight, self.bias = base_layer, base_layer.weight, base_layer.bias
+
+        def forward(self, x):
+            return self.base_layer(x) + 1
+
+    ours = AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS)
+    ours.head = Adapter(ours.head)
+    for call in (ours.predict, lambda input: ours(input, torch.tensor([0, 1]))):
+        with pytest.raises(logitless.UnsupportedError, match="head: expected a torch.nn.Linear, got a .*Adapter"):
+            call(torch.zeros(2, D))

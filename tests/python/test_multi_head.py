@@ -7,6 +7,7 @@ import logitless
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from support import DEVICES, assert_same, lce
 
 many = logitless.multi_head_linear_cross_entropy
@@ -268,6 +269,19 @@ def test_compiled_with_learned_factors_and_heads_of_their_own():
     assert_same(*(torch.autograd.grad(out.loss, [hidden, *weights, factors]) for out in outs))
 
 
+@pytest.mark.parametrize("kind", [list, torch.nn.ParameterList])
+def test_a_list_of_learned_factors(kind):
+    """Each factor gets its gradient, wherever its dtype differs from the loss's."""
+    case = Case(dtype=torch.float32)
+    factors = [torch.nn.Parameter(one.to(torch.float64).detach()) for one in case.factors]
+    loss = many(case.hidden, case.weights, case.targets, head_weights=kind(factors))
+    stacked = case.factors.clone().requires_grad_()
+    expected = many(case.hidden, case.weights, case.targets, head_weights=stacked)
+    assert torch.equal(loss, expected)
+    got = torch.stack(torch.autograd.grad(loss, factors))
+    assert torch.equal(got.float(), torch.autograd.grad(expected, stacked)[0])
+
+
 class Sharded(torch.Tensor):
     """Looks like a DTensor."""
 
@@ -324,5 +338,56 @@ def test_module(shared):
     assert_same(out[:2], many(hidden, weights, labels, **given)[:2])
     with pytest.raises(TypeError, match="unexpected keyword argument 'shift'"):
         logitless.nn.MultiHeadLoss(D, sizes, shift=1)
+    learned = torch.nn.ParameterList([torch.tensor(1.0), torch.tensor(0.5)])
+    module = logitless.nn.MultiHeadLoss(D, sizes, shifts=[1, 2], head_weights=learned)
+    module(hidden, labels).backward()
+    assert {f"head_weights.{i}" for i in range(2)} <= set(module.state_dict()) and all(p.grad != 0 for p in learned)
+    with pytest.raises(ValueError, match="head_weights: expected numbers, a tensor or a ParameterList"):
+        logitless.nn.MultiHeadLoss(D, sizes, shifts=[1, 2], head_weights=list(learned))
     fixed = logitless.nn.MultiHeadLoss(D, sizes, head_weights=torch.ones(2))
     assert fixed.to(torch.float64).head_weights.dtype == torch.float64 and "head_weights" not in fixed.state_dict()
+
+
+def normed(layer):
+    return torch.nn.utils.spectral_norm(layer)
+
+
+def pruned(layer):
+    return torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def scaled(layer):
+    layer.register_forward_hook(lambda module, given, out: 2 * out)
+    return layer
+
+
+@pytest.mark.parametrize("change", [normed, pruned, scaled])
+def test_layers_whose_hooks_would_not_run_are_refused(change):
+    module = logitless.nn.MultiHeadLoss(D, [V, V])
+    change(module.heads[1])
+    with pytest.raises(logitless.UnsupportedError, match=r"heads\[1\]: expected a layer without hooks"):
+        module(torch.zeros(N, D), ids[:2])
+    one = logitless.LinearCrossEntropyLoss(D, V)
+    change(one.linear)
+    with pytest.raises(logitless.UnsupportedError, match="linear: expected a layer without hooks"):
+        one(torch.zeros(N, D), ids[0])
+    adaptive = logitless.nn.AdaptiveLogSoftmaxWithLoss(16, 20, [4, 10])
+    change(adaptive.tail[1][1])
+    with pytest.raises(logitless.UnsupportedError, match=r"tail\[1\]\[1\]: expected a layer without hooks"):
+        adaptive(torch.zeros(2, 16), torch.tensor([0, 15]))
+    change(adaptive.head)
+    for call in (adaptive.predict, lambda input: adaptive(input, torch.tensor([0, 15]))):
+        with pytest.raises(logitless.UnsupportedError, match="head: expected a layer without hooks"):
+            call(torch.zeros(2, 16))
+
+
+def test_hooks_that_place_parameters_are_no_obstacle():
+    """ZeRO-3 and FSDP2 hook every layer, and leave values as they are."""
+
+    def hook(*_):
+        raise AssertionError
+
+    hook.__module__ = "deepspeed.runtime"
+    one = logitless.LinearCrossEntropyLoss(D, V)
+    one.linear.register_forward_pre_hook(hook)
+    assert one(hidden, ids[0]) > 0
