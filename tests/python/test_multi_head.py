@@ -3,12 +3,15 @@
 test_tools.py runs it with compilers, checkpoints and batches of upstream gradients.
 """
 
+import contextlib
+
 import logitless
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.nn.utils.prune
 from support import DEVICES, assert_same, lce
+from torch.utils._python_dispatch import TorchDispatchMode
 
 many = logitless.multi_head_linear_cross_entropy
 H, N, D, V = 3, 10, 6, 11
@@ -222,6 +225,87 @@ def test_the_budget_is_that_of_the_largest_head():
     many(case.hidden, case.weights, case.targets, max_workspace_bytes=one).backward()
 
 
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(1.0, requires_grad=True)], ids=["together", "later"])
+def test_a_refused_budget_says_what_all_heads_need(scale):
+    case = Case(dtype=torch.bfloat16)
+    shared = torch.randn(500, D).bfloat16().requires_grad_()
+    weights = [case.weights[0].requires_grad_(), shared, shared]
+    with pytest.raises(logitless.BudgetTooSmallError) as error:
+        many(case.hidden, weights, case.targets, scale=scale, max_workspace_bytes=1)
+    many(case.hidden, weights, case.targets, scale=scale, max_workspace_bytes=error.value.required_bytes)
+
+
+class Made(TorchDispatchMode):
+    """The shapes of tensors that PyTorch's operators made."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.shapes |= {
+            tuple(t.shape) for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, torch.Tensor)
+        }
+        return out
+
+
+def test_gradients_that_come_later_are_added_one_by_one():
+    case = Case()
+    with Made() as mode:
+        many(
+            case.hidden.requires_grad_(), case.weights, case.targets, scale=torch.ones((), requires_grad=True)
+        ).backward()
+    assert (N, D) in mode.shapes and (H, N, D) not in mode.shapes
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("change", [torch._neg_view, lambda t: t.as_subclass(Subclass)], ids=["negated", "subclass"])
+def test_one_tensor_that_is_not_plain(change):
+    case = Case()
+    other = change(case.weights[1].neg() if change is torch._neg_view else case.weights[1])
+    hidden = case.hidden.requires_grad_()
+    losses = [
+        many(hidden, [case.weights[0], weight, case.weights[2]], case.targets) for weight in (case.weights[1], other)
+    ]
+    assert_same(*(torch.autograd.grad(loss, hidden) for loss in losses))
+
+
+def test_main_grad_of_the_shape_of_rows_is_for_all_heads():
+    case, main_grad = Case(heads=V, rows=(D,), shared=True, dtype=torch.float32), torch.zeros(V, D)
+    weight = case.weights[0].requires_grad_()
+    many(case.hidden, weight, case.targets, main_grad=main_grad).backward()
+    torch.testing.assert_close(main_grad, torch.autograd.grad(many(case.hidden, weight, case.targets), weight)[0])
+
+
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(1.0, requires_grad=True)], ids=["together", "later"])
+def test_losses_may_change_in_place(scale):
+    case, gradients = Case(dtype=torch.float32), []
+    for factor in (1, 2):
+        leaves = case.leaves()
+        hidden, weights, _, factors = case.parts(leaves)
+        out = many(hidden, weights, case.targets, head_weights=factors, scale=scale, return_losses=True)
+        out.losses.div_(factor)
+        gradients.append(torch.autograd.grad(out.loss, (hidden, factors)))
+    assert_same(*gradients)
+
+
+@pytest.mark.parametrize("run", ["direct", "traced", "later"])
+def test_the_place_of_a_wrong_target(run):
+    case = Case(rows=(2, 5), dtype=torch.float32)
+    case.targets[2, 1, 3] = 99
+    mode = Made() if run == "traced" else contextlib.nullcontext()
+    options = {"scale": torch.ones((), requires_grad=True)} if run == "later" else {}
+    with mode, pytest.raises(logitless.InvalidTargetError, match=r"at targets\[2, 1, 3\]") as error:
+        many(case.hidden.requires_grad_(), case.weights, case.targets, **options)
+    assert error.value.row == 28
+    with mode, pytest.raises(logitless.InvalidTargetError, match=r"at targets\[1, 3\]"):
+        many(case.hidden, case.weights, case.targets[2], shifts=[0] * H, **options)
+
+
 def test_frozen_parts():
     """A head without trained tensors has its loss alone, beside one with gradients."""
     case = Case()
@@ -295,6 +379,16 @@ REFUSED = {
     r"hidden: expected shape \[10, D\] or \[3, 10, D\]": lambda: many(hidden[1:], weight, ids),
     r"weights: expected a tensor or a sequence": lambda: many(hidden, None, ids),
     r"weights: expected at least one head": lambda: many(hidden, [], ids),
+    r"shifts: expected at least one head": lambda: many(hidden, weight, ids[0], shifts=[]),
+    r"targets: expected at least one head": lambda: many(hidden, weight, ids[:0]),
+    r"shifts\[1\]: expected an integer >= 0, got -1": lambda: many(hidden, weight, ids[0], shifts=[0, -1]),
+    r"shifts\[1\]: expected an integer, got float": lambda: many(hidden, weight, ids[0], shifts=[0, 1.5]),
+    r"weights\[1\]: expected shape \[V, 6\].*\[11, 3\]": lambda: many(hidden, [weight, weight[:, :3], weight], ids),
+    r"biases\[1\]: expected shape \[11\]": lambda: many(hidden, [weight] * 3, ids, biases=[None, hidden[0], None]),
+    r"biases: expected a torch.Tensor, got int": lambda: many(hidden, weight, ids, biases=5),
+    r"softcap: .* \(head 1\)": lambda: many(hidden, weight, ids, softcap=[None, "x", 2.0]),
+    r"head_weights\[0\]: expected a number of": lambda: many(hidden, weight, ids, head_weights=[1e300, 1, 1]),
+    r"head_weights\[2\]: expected one element": lambda: many(hidden, weight, ids, head_weights=[1, 1, hidden]),
     r"weights: .*, got str": lambda: many(hidden, [weight, weight, "w"], ids),
     r"head_weights: expected 3, .* got 2": lambda: many(hidden, weight, ids, head_weights=[1, 2]),
     r"head_weights: expected shape \[3\]": lambda: many(hidden, weight, ids, head_weights=torch.ones(2)),
