@@ -114,8 +114,7 @@ def multi_head_linear_cross_entropy(
     head then is a call of its own. Autograd adds its gradients to those of others in the tensor's dtype.
     """
     _options.check_names(_FUNCTION, options, _NAMES)
-    if options.get("reduction", "mean") not in ("mean", "sum"):
-        raise ValueError(f'reduction: expected "mean" or "sum" of several heads, got {options["reduction"]!r}')
+    check_reduction(options.get("reduction", "mean"))
     _options.flag("return_losses", return_losses)
     heads = _Heads(hidden, weights, targets, shifts, biases, return_stats, options)
     factors = _checked_factors(head_weights, hidden, heads.count)
@@ -128,15 +127,29 @@ def multi_head_linear_cross_entropy(
     return MultiHeadOutput(loss, losses, stats)
 
 
+def check_factors(given: Any, count: int | None) -> None:
+    """Checks head_weights except the ranges of numbers."""
+    if isinstance(given, Tensor):
+        call.check_real("head_weights", given)
+        if given.dim() != 1 or given.shape[0] != (given.shape[0] if count is None else count):
+            expected = shape_text(("H" if count is None else count,))
+            raise ValueError(
+                f"head_weights: expected shape {expected}, one for each head, got {shape_text(given.shape)}"
+            )
+    elif isinstance(given, (Sequence, nn.ParameterList)):
+        _check_count("head_weights", given, count)
+    else:
+        raise TypeError(f"head_weights: expected a tensor or a sequence of numbers, got {type(given).__name__}")
+
+
 def _checked_factors(given: Factors, hidden: Tensor, count: int) -> Tensor | list[float]:
+    given = [1.0] * count if given is None else given
     if isinstance(given, Tensor):
         call.check_tensor("head_weights", given)
-        call.check_real("head_weights", given)
-        call.check_shape("head_weights", given, (count,), "one for each head")
+    check_factors(given, count)
+    if isinstance(given, Tensor):
         call.check_devices(hidden.device, {"head_weights": given})
         return given
-    given = [1.0] * count if given is None else given
-    check_factors(given, count)
     stats = stats_dtype(hidden)
     each = [_factor(f"head_weights[{head}]", one, stats) for head, one in enumerate(given)]
     if not any(isinstance(one, Tensor) for one in each):
@@ -154,25 +167,28 @@ def _factor(name: str, given: Any, stats: torch.dtype) -> Any:
     return number
 
 
-def check_sequence(name: str, given: Any) -> None:
-    if given is not None and not isinstance(given, Sequence):
-        raise TypeError(f"{name}: expected a sequence of integers, got {type(given).__name__}")
+def check_reduction(given: Any) -> None:
+    if not isinstance(given, str) or given not in ("mean", "sum"):
+        raise ValueError(f'reduction: expected "mean" or "sum" of several heads, got {given!r}')
 
 
-def checked_shifts(given: Sequence[Any]) -> list[int]:
+def _check_count(name: str, given: Any, count: int | None) -> None:
+    """count: the number of heads; None where the call says it."""
+    if count is not None and len(given) != count:
+        raise ValueError(f"{name}: expected {count}, one for each head, got {len(given)}")
+
+
+def checked_shifts(given: Any, count: int | None) -> list[int]:
+    if not isinstance(given, Sequence):
+        raise TypeError(f"shifts: expected a sequence of integers, got {type(given).__name__}")
+    if not given:
+        raise ValueError("shifts: expected at least one head, got none")
+    _check_count("shifts", given, count)
     shifts = [_options.integer(f"shifts[{head}]", shift) for head, shift in enumerate(given)]
     for head, shift in enumerate(shifts):
         if shift < 0:
             raise ValueError(f"shifts[{head}]: expected an integer >= 0, got {shift}")
     return shifts
-
-
-def check_factors(given: Any, count: int) -> None:
-    """Checks the number of head_weights that are a sequence."""
-    if not isinstance(given, (Sequence, nn.ParameterList)):
-        raise TypeError(f"head_weights: expected a tensor or a sequence of numbers, got {type(given).__name__}")
-    if len(given) != count:
-        raise ValueError(f"head_weights: expected {count}, one for each head, got {len(given)}")
 
 
 def _sum(losses: Tensor, factors: Tensor | list[float]) -> Tensor:
@@ -221,7 +237,9 @@ class _Heads:
         options: dict[str, Any],
     ) -> None:
         several = options.get("target_weight") is not None
+        call.check_tensor("targets", targets)
         count = self._count(weights, targets, shifts)
+        self.shifts = [0] * count if shifts is None else checked_shifts(shifts, count)
         self.own_targets = shifts is None
         every = (hidden, targets, *(t for t in (weights, biases, *options.values()) if isinstance(t, Tensor)))
         every += tuple(t for given in (weights, biases) if isinstance(given, (list, tuple)) for t in given)
@@ -255,7 +273,6 @@ class _Heads:
         if torch.is_autocast_enabled(hidden.device.type):
             self._cast()
         self.targets = [targets] * count if shifts is not None else targets.unbind()
-        self.shifts = [0] * count if shifts is None else checked_shifts(shifts)
         given = {name: self._of_rows(name, value) for name, value in options.items()}
         each = {name: _of_each(name, value, count) for name, value in given.items()}
         each |= {"bias": self.biases, "shift": self.shifts}
@@ -264,20 +281,15 @@ class _Heads:
 
     @staticmethod
     def _count(weights: Any, targets: Any, shifts: Any) -> int:
-        call.check_tensor("targets", targets)
-        check_sequence("shifts", shifts)
-        if isinstance(weights, (list, tuple)):
-            giver, count = "weights", len(weights)
-        else:
-            giver, count = ("targets", (*targets.shape, 0)[0]) if shifts is None else ("shifts", len(shifts))
-            weights = [weights]
-        if count == 0:
-            raise ValueError(f"{giver}: expected at least one head, got none")
-        for weight in weights:
+        listed = isinstance(weights, (list, tuple))
+        for weight in weights if listed else [weights]:
             if not isinstance(weight, (Tensor, QuantizedWeight)):
                 raise TypeError(f"weights: expected a tensor or a sequence of tensors, got {type(weight).__name__}")
-        if shifts is not None and len(shifts) != count:
-            raise ValueError(f"shifts: expected {count}, one for each head, got {len(shifts)}")
+        if not listed and shifts is not None:
+            return len(checked_shifts(shifts, None))
+        name, count = ("weights", len(weights)) if listed else ("targets", (*targets.shape, 0)[0])
+        if count == 0:
+            raise ValueError(f"{name}: expected at least one head, got none")
         return count
 
     def _cast(self) -> None:

@@ -18,7 +18,14 @@ from .adaptive import AdaptiveLogSoftmaxWithLoss
 from .call import Number, check_linear, hooks_of
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .multi_head import Factors, MultiHeadOutput, multi_head_linear_cross_entropy
+from .multi_head import (
+    Factors,
+    MultiHeadOutput,
+    check_factors,
+    check_reduction,
+    checked_shifts,
+    multi_head_linear_cross_entropy,
+)
 from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, PairCallOptions, PairOptions, accepts
 from .retrieval import info_nce
 from .run import torch_dtype
@@ -199,7 +206,8 @@ class MultiHeadLoss(nn.Module):
     The other options have the meanings they have in :func:`logitless.linear_cross_entropy`, for all heads alike.
 
     Raises:
-        ValueError: An option is out of range.
+        TypeError, ValueError: An argument has the wrong type, an option is out of range, or the number of
+            ``head_weights`` or ``shifts`` is not that of heads.
     """
 
     head_weights: Factors
@@ -220,8 +228,17 @@ class MultiHeadLoss(nn.Module):
         super().__init__()
         _options.check_names("MultiHeadLoss", options, _options.names_of(MultiHeadOptions))
         _keep(self, options)
-        self.is_shared = isinstance(num_classes, int)
-        sizes = [num_classes] if isinstance(num_classes, int) else num_classes
+        check_reduction(self.reduction)
+        self.is_shared = not isinstance(num_classes, Sequence)
+        given = num_classes if isinstance(num_classes, Sequence) else [num_classes]
+        sizes = [_options.integer("num_classes", size) for size in given]
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"num_classes: expected a number >= 1 for each head, got {num_classes!r}")
+        count = None if self.is_shared else len(sizes)
+        if shifts is not None:
+            count = len(checked_shifts(shifts, count))
+        if head_weights is not None:
+            check_factors(head_weights, count)
         made = torch_dtype(dtype)
         self.heads = nn.ModuleList(nn.Linear(in_features, size, bias, device=device, dtype=made) for size in sizes)
         self.shifts = shifts

@@ -6,6 +6,7 @@ test_tools.py runs it with compilers, checkpoints and batches of upstream gradie
 import contextlib
 
 import logitless
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -440,6 +441,32 @@ def test_module(shared):
         logitless.nn.MultiHeadLoss(D, sizes, shifts=[1, 2], head_weights=list(learned))
     fixed = logitless.nn.MultiHeadLoss(D, sizes, head_weights=torch.ones(2))
     assert fixed.to(torch.float64).head_weights.dtype == torch.float64 and "head_weights" not in fixed.state_dict()
+
+
+WRONG = {
+    r'reduction: expected "mean" or "sum"': (V, {"reduction": "none"}),
+    r"head_weights: expected 2, one for each head, got 3": ([V, V], {"head_weights": [1, 2, 3]}),
+    r"head_weights: expected 2, .* got 1": (V, {"shifts": [0, 1], "head_weights": [1]}),
+    r"head_weights: expected shape \[2\]": ([V, V], {"head_weights": torch.ones(3)}),
+    r"head_weights: expected a tensor or a sequence": (V, {"head_weights": 3.0}),
+    r"shifts: expected a sequence of integers, got int": (V, {"shifts": 5}),
+    r"shifts: expected 2, one for each head, got 1": ([V, V], {"shifts": [1]}),
+    r"shifts\[1\]: expected an integer >= 0": (V, {"shifts": [1, -1]}),
+    r"num_classes: expected a number >= 1": ([], {}),
+    r"num_classes: expected a number >= 1 .*, got 0": (0, {}),
+    r"num_classes: expected an integer, got float": (2.5, {}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_the_module_refuses_by_name(message):
+    sizes, options = WRONG[message]
+    with pytest.raises((TypeError, ValueError), match=message):
+        logitless.nn.MultiHeadLoss(D, sizes, **options)
+
+
+def test_the_module_takes_integers_of_any_kind():
+    assert len(logitless.nn.MultiHeadLoss(D, np.int64(V), shifts=np.arange(2).tolist()).heads) == 1
 
 
 def normed(layer):
