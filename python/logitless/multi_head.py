@@ -111,7 +111,8 @@ def multi_head_linear_cross_entropy(
 
     Gradients come with the losses, in 3 products for each head. They come later where they do so in
     :func:`linear_cross_entropy` (``main_grad``, float16), or where a number is learned or a weight is quantised. Each
-    head then is a call of its own. Autograd adds its gradients to those of others in the tensor's dtype.
+    head then is a call of its own, which rounds its gradients. Those of shared hidden states are added in float32, and
+    others by autograd in the tensor's dtype.
     """
     _options.check_names(_FUNCTION, options, _NAMES)
     check_reduction(options.get("reduction", "mean"))
@@ -337,6 +338,8 @@ class _Heads:
                 and not apart
             ):
                 return self._together(prepared, factors)
+        if not self.has_own_states and self.hidden.dtype.itemsize == 2:
+            heads = [(term, *rest) for term, (_, *rest) in zip(_summed_in_float32(self.hidden, self.count), heads)]
         calls = [
             functools.partial(self._of_head, head, linear_cross_entropy, *given, **options, **self._stats())
             for head, (*given, options) in enumerate(heads)
@@ -524,6 +527,37 @@ def _(hidden: Any, tensors: Any, numbers: Any, integers: Any, texts: Any, *_: An
 
 
 # ---- autograd
+
+
+class _Total(torch.autograd.Function):
+    """Makes a float32 tensor without memory. Its gradient, the sum of those of _Term, is rounded to a tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.dtype = tensor.dtype
+        return tensor.new_zeros((), dtype=torch.float32).expand(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.to(ctx.dtype)
+
+
+class _Term(torch.autograd.Function):
+    """Returns a constant tensor, whose gradient goes to a _Total."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, total: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, gradient.float()
+
+
+def _summed_in_float32(tensor: Tensor, count: int) -> list[Tensor]:
+    """Returns a 16-bit tensor several times. Its gradient is their sum, which autograd adds up one after the other."""
+    total = _Total.apply(tensor)  # type: ignore[no-untyped-call]
+    return [_Term.apply(tensor.detach(), total) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
 class _Given(NamedTuple):

@@ -212,6 +212,23 @@ def test_a_shared_gradient_is_rounded_once(gradient):
         assert ((got - expected).abs() <= torch.finfo(torch.bfloat16).eps * expected.abs()).all()
 
 
+def test_later_gradients_of_hidden_are_added_in_float32():
+    """Equal heads add up to one head, with a rounding for each and one for the sum."""
+    case, gradients = Case(shared=True, dtype=torch.bfloat16), []
+    for count in (64, 1):
+        hidden, targets = case.hidden.clone().requires_grad_(), case.targets[:1].expand(count, -1)
+        loss = many(
+            hidden,
+            case.weights[0],
+            targets,
+            head_weights=[1 / count] * count,
+            scale=torch.ones((), requires_grad=True),
+        )
+        gradients += torch.autograd.grad(loss, hidden)
+    got, expected = gradients
+    assert ((got - expected).abs() <= 2 * torch.finfo(torch.bfloat16).eps * expected.abs()).all()
+
+
 def test_the_budget_is_that_of_the_largest_head():
     case = Case(dtype=torch.float32)
 
