@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import options as _options
-from .call import check_linear
+from .call import check_integers, check_linear, check_tensor
 from .candidates import linear_candidates
 from .functional import linear_cross_entropy, linear_top_k
 from .options import TrainingOptions, accepts
@@ -45,7 +45,8 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         device: The module's device.
         dtype: The module's dtype.
 
-    The other options are those of :func:`logitless.linear_cross_entropy`, for the head and each cluster.
+    The other options are those of :func:`logitless.linear_cross_entropy`, for the head and each cluster. There is no
+    ``screen``. ``predict`` uses the budget alone.
 
     Raises:
         ValueError: ``cutoffs`` are not ascending numbers in [1, n_classes - 1], or an option is out of range.
@@ -65,6 +66,8 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
     ) -> None:
         _options.check_names("AdaptiveLogSoftmaxWithLoss", options, _NAMES)
         checked = _options.checked_training(options)
+        if checked["screen"] != "none":
+            raise ValueError(f'screen: expected "none", as gradients come after the loss, got {checked["screen"]!r}')
         super().__init__(in_features, n_classes, cutoffs, div_value, head_bias, device, dtype)
         self._options: dict[str, Any] = checked
 
@@ -77,11 +80,14 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
 
         Raises:
             RuntimeError: Shapes do not fit, or a target is no class.
-            UnsupportedError: A layer is no plain ``nn.Linear``, but for example an adapter's.
+            UnsupportedError: A layer is no plain ``nn.Linear``, but for example an adapter's, or it has hooks.
             TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
 
         The host waits for the number of rows in each cluster, as PyTorch's does.
         """
+        self._check_input("input_", input_)
+        check_tensor("target_", target_)
+        check_integers("target_", target_)
         if target_.dim() > 1 or input_.dim() != target_.dim() + 1 or input_.shape[:-1] != target_.shape:
             raise RuntimeError(
                 "target_: expected shape [N] with an input_ [N, D], or [] with [D], got "
@@ -93,6 +99,7 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
                 f"target_: expected classes in [0, {self.n_classes - 1}], got values in [{target.min().item()}, "
                 f"{target.max().item()}]"
             )
+        check_linear(self.head, "head")
         in_head, of_clusters, rows = target.clone(), [], []
         for cluster, (start, stop) in enumerate(zip(self.cutoffs, self.cutoffs[1:])):
             own = ((target >= start) & (target < stop)).nonzero()[:, 0]
@@ -114,7 +121,16 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
             input: Hidden states, ``[N, D]``.
 
         A class of a cluster can only win where the cluster itself is the head's largest logit.
+
+        Raises:
+            RuntimeError: The shape does not fit.
+            UnsupportedError: As in :meth:`forward`.
+            BudgetTooSmallError: No plan fits the budget.
         """
+        self._check_input("input", input)
+        if input.dim() != 2:
+            raise RuntimeError(f"input: expected shape [N, D], got {_options.shape_text(input.shape)}")
+        check_linear(self.head, "head")
         bias, shortlist = self.head.bias, self.shortlist_size
         best = self._largest(input, self.head.weight, bias)[0]
         rows = (best >= shortlist).nonzero()[:, 0]
@@ -125,7 +141,7 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         classes = [self._largest(hidden, self.head.weight[:shortlist], listed)[0]]
         clusters = torch.arange(shortlist, self.head_size, device=input.device).expand(len(rows), -1)
         ids = torch.cat([classes[0][:, None], clusters], 1)
-        scores = linear_candidates(hidden, self.head.weight, ids, bias=bias).log_probs
+        scores = linear_candidates(hidden, self.head.weight, ids, bias=bias, **self._budget()).log_probs
         for cluster, start in enumerate(self.cutoffs[:-1]):
             narrow, wide = self._layers(cluster)
             own, log_probs = self._largest(narrow(hidden), wide.weight, None)
@@ -134,16 +150,26 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         best[rows] = torch.stack(classes, 1).gather(1, scores.argmax(1, keepdim=True))[:, 0]
         return best
 
-    @staticmethod
-    def _largest(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _budget(self) -> Any:
+        return {name: value for name, value in self._options.items() if name in _options.TOP_K_OPTIONS}
+
+    def _check_input(self, name: str, input: Tensor) -> None:
+        check_tensor(name, input)
+        if input.shape[-1:] != (self.in_features,):
+            expected = f"a last dimension of {self.in_features}"
+            raise RuntimeError(f"{name}: expected {expected}, got shape {_options.shape_text(input.shape)}")
+
+    def _largest(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the class of each row's largest logit, and its log-probability."""
         if weight.shape[1] == 0:
             return hidden.new_zeros(len(hidden), dtype=torch.int64), _uniform(hidden, len(weight))
-        top = linear_top_k(hidden, weight, 1, bias=bias)
+        top = linear_top_k(hidden, weight, 1, bias=bias, **self._budget())
         return top.ids[:, 0], top.log_probs[:, 0]
 
     def _layers(self, cluster: int) -> tuple[nn.Linear, nn.Linear]:
+        """Returns the layer that projects, which is called, and the one whose weight is used."""
         layers: Any = self.tail[cluster]
+        check_linear(layers[1], f"tail[{cluster}][1]")
         return layers[0], layers[1]
 
     def _of_cluster(self, cluster: int, input: Tensor, target: Tensor) -> Tensor:
@@ -154,7 +180,6 @@ class AdaptiveLogSoftmaxWithLoss(nn.AdaptiveLogSoftmaxWithLoss):
         return self._log_probs(projected, wide, target)
 
     def _log_probs(self, input: Tensor, layer: nn.Linear, target: Tensor) -> Tensor:
-        check_linear(layer)
         nll: Tensor = linear_cross_entropy(
             input, layer.weight, target, bias=layer.bias, reduction="none", **self._options
         )

@@ -214,13 +214,29 @@ def check_main_grad(main_grad: Tensor, weight: Tensor, stats: torch.dtype) -> No
         raise ValueError(f"main_grad: expected contiguous rows, got strides {shape_text(main_grad.stride())}")
 
 
-def check_linear(linear: nn.Module) -> None:
-    """Checks the layer whose weight a loss takes. An adapter around it would be left out of loss and gradients."""
+def hooks_of(linear: nn.Module) -> list[Any]:
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return [hook for of_kind in hooks for hook in of_kind.values()]
+
+
+# Their hooks place parameters, and leave values as they are.
+_PLACING = ("deepspeed.", "torch.distributed.")
+
+
+def check_linear(linear: nn.Module, name: str = "linear") -> None:
+    """Checks a layer whose weight alone is used, without a call. Adapters around it and hooks would be left out."""
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         raise UnsupportedError(
-            f"linear: expected a torch.nn.Linear, got a {kind} (the loss would use its weight alone)"
+            f"{name}: expected a torch.nn.Linear, got a {kind} (only its weight and bias would be used)"
         )
+    for hook in hooks_of(linear):
+        if not str(getattr(hook, "__module__", "")).startswith(_PLACING):
+            kind = getattr(hook, "__qualname__", type(hook).__name__)
+            raise UnsupportedError(
+                f"{name}: expected a layer without hooks, got one with {kind}, which would not run (spectral_norm and "
+                "weight_norm of torch.nn.utils.parametrizations need no hooks)"
+            )
 
 
 # ---- options that are numbers or tensors of one element

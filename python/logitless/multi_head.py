@@ -7,11 +7,13 @@ are added up in float32 as the library makes them, and rounded once.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 from . import call
@@ -27,18 +29,19 @@ from .autograd import (
     scaled_saved,
 )
 from .call import Arguments, Prepared, can_run_eagerly, has_dtensor, inputs_of, prepare, seed_tensor
-from .errors import UnsupportedError
+from .errors import InvalidTargetError, UnsupportedError
 from .functional import linear_cross_entropy
-from .native import NAMESPACE
+from .native import NAMESPACE, enough
 from .options import HEAD_OPTIONS, HeadOptions, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, result_of
 from .passes import ADDED, GRADIENTS, PassKey, results
 from .quantized import QuantizedWeight
-from .run import Tensors, resolve_options, run_pass, stats_dtype
+from .run import Tensors, plan_pass, resolve_options, stats_dtype
 
 __all__ = ["MultiHeadOutput", "multi_head_linear_cross_entropy"]
 
 Weight = Tensor | QuantizedWeight
+Factors = Tensor | Sequence[float | Tensor] | nn.ParameterList | None
 _FUNCTION = "multi_head_linear_cross_entropy"
 # Heads have shifts and biases of their own, and their statistics have no gradient.
 _NAMES = HEAD_OPTIONS - {"bias", "shift", "differentiable_stats"}
@@ -67,7 +70,7 @@ def multi_head_linear_cross_entropy(
     weights: Weight | Sequence[Weight],
     targets: Tensor,
     *,
-    head_weights: Tensor | Sequence[float] | None = None,
+    head_weights: Factors = None,
     shifts: Sequence[int] | None = None,
     biases: Tensor | Sequence[Tensor | None] | None = None,
     return_losses: bool = False,
@@ -85,7 +88,8 @@ def multi_head_linear_cross_entropy(
         weights: A weight ``[V, D]`` that all heads share, or a sequence of H weights. Their V may differ. The same
             tensor may occur several times.
         targets: Class indices of each head, ``[H, ...]``. With ``shifts`` they are given once for all heads, ``[...]``.
-        head_weights: Factors of the heads' losses: H numbers, or a tensor ``[H]``, which may be learned. None means 1.
+        head_weights: Factors of the heads' losses: H numbers or tensors of one element, or a tensor ``[H]``. Tensors
+            may be learned. None means 1.
         shifts: Head h predicts the token ``shifts[h]`` positions later. ``range(1, H + 1)`` is multi-token prediction,
             and ``[0] * H`` gives all heads the same targets.
         biases: A bias ``[V]`` for all heads, or a sequence of H biases or None.
@@ -101,16 +105,17 @@ def multi_head_linear_cross_entropy(
             NaN.)
 
     Raises:
-        TypeError, ValueError, BudgetTooSmallError, NotImplementedError: As in :func:`linear_cross_entropy`.
+        TypeError, ValueError, NotImplementedError: As in :func:`linear_cross_entropy`.
+        BudgetTooSmallError: A head does not fit; ``required_bytes`` is enough for all heads.
         UnsupportedError: A tensor is a DTensor.
 
     Gradients come with the losses, in 3 products for each head. They come later where they do so in
     :func:`linear_cross_entropy` (``main_grad``, float16), or where a number is learned or a weight is quantised. Each
-    head then is a call of its own. Its gradients are rounded before they are added.
+    head then is a call of its own, which rounds its gradients. Those of shared hidden states are added in float32, and
+    others by autograd in the tensor's dtype.
     """
     _options.check_names(_FUNCTION, options, _NAMES)
-    if options.get("reduction", "mean") not in ("mean", "sum"):
-        raise ValueError(f'reduction: expected "mean" or "sum" of several heads, got {options["reduction"]!r}')
+    check_reduction(options.get("reduction", "mean"))
     _options.flag("return_losses", return_losses)
     heads = _Heads(hidden, weights, targets, shifts, biases, return_stats, options)
     factors = _checked_factors(head_weights, hidden, heads.count)
@@ -123,19 +128,68 @@ def multi_head_linear_cross_entropy(
     return MultiHeadOutput(loss, losses, stats)
 
 
-def _checked_factors(given: Tensor | Sequence[float] | None, hidden: Tensor, count: int) -> Tensor | list[float]:
+def check_factors(given: Any, count: int | None) -> None:
+    """Checks head_weights except the ranges of numbers."""
+    if isinstance(given, Tensor):
+        call.check_real("head_weights", given)
+        if given.dim() != 1 or given.shape[0] != (given.shape[0] if count is None else count):
+            expected = shape_text(("H" if count is None else count,))
+            raise ValueError(
+                f"head_weights: expected shape {expected}, one for each head, got {shape_text(given.shape)}"
+            )
+    elif isinstance(given, (Sequence, nn.ParameterList)):
+        _check_count("head_weights", given, count)
+    else:
+        raise TypeError(f"head_weights: expected a tensor or a sequence of numbers, got {type(given).__name__}")
+
+
+def _checked_factors(given: Factors, hidden: Tensor, count: int) -> Tensor | list[float]:
+    given = [1.0] * count if given is None else given
     if isinstance(given, Tensor):
         call.check_tensor("head_weights", given)
-        call.check_real("head_weights", given)
-        call.check_shape("head_weights", given, (count,), "one for each head")
+    check_factors(given, count)
+    if isinstance(given, Tensor):
         call.check_devices(hidden.device, {"head_weights": given})
         return given
-    if given is not None and not isinstance(given, Sequence):
-        raise TypeError(f"head_weights: expected a tensor or a sequence of numbers, got {type(given).__name__}")
-    numbers = [1.0] * count if given is None else [_options.number("head_weights", one) for one in given]
-    if len(numbers) != count:
-        raise ValueError(f"head_weights: expected {count}, one for each head, got {len(numbers)}")
-    return numbers
+    stats = stats_dtype(hidden)
+    each = [_factor(f"head_weights[{head}]", one, stats) for head, one in enumerate(given)]
+    if not any(isinstance(one, Tensor) for one in each):
+        return each
+    tensors = [one if isinstance(one, Tensor) else torch.tensor(one, dtype=stats) for one in each]
+    return torch.stack([one.to(hidden.device, stats) for one in tensors])  # each tensor gets its gradient
+
+
+def _factor(name: str, given: Any, stats: torch.dtype) -> Any:
+    if isinstance(given, Tensor):
+        return call.scalar(name, given, learned=True)
+    number = _options.number(name, given)
+    if not torch.compiler.is_compiling() and torch.finfo(stats).max < abs(number) < math.inf:
+        raise ValueError(f"{name}: expected a number of {stats}'s range, got {number}")
+    return number
+
+
+def check_reduction(given: Any) -> None:
+    if not isinstance(given, str) or given not in ("mean", "sum"):
+        raise ValueError(f'reduction: expected "mean" or "sum" of several heads, got {given!r}')
+
+
+def _check_count(name: str, given: Any, count: int | None) -> None:
+    """count: the number of heads; None where the call says it."""
+    if count is not None and len(given) != count:
+        raise ValueError(f"{name}: expected {count}, one for each head, got {len(given)}")
+
+
+def checked_shifts(given: Any, count: int | None) -> list[int]:
+    if not isinstance(given, Sequence):
+        raise TypeError(f"shifts: expected a sequence of integers, got {type(given).__name__}")
+    if not given:
+        raise ValueError("shifts: expected at least one head, got none")
+    _check_count("shifts", given, count)
+    shifts = [_options.integer(f"shifts[{head}]", shift) for head, shift in enumerate(given)]
+    for head, shift in enumerate(shifts):
+        if shift < 0:
+            raise ValueError(f"shifts[{head}]: expected an integer >= 0, got {shift}")
+    return shifts
 
 
 def _sum(losses: Tensor, factors: Tensor | list[float]) -> Tensor:
@@ -154,6 +208,22 @@ def _of_each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
+def _names(name: str, given: Any, count: int) -> list[str]:
+    return [f"{name}[{head}]" if isinstance(given, (list, tuple)) else name for head in range(count)]
+
+
+def _check_matrices(hidden: Tensor, weight: Weight, bias: Any, weight_name: str, bias_name: str) -> None:
+    """Checks a head by the caller's names. Its hidden states are those that other heads fit, so they are right."""
+    if isinstance(weight, Tensor):
+        call.check_tensor(weight_name, weight)
+    if len(weight.shape) != 2 or weight.shape[1] != hidden.shape[-1]:
+        expected = f"[V, {hidden.shape[-1]}], of hidden's last dimension"
+        raise ValueError(f"{weight_name}: expected shape {expected}, got {shape_text(weight.shape)}")
+    if bias is not None:
+        call.check_tensor(bias_name, bias)
+        call.check_shape(bias_name, bias, weight.shape[:1], "V")
+
+
 class _Heads:
     """The checked shapes of a call, and the arguments of each head."""
 
@@ -168,7 +238,10 @@ class _Heads:
         options: dict[str, Any],
     ) -> None:
         several = options.get("target_weight") is not None
+        call.check_tensor("targets", targets)
         count = self._count(weights, targets, shifts)
+        self.shifts = [0] * count if shifts is None else checked_shifts(shifts, count)
+        self.own_targets = shifts is None
         every = (hidden, targets, *(t for t in (weights, biases, *options.values()) if isinstance(t, Tensor)))
         every += tuple(t for given in (weights, biases) if isinstance(given, (list, tuple)) for t in given)
         if has_dtensor(every):
@@ -195,31 +268,29 @@ class _Heads:
         self.hidden, self.count, self.rows = hidden, count, rows
         self.has_own_states = hidden.shape[:-1] != rows
         self.weights, self.biases = _of_each("weights", weights, count), _of_each("biases", biases, count)
+        of_weights, of_biases = _names("weights", weights, count), _names("biases", biases, count)
+        for weight, bias, *names in zip(self.weights, self.biases, of_weights, of_biases, strict=True):
+            _check_matrices(hidden, weight, bias, *names)
         if torch.is_autocast_enabled(hidden.device.type):
             self._cast()
         self.targets = [targets] * count if shifts is not None else targets.unbind()
-        self.shifts = [0] * count if shifts is None else [_options.integer("shifts", shift) for shift in shifts]
-        each = {name: _of_each(name, self._of_rows(name, t, shifts), count) for name, t in options.items()}
+        given = {name: self._of_rows(name, value) for name, value in options.items()}
+        each = {name: _of_each(name, value, count) for name, value in given.items()}
         each |= {"bias": self.biases, "shift": self.shifts}
         self.options = [dict(zip(each, values)) for values in zip(*each.values())]
         self.return_stats = return_stats
 
     @staticmethod
     def _count(weights: Any, targets: Any, shifts: Any) -> int:
-        call.check_tensor("targets", targets)
-        if shifts is not None and not isinstance(shifts, Sequence):
-            raise TypeError(f"shifts: expected a sequence of integers, got {type(shifts).__name__}")
-        if isinstance(weights, (list, tuple)):
-            count = len(weights)
-        else:
-            weights, count = [weights], (*targets.shape, 0)[0] if shifts is None else len(shifts)
-        if count == 0 or not weights:
-            raise ValueError("weights: expected at least one head, got none")
-        for weight in weights:
+        listed = isinstance(weights, (list, tuple))
+        for weight in weights if listed else [weights]:
             if not isinstance(weight, (Tensor, QuantizedWeight)):
                 raise TypeError(f"weights: expected a tensor or a sequence of tensors, got {type(weight).__name__}")
-        if shifts is not None and len(shifts) != count:
-            raise ValueError(f"shifts: expected {count}, one for each head, got {len(shifts)}")
+        if not listed and shifts is not None:
+            return len(checked_shifts(shifts, None))
+        name, count = ("weights", len(weights)) if listed else ("targets", (*targets.shape, 0)[0])
+        if count == 0:
+            raise ValueError(f"{name}: expected at least one head, got none")
         return count
 
     def _cast(self) -> None:
@@ -231,21 +302,34 @@ class _Heads:
                 (self.hidden, made[id(weight)]), _ = call.cast_by_autocast(hidden, weight)
         self.weights = [made.get(id(weight), weight) for weight in self.weights]
 
-    def _of_rows(self, name: str, value: Any, shifts: Any) -> Any:
+    def _of_rows(self, name: str, value: Any) -> Any:
         """Returns tensors with a value for each row of each head as one for each head."""
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or name == "main_grad":
             return value
         several = name == "target_weight"
-        whole = shifts is None and value.dim() > 0 if several else value.shape == (self.count, *self.rows)
+        whole = self.own_targets and value.dim() > 0 if several else value.shape == (self.count, *self.rows)
         return list(value.unbind()) if whole else value
+
+    def _of_head(self, head: int, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """Calls a function of one head. Its errors then name the head."""
+        if torch.compiler.is_compiling():
+            return function(*given, **options)
+        try:
+            return function(*given, **options)
+        except InvalidTargetError as error:
+            raise _named_target(error, head, self.targets[head].shape, self.own_targets) from None
+        except (TypeError, ValueError, NotImplementedError) as error:
+            error.args = (f"{error} (head {head})", *error.args[1:])
+            raise
 
     def results(self, factors: Tensor | list[float]) -> tuple[Tensor, Tensor, list[Any]]:
         """Returns the sum, the losses ``[H]``, and the results of linear_cross_entropy of each head."""
+        states = self.hidden.unbind() if self.has_own_states else [self.hidden] * self.count
+        heads = list(zip(states, self.weights, self.targets, self.options, strict=True))
         if not any(isinstance(weight, QuantizedWeight) for weight in self.weights):
-            states = self.hidden.unbind() if self.has_own_states else [self.hidden] * self.count
-            prepared = [
-                self._prepared(*given) for given in zip(states, self.weights, self.targets, self.options, strict=True)
-            ]
+            arguments = [self._arguments(*given) for given in heads]
+            plain = all([can_run_eagerly(a) for a in arguments])
+            prepared = [self._of_head(head, prepare, a, plain=plain) for head, a in enumerate(arguments)]
             calls = [one.call for one in prepared]
             apart = any(one.draw_stats or any(one.trained[3:]) for one in calls)
             if (
@@ -254,20 +338,23 @@ class _Heads:
                 and not apart
             ):
                 return self._together(prepared, factors)
-        # Sums of gradients over heads are those of one kernel, which rounds once.
-        states = (self.hidden if self.has_own_states else self.hidden.expand(self.count, *self.hidden.shape)).unbind()
-        each: list[Any] = [
-            linear_cross_entropy(*given, return_stats=self.return_stats, differentiable_stats=False, **options)
-            for *given, options in zip(states, self.weights, self.targets, self.options, strict=True)
+        if not self.has_own_states and self.hidden.dtype.itemsize == 2:
+            heads = [(term, *rest) for term, (_, *rest) in zip(_summed_in_float32(self.hidden, self.count), heads)]
+        calls = [
+            functools.partial(self._of_head, head, linear_cross_entropy, *given, **options, **self._stats())
+            for head, (*given, options) in enumerate(heads)
         ]
+        each = [run() for run in calls] if torch.compiler.is_compiling() else enough(*calls)
         losses = torch.stack([out if isinstance(out, Tensor) else out.loss for out in each])
         losses = self.counted(losses)
-        return _sum(losses, factors), losses.detach(), each
+        return _sum(losses, factors), losses.detach().clone(), each
 
-    def _prepared(self, hidden: Tensor, weight: Tensor, targets: Tensor, options: dict[str, Any]) -> Prepared:
-        given = options | {"return_stats": self.return_stats, "differentiable_stats": False}
-        a = call.with_row_temperature(Arguments(hidden, weight, targets, **given), hidden.shape[:-1])
-        return prepare(a, plain=can_run_eagerly(a))
+    def _stats(self) -> dict[str, Any]:
+        return {"return_stats": self.return_stats, "differentiable_stats": False}
+
+    def _arguments(self, hidden: Tensor, weight: Tensor, targets: Tensor, options: dict[str, Any]) -> Arguments:
+        a = Arguments(hidden, weight, targets, **options, **self._stats())
+        return call.with_row_temperature(a, hidden.shape[:-1])
 
     def counted(self, losses: Tensor) -> Tensor:
         """Returns losses ``[H]`` with 0 for heads that have no target at all, whose mean is NaN."""
@@ -321,25 +408,48 @@ class _Pass(NamedTuple):
         return [name for name in made if name not in GRADIENTS]
 
 
-def _run_heads(hidden: Tensor, heads: Sequence[_Pass], places: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+def _named_target(error: InvalidTargetError, head: int, shape: Sequence[int], own: bool) -> InvalidTargetError:
+    """Returns the error of a head with the target's place among those of all heads. own: whether heads have theirs."""
+    if not own:
+        return error
+    error.row = (error.row or 0) + head * math.prod(shape)
+    return _options.named_target(error, (head + 1, *shape))
+
+
+def _run_heads(
+    hidden: Tensor, heads: Sequence[_Pass], places: Sequence[int], own_targets: bool
+) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Returns the outputs of all heads, and gradients by place. places: of hidden, weight and bias of each head."""
     uses, stats, has_own_states = collections.Counter(places), stats_dtype(hidden), hidden.dim() == 3
-    outputs: list[Tensor] = []
-    gradients: dict[int, Tensor] = {}
     likes: dict[int, Tensor] = {}
-    if has_own_states and 0 in uses:
-        gradients[0] = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    plans, reads, placed = [], [], []
     for head, one in enumerate(heads):
         read = one.with_states(hidden, head)
         of_head = {name: place for name, place in zip(ADDED, places[3 * head : 3 * head + 3]) if place >= 0}
         for name, place in of_head.items():
             if uses[place] > 1 and not (name == "d_hidden" and has_own_states):
-                likes[place] = like = read[name.removeprefix("d_")]
-                if place not in gradients and like.dtype != stats:
-                    gradients[place] = torch.zeros(like.shape, dtype=stats, device=like.device)
-                if place in gradients:  # the library adds to it
-                    read[name] = gradients[place]
-        made = run_pass(one.key, read, None, dict(one.options))
+                like = read[name.removeprefix("d_")]
+                if place in likes or like.dtype != stats:  # the library adds to a sum, whose layout this has
+                    read[name] = torch.empty(like.shape, dtype=stats, device="meta")
+                likes[place] = like
+        plans.append(functools.partial(plan_pass, one.key, read, dict(one.options)))
+        reads.append(read)
+        placed.append(of_head)
+    runs = enough(*plans)
+    outputs: list[Tensor] = []
+    gradients: dict[int, Tensor] = {}
+    if has_own_states and 0 in uses:
+        gradients[0] = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    for head, (one, read, of_head, run) in enumerate(zip(heads, reads, placed, runs)):
+        for name, place in of_head.items():
+            if name in read:
+                if place not in gradients:
+                    gradients[place] = torch.zeros(read[name].shape, dtype=stats, device=hidden.device)
+                read[name] = gradients[place]
+        try:
+            made = run(read)
+        except InvalidTargetError as error:
+            raise _named_target(error, head, read["targets"].shape, own_targets) from None
         outputs += [made[name] for name in one.outputs(hidden)]
         for name, place in of_head.items():
             if name == "d_hidden" and has_own_states:
@@ -351,7 +461,10 @@ def _run_heads(hidden: Tensor, heads: Sequence[_Pass], places: Sequence[int]) ->
     return outputs, gradients
 
 
-_SCHEMA = "(Tensor hidden, Tensor[] tensors, float[] numbers, SymInt[] integers, str[] texts, int[] places) -> Tensor[]"
+_SCHEMA = (
+    "(Tensor hidden, Tensor[] tensors, float[] numbers, SymInt[] integers, str[] texts, int[] places, bool own_targets)"
+    " -> Tensor[]"
+)
 
 
 def _read(
@@ -370,19 +483,25 @@ def _read(
 
 @torch.library.custom_op(f"{NAMESPACE}::run_heads", mutates_args=(), schema=_SCHEMA)
 def run_heads(
-    hidden: Tensor, tensors: list[Tensor], numbers: Any, integers: Any, texts: list[str], places: list[int]
+    hidden: Tensor,
+    tensors: list[Tensor],
+    numbers: Any,
+    integers: Any,
+    texts: list[str],
+    places: list[int],
+    own_targets: bool,
 ) -> list[Tensor]:
     def resolve(given: Tensors, options: dict[str, Any]) -> dict[str, Any]:
         return resolve_options({"hidden": hidden, **given}, options)
 
     heads = _read(tensors, numbers, integers, texts, resolve)
-    outputs, gradients = _run_heads(hidden, heads, places)
+    outputs, gradients = _run_heads(hidden, heads, places, own_targets)
     return outputs + [gradients[place] for place in sorted(gradients)]
 
 
 @run_heads.register_fake
 def _(
-    hidden: Tensor, tensors: list[Tensor], numbers: Any, integers: Any, texts: list[str], places: list[int]
+    hidden: Tensor, tensors: list[Tensor], numbers: Any, integers: Any, texts: list[str], places: list[int], _: bool
 ) -> list[Tensor]:
     outputs, gradients = [], {0: hidden} if 0 in places else {}
     for head, one in enumerate(_read(tensors, numbers, integers, texts, lambda _, options: options)):
@@ -398,7 +517,7 @@ def _(
 
 
 @register_flop_formula(_operators.run_heads)
-def _(hidden: Any, tensors: Any, numbers: Any, integers: Any, texts: Any, places: Any, **_: Any) -> int:
+def _(hidden: Any, tensors: Any, numbers: Any, integers: Any, texts: Any, *_: Any, **__: Any) -> int:
     total, start = 0, 0
     for text in texts:
         end = start + len(_parsed(text)[2])
@@ -408,6 +527,37 @@ def _(hidden: Any, tensors: Any, numbers: Any, integers: Any, texts: Any, places
 
 
 # ---- autograd
+
+
+class _Total(torch.autograd.Function):
+    """Makes a float32 tensor without memory. Its gradient, the sum of those of _Term, is rounded to a tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.dtype = tensor.dtype
+        return tensor.new_zeros((), dtype=torch.float32).expand(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.to(ctx.dtype)
+
+
+class _Term(torch.autograd.Function):
+    """Returns a constant tensor, whose gradient goes to a _Total."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, total: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, gradient.float()
+
+
+def _summed_in_float32(tensor: Tensor, count: int) -> list[Tensor]:
+    """Returns a 16-bit tensor several times. Its gradient is their sum, which autograd adds up one after the other."""
+    total = _Total.apply(tensor)  # type: ignore[no-untyped-call]
+    return [_Term.apply(tensor.detach(), total) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
 class _Given(NamedTuple):
@@ -422,18 +572,20 @@ class _Given(NamedTuple):
         """Returns the outputs of each head by name, and gradients by place."""
         passes = [self._pass(head, direct) for head in range(len(self.prepared))]
         run = _run_heads if direct else self._traced
-        outputs, gradients = run(hidden, passes, self.places)
+        outputs, gradients = run(hidden, passes, self.places, self.heads.own_targets)
         values = iter(outputs)
         return [{name: next(values) for name in one.outputs(hidden)} for one in passes], gradients
 
     @staticmethod
-    def _traced(hidden: Tensor, passes: Sequence[_Pass], places: list[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _traced(
+        hidden: Tensor, passes: Sequence[_Pass], places: list[int], own_targets: bool
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
         """As _run_heads(), through the operator."""
         texts = [_text(one.key, one.options, one.read) for one in passes]
         numbers = [number for one in passes for number in one.options["numbers"]]
         integers = [i for one in passes for i in (*(one.options[name] for name in _options.INTEGERS), -1, -1)]
         tensors = [tensor for one in passes for tensor in one.read.values()]
-        made = _operators.run_heads.default(hidden, tensors, numbers, integers, texts, places)
+        made = _operators.run_heads.default(hidden, tensors, numbers, integers, texts, places, own_targets)
         wanted = sorted({place for place in places if place >= 0})
         outputs = made[: len(made) - len(wanted)]
         return outputs, dict(zip(wanted, made[len(outputs) :]))
@@ -466,7 +618,8 @@ class _Function(torch.autograd.Function):
         losses = given.heads.counted(torch.stack([made["loss"] for made in of_heads]))
         stats = [made[name] for one, made in zip(given.prepared, of_heads) for name in one.call.outputs[1:]]
         ctx.dtype = None if head_weights is None else head_weights.dtype
-        ctx.save_for_backward(losses if head_weights is not None else None, *map(gradients.get, range(len(leaves))))
+        saved = None if head_weights is None else losses.clone()  # the caller may change losses in place
+        ctx.save_for_backward(saved, *map(gradients.get, range(len(leaves))))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses, *stats)
         return (_sum(losses, given.factors), losses, *stats)

@@ -15,10 +15,17 @@ from torch import Tensor, nn
 
 from . import options as _options
 from .adaptive import AdaptiveLogSoftmaxWithLoss
-from .call import Number, check_linear
+from .call import Number, check_linear, hooks_of
 from .errors import UnsupportedError
 from .functional import LinearCrossEntropyOutput, linear_cross_entropy
-from .multi_head import MultiHeadOutput, multi_head_linear_cross_entropy
+from .multi_head import (
+    Factors,
+    MultiHeadOutput,
+    check_factors,
+    check_reduction,
+    checked_shifts,
+    multi_head_linear_cross_entropy,
+)
 from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, PairCallOptions, PairOptions, accepts
 from .retrieval import info_nce
 from .run import torch_dtype
@@ -154,7 +161,8 @@ class LinearCrossEntropyLoss(nn.Module):
             return_stats: As in :func:`logitless.linear_cross_entropy`, as are all other options.
 
         Raises:
-            UnsupportedError: ``self.linear`` is no plain ``nn.Linear``, but for example an adapter's layer.
+            UnsupportedError: ``self.linear`` is no plain ``nn.Linear``, but for example an adapter's layer, or it has
+                hooks.
             TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.linear_cross_entropy`.
         """
         _options.check_names("forward", call, _CALL)
@@ -191,17 +199,18 @@ class MultiHeadLoss(nn.Module):
         bias: Whether the heads have biases.
         device: The heads' device.
         dtype: The heads' dtype: a torch.dtype, or a name such as "bf16".
-        head_weights: Factors of the losses: H numbers, or a tensor ``[H]``. A ``torch.nn.Parameter`` is learned with
-            the module, and in its state dict. None means 1.
+        head_weights: Factors of the losses: H numbers, or a tensor ``[H]``. A ``torch.nn.Parameter``, or a
+            ``torch.nn.ParameterList`` of H, is learned with the module, and in its state dict. None means 1.
         shifts: As in :func:`logitless.multi_head_linear_cross_entropy`.
 
     The other options have the meanings they have in :func:`logitless.linear_cross_entropy`, for all heads alike.
 
     Raises:
-        ValueError: An option is out of range.
+        TypeError, ValueError: An argument has the wrong type, an option is out of range, or the number of
+            ``head_weights`` or ``shifts`` is not that of heads.
     """
 
-    head_weights: Tensor | Sequence[float] | None
+    head_weights: Factors
 
     @accepts(MultiHeadOptions)
     def __init__(
@@ -212,18 +221,32 @@ class MultiHeadLoss(nn.Module):
         bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
-        head_weights: Tensor | Sequence[float] | None = None,
+        head_weights: Factors = None,
         shifts: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         _options.check_names("MultiHeadLoss", options, _options.names_of(MultiHeadOptions))
         _keep(self, options)
-        self.is_shared = isinstance(num_classes, int)
-        sizes = [num_classes] if isinstance(num_classes, int) else num_classes
+        check_reduction(self.reduction)
+        self.is_shared = not isinstance(num_classes, Sequence)
+        given = num_classes if isinstance(num_classes, Sequence) else [num_classes]
+        sizes = [_options.integer("num_classes", size) for size in given]
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"num_classes: expected a number >= 1 for each head, got {num_classes!r}")
+        count = None if self.is_shared else len(sizes)
+        if shifts is not None:
+            count = len(checked_shifts(shifts, count))
+        if head_weights is not None:
+            check_factors(head_weights, count)
         made = torch_dtype(dtype)
         self.heads = nn.ModuleList(nn.Linear(in_features, size, bias, device=device, dtype=made) for size in sizes)
         self.shifts = shifts
+        if isinstance(head_weights, Sequence) and any(isinstance(one, Tensor) for one in head_weights):
+            raise ValueError(
+                "head_weights: expected numbers, a tensor or a ParameterList, got a sequence with a tensor, which the "
+                "module would neither learn nor move"
+            )
         if isinstance(head_weights, Tensor) and not isinstance(head_weights, nn.Parameter):
             self.register_buffer("head_weights", head_weights, persistent=False)
         else:
@@ -247,12 +270,12 @@ class MultiHeadLoss(nn.Module):
             return_losses: As in :func:`logitless.multi_head_linear_cross_entropy`, as are all other options.
 
         Raises:
-            UnsupportedError: A head is no plain ``nn.Linear``, but for example an adapter's layer.
+            UnsupportedError: A head is no plain ``nn.Linear``, but for example an adapter's layer, or it has hooks.
             TypeError, ValueError, BudgetTooSmallError: As in :func:`logitless.multi_head_linear_cross_entropy`.
         """
         _options.check_names("forward", call, _options.names_of(MultiHeadCallOptions))
-        for head in self.heads:
-            check_linear(head)
+        for index, head in enumerate(self.heads):
+            check_linear(head, f"heads[{index}]")
         weights: list[Any] = [head.weight for head in self.heads]
         biases: list[Any] = [head.bias for head in self.heads]
         kept = _kept(self, None)
@@ -551,6 +574,5 @@ def _check_plain(linear: nn.Linear) -> None:
         raise TypeError("linear: expected a layer whose weight is a parameter, got one with a parametrization")
     if hasattr(linear.weight, "placements"):
         raise ValueError("linear: expected a plain weight, got a DTensor; make the head before the model is sharded")
-    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
-    if any(hooks) or "forward" in linear.__dict__:
+    if hooks_of(linear) or "forward" in linear.__dict__:
         raise ValueError("linear: expected a layer without hooks, got one with; make the head before they are added")

@@ -436,6 +436,18 @@ def read_later(given: Mapping[str, Tensor], main_grad: Tensor | None, options: d
     return tensors if main_grad is None or not flags.want_d_weight else tensors | {"d_weight": main_grad}
 
 
+def _find_first(pass_key: PassKey, tensors: Tensors, main_grad: Tensor | None, options: dict[str, Any]) -> Run:
+    if pass_key.kind == _options.FORWARD:
+        return find_forward(pass_key, tensors, options, main_grad, traced=True)
+    return find(pass_key, tensors, options)
+
+
+def plan_pass(pass_key: PassKey, given: Tensors, options: dict[str, Any]) -> Callable[[Tensors], Tensors]:
+    """Returns a function that runs a pass with the loss, as run_pass() does, over tensors of these layouts."""
+    run = _find_first(pass_key, readable(given, options["num_items"]), None, options)
+    return lambda given: run(readable(given, options["num_items"]))
+
+
 def run_pass(
     pass_key: PassKey, given: Mapping[str, Tensor], main_grad: Tensor | None, options: dict[str, Any]
 ) -> Tensors:
@@ -453,9 +465,7 @@ def run_pass(
         tensors = read_later(given, main_grad, options, pass_key.flags)
         return find(pass_key, tensors, options, tensors["saved"].numel() if "saved" in tensors else 0)(tensors)
     tensors = readable(given, options["num_items"])
-    if pass_key.kind == _options.FORWARD:
-        return find_forward(pass_key, tensors, options, main_grad, traced=True)(tensors)
-    return find(pass_key, tensors, options)(tensors)
+    return _find_first(pass_key, tensors, main_grad, options)(tensors)
 
 
 def scale_in_place(gradients: Sequence[Tensor], factor: Tensor) -> None:

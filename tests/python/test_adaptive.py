@@ -166,6 +166,42 @@ def test_cutoffs_are_checked_as_by_pytorch(cutoffs):
 def test_options_are_checked():
     with pytest.raises(TypeError, match="unexpected keyword argument 'softcap'"):
         AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS, softcap=3.0)
+    with pytest.raises(ValueError, match='screen: expected "none"'):
+        AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS, gradient="sparsified", screen="fp8")
     ours = AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS, max_workspace_bytes=1)
-    with pytest.raises(logitless.BudgetTooSmallError):
-        ours(torch.zeros(2, D), torch.tensor([0, 1]))
+    for call in (ours.predict, lambda input: ours(input, torch.tensor([0, 1]))):
+        with pytest.raises(logitless.BudgetTooSmallError):
+            call(torch.zeros(2, D))
+
+
+WRONG = {
+    "input_: expected a last dimension of 64": lambda ours: ours(torch.zeros(2, 3), torch.tensor([0, 1])),
+    "target_: expected int64 or int32": lambda ours: ours(torch.zeros(2, D), torch.zeros(2)),
+    "target_: expected a torch.Tensor": lambda ours: ours(torch.zeros(2, D), [0, 1]),
+    "input: expected a last dimension of 64": lambda ours: ours.predict(torch.zeros(2, 3)),
+    r"input: expected shape \[N, D\]": lambda ours: ours.predict(torch.zeros(2, 3, D)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_errors_name_the_modules_arguments(message):
+    with pytest.raises((TypeError, RuntimeError), match=message):
+        WRONG[message](AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS))
+
+
+def test_predict_refuses_an_adapter():
+    """It adds to the head's result, which only the layer's own call would compute."""
+
+    class Adapter(torch.nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer, self.weight, self.bias = base_layer, base_layer.weight, base_layer.bias
+
+        def forward(self, x):
+            return self.base_layer(x) + 1
+
+    ours = AdaptiveLogSoftmaxWithLoss(D, CLASSES, CUTOFFS)
+    ours.head = Adapter(ours.head)
+    for call in (ours.predict, lambda input: ours(input, torch.tensor([0, 1]))):
+        with pytest.raises(logitless.UnsupportedError, match="head: expected a torch.nn.Linear, got a .*Adapter"):
+            call(torch.zeros(2, D))

@@ -3,11 +3,16 @@
 test_tools.py runs it with compilers, checkpoints and batches of upstream gradients.
 """
 
+import contextlib
+
 import logitless
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from support import DEVICES, assert_same, lce
+from torch.utils._python_dispatch import TorchDispatchMode
 
 many = logitless.multi_head_linear_cross_entropy
 H, N, D, V = 3, 10, 6, 11
@@ -207,6 +212,23 @@ def test_a_shared_gradient_is_rounded_once(gradient):
         assert ((got - expected).abs() <= torch.finfo(torch.bfloat16).eps * expected.abs()).all()
 
 
+def test_later_gradients_of_hidden_are_added_in_float32():
+    """Equal heads add up to one head, with a rounding for each and one for the sum."""
+    case, gradients = Case(shared=True, dtype=torch.bfloat16), []
+    for count in (64, 1):
+        hidden, targets = case.hidden.clone().requires_grad_(), case.targets[:1].expand(count, -1)
+        loss = many(
+            hidden,
+            case.weights[0],
+            targets,
+            head_weights=[1 / count] * count,
+            scale=torch.ones((), requires_grad=True),
+        )
+        gradients += torch.autograd.grad(loss, hidden)
+    got, expected = gradients
+    assert ((got - expected).abs() <= 2 * torch.finfo(torch.bfloat16).eps * expected.abs()).all()
+
+
 def test_the_budget_is_that_of_the_largest_head():
     case = Case(dtype=torch.float32)
 
@@ -219,6 +241,87 @@ def test_the_budget_is_that_of_the_largest_head():
     one = least(lambda: lce(case.hidden.requires_grad_(), largest, case.targets[-1], max_workspace_bytes=1))
     assert least(lambda: many(case.hidden, [largest] * 2, case.targets[1:], max_workspace_bytes=1)) == one
     many(case.hidden, case.weights, case.targets, max_workspace_bytes=one).backward()
+
+
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(1.0, requires_grad=True)], ids=["together", "later"])
+def test_a_refused_budget_says_what_all_heads_need(scale):
+    case = Case(dtype=torch.bfloat16)
+    shared = torch.randn(500, D).bfloat16().requires_grad_()
+    weights = [case.weights[0].requires_grad_(), shared, shared]
+    with pytest.raises(logitless.BudgetTooSmallError) as error:
+        many(case.hidden, weights, case.targets, scale=scale, max_workspace_bytes=1)
+    many(case.hidden, weights, case.targets, scale=scale, max_workspace_bytes=error.value.required_bytes)
+
+
+class Made(TorchDispatchMode):
+    """The shapes of tensors that PyTorch's operators made."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.shapes |= {
+            tuple(t.shape) for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, torch.Tensor)
+        }
+        return out
+
+
+def test_gradients_that_come_later_are_added_one_by_one():
+    case = Case()
+    with Made() as mode:
+        many(
+            case.hidden.requires_grad_(), case.weights, case.targets, scale=torch.ones((), requires_grad=True)
+        ).backward()
+    assert (N, D) in mode.shapes and (H, N, D) not in mode.shapes
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("change", [torch._neg_view, lambda t: t.as_subclass(Subclass)], ids=["negated", "subclass"])
+def test_one_tensor_that_is_not_plain(change):
+    case = Case()
+    other = change(case.weights[1].neg() if change is torch._neg_view else case.weights[1])
+    hidden = case.hidden.requires_grad_()
+    losses = [
+        many(hidden, [case.weights[0], weight, case.weights[2]], case.targets) for weight in (case.weights[1], other)
+    ]
+    assert_same(*(torch.autograd.grad(loss, hidden) for loss in losses))
+
+
+def test_main_grad_of_the_shape_of_rows_is_for_all_heads():
+    case, main_grad = Case(heads=V, rows=(D,), shared=True, dtype=torch.float32), torch.zeros(V, D)
+    weight = case.weights[0].requires_grad_()
+    many(case.hidden, weight, case.targets, main_grad=main_grad).backward()
+    torch.testing.assert_close(main_grad, torch.autograd.grad(many(case.hidden, weight, case.targets), weight)[0])
+
+
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(1.0, requires_grad=True)], ids=["together", "later"])
+def test_losses_may_change_in_place(scale):
+    case, gradients = Case(dtype=torch.float32), []
+    for factor in (1, 2):
+        leaves = case.leaves()
+        hidden, weights, _, factors = case.parts(leaves)
+        out = many(hidden, weights, case.targets, head_weights=factors, scale=scale, return_losses=True)
+        out.losses.div_(factor)
+        gradients.append(torch.autograd.grad(out.loss, (hidden, factors)))
+    assert_same(*gradients)
+
+
+@pytest.mark.parametrize("run", ["direct", "traced", "later"])
+def test_the_place_of_a_wrong_target(run):
+    case = Case(rows=(2, 5), dtype=torch.float32)
+    case.targets[2, 1, 3] = 99
+    mode = Made() if run == "traced" else contextlib.nullcontext()
+    options = {"scale": torch.ones((), requires_grad=True)} if run == "later" else {}
+    with mode, pytest.raises(logitless.InvalidTargetError, match=r"at targets\[2, 1, 3\]") as error:
+        many(case.hidden.requires_grad_(), case.weights, case.targets, **options)
+    assert error.value.row == 28
+    with mode, pytest.raises(logitless.InvalidTargetError, match=r"at targets\[1, 3\]"):
+        many(case.hidden, case.weights, case.targets[2], shifts=[0] * H, **options)
 
 
 def test_frozen_parts():
@@ -268,6 +371,19 @@ def test_compiled_with_learned_factors_and_heads_of_their_own():
     assert_same(*(torch.autograd.grad(out.loss, [hidden, *weights, factors]) for out in outs))
 
 
+@pytest.mark.parametrize("kind", [list, torch.nn.ParameterList])
+def test_a_list_of_learned_factors(kind):
+    """Each factor gets its gradient, wherever its dtype differs from the loss's."""
+    case = Case(dtype=torch.float32)
+    factors = [torch.nn.Parameter(one.to(torch.float64).detach()) for one in case.factors]
+    loss = many(case.hidden, case.weights, case.targets, head_weights=kind(factors))
+    stacked = case.factors.clone().requires_grad_()
+    expected = many(case.hidden, case.weights, case.targets, head_weights=stacked)
+    assert torch.equal(loss, expected)
+    got = torch.stack(torch.autograd.grad(loss, factors))
+    assert torch.equal(got.float(), torch.autograd.grad(expected, stacked)[0])
+
+
 class Sharded(torch.Tensor):
     """Looks like a DTensor."""
 
@@ -281,6 +397,16 @@ REFUSED = {
     r"hidden: expected shape \[10, D\] or \[3, 10, D\]": lambda: many(hidden[1:], weight, ids),
     r"weights: expected a tensor or a sequence": lambda: many(hidden, None, ids),
     r"weights: expected at least one head": lambda: many(hidden, [], ids),
+    r"shifts: expected at least one head": lambda: many(hidden, weight, ids[0], shifts=[]),
+    r"targets: expected at least one head": lambda: many(hidden, weight, ids[:0]),
+    r"shifts\[1\]: expected an integer >= 0, got -1": lambda: many(hidden, weight, ids[0], shifts=[0, -1]),
+    r"shifts\[1\]: expected an integer, got float": lambda: many(hidden, weight, ids[0], shifts=[0, 1.5]),
+    r"weights\[1\]: expected shape \[V, 6\].*\[11, 3\]": lambda: many(hidden, [weight, weight[:, :3], weight], ids),
+    r"biases\[1\]: expected shape \[11\]": lambda: many(hidden, [weight] * 3, ids, biases=[None, hidden[0], None]),
+    r"biases: expected a torch.Tensor, got int": lambda: many(hidden, weight, ids, biases=5),
+    r"softcap: .* \(head 1\)": lambda: many(hidden, weight, ids, softcap=[None, "x", 2.0]),
+    r"head_weights\[0\]: expected a number of": lambda: many(hidden, weight, ids, head_weights=[1e300, 1, 1]),
+    r"head_weights\[2\]: expected one element": lambda: many(hidden, weight, ids, head_weights=[1, 1, hidden]),
     r"weights: .*, got str": lambda: many(hidden, [weight, weight, "w"], ids),
     r"head_weights: expected 3, .* got 2": lambda: many(hidden, weight, ids, head_weights=[1, 2]),
     r"head_weights: expected shape \[3\]": lambda: many(hidden, weight, ids, head_weights=torch.ones(2)),
@@ -324,5 +450,82 @@ def test_module(shared):
     assert_same(out[:2], many(hidden, weights, labels, **given)[:2])
     with pytest.raises(TypeError, match="unexpected keyword argument 'shift'"):
         logitless.nn.MultiHeadLoss(D, sizes, shift=1)
+    learned = torch.nn.ParameterList([torch.tensor(1.0), torch.tensor(0.5)])
+    module = logitless.nn.MultiHeadLoss(D, sizes, shifts=[1, 2], head_weights=learned)
+    module(hidden, labels).backward()
+    assert {f"head_weights.{i}" for i in range(2)} <= set(module.state_dict()) and all(p.grad != 0 for p in learned)
+    with pytest.raises(ValueError, match="head_weights: expected numbers, a tensor or a ParameterList"):
+        logitless.nn.MultiHeadLoss(D, sizes, shifts=[1, 2], head_weights=list(learned))
     fixed = logitless.nn.MultiHeadLoss(D, sizes, head_weights=torch.ones(2))
     assert fixed.to(torch.float64).head_weights.dtype == torch.float64 and "head_weights" not in fixed.state_dict()
+
+
+WRONG = {
+    r'reduction: expected "mean" or "sum"': (V, {"reduction": "none"}),
+    r"head_weights: expected 2, one for each head, got 3": ([V, V], {"head_weights": [1, 2, 3]}),
+    r"head_weights: expected 2, .* got 1": (V, {"shifts": [0, 1], "head_weights": [1]}),
+    r"head_weights: expected shape \[2\]": ([V, V], {"head_weights": torch.ones(3)}),
+    r"head_weights: expected a tensor or a sequence": (V, {"head_weights": 3.0}),
+    r"shifts: expected a sequence of integers, got int": (V, {"shifts": 5}),
+    r"shifts: expected 2, one for each head, got 1": ([V, V], {"shifts": [1]}),
+    r"shifts\[1\]: expected an integer >= 0": (V, {"shifts": [1, -1]}),
+    r"num_classes: expected a number >= 1": ([], {}),
+    r"num_classes: expected a number >= 1 .*, got 0": (0, {}),
+    r"num_classes: expected an integer, got float": (2.5, {}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_the_module_refuses_by_name(message):
+    sizes, options = WRONG[message]
+    with pytest.raises((TypeError, ValueError), match=message):
+        logitless.nn.MultiHeadLoss(D, sizes, **options)
+
+
+def test_the_module_takes_integers_of_any_kind():
+    assert len(logitless.nn.MultiHeadLoss(D, np.int64(V), shifts=np.arange(2).tolist()).heads) == 1
+
+
+def normed(layer):
+    return torch.nn.utils.spectral_norm(layer)
+
+
+def pruned(layer):
+    return torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def scaled(layer):
+    layer.register_forward_hook(lambda module, given, out: 2 * out)
+    return layer
+
+
+@pytest.mark.parametrize("change", [normed, pruned, scaled])
+def test_layers_whose_hooks_would_not_run_are_refused(change):
+    module = logitless.nn.MultiHeadLoss(D, [V, V])
+    change(module.heads[1])
+    with pytest.raises(logitless.UnsupportedError, match=r"heads\[1\]: expected a layer without hooks"):
+        module(torch.zeros(N, D), ids[:2])
+    one = logitless.LinearCrossEntropyLoss(D, V)
+    change(one.linear)
+    with pytest.raises(logitless.UnsupportedError, match="linear: expected a layer without hooks"):
+        one(torch.zeros(N, D), ids[0])
+    adaptive = logitless.nn.AdaptiveLogSoftmaxWithLoss(16, 20, [4, 10])
+    change(adaptive.tail[1][1])
+    with pytest.raises(logitless.UnsupportedError, match=r"tail\[1\]\[1\]: expected a layer without hooks"):
+        adaptive(torch.zeros(2, 16), torch.tensor([0, 15]))
+    change(adaptive.head)
+    for call in (adaptive.predict, lambda input: adaptive(input, torch.tensor([0, 15]))):
+        with pytest.raises(logitless.UnsupportedError, match="head: expected a layer without hooks"):
+            call(torch.zeros(2, 16))
+
+
+def test_hooks_that_place_parameters_are_no_obstacle():
+    """ZeRO-3 and FSDP2 hook every layer, and leave values as they are."""
+
+    def hook(*_):
+        raise AssertionError
+
+    hook.__module__ = "deepspeed.runtime"
+    one = logitless.LinearCrossEntropyLoss(D, V)
+    one.linear.register_forward_pre_hook(hook)
+    assert one(hidden, ids[0]) > 0
