@@ -215,8 +215,12 @@ def check_main_grad(main_grad: Tensor, weight: Tensor, stats: torch.dtype) -> No
 
 
 def hooks_of(linear: nn.Module) -> list[Any]:
+    """Returns the functions that run with a layer's forward or in its place, as accelerate's do."""
     hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
-    return [hook for of_kind in hooks for hook in of_kind.values()]
+    return [
+        *(hook for of_kind in hooks for hook in of_kind.values()),
+        *(value for name, value in linear.__dict__.items() if name == "forward"),
+    ]
 
 
 # Their hooks place parameters, and leave values as they are.
@@ -232,7 +236,8 @@ def check_linear(linear: nn.Module, name: str = "linear") -> None:
         )
     for hook in hooks_of(linear):
         if not str(getattr(hook, "__module__", "")).startswith(_PLACING):
-            kind = getattr(hook, "__qualname__", type(hook).__name__)
+            own = linear.__dict__.get("forward")
+            kind = "a forward of its own" if hook is own else getattr(hook, "__qualname__", type(hook).__name__)
             raise UnsupportedError(
                 f"{name}: expected a layer without hooks, got one with {kind}, which would not run (spectral_norm and "
                 "weight_norm of torch.nn.utils.parametrizations need no hooks)"

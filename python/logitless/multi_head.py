@@ -32,7 +32,7 @@ from .call import Arguments, Prepared, can_run_eagerly, has_dtensor, inputs_of, 
 from .errors import InvalidTargetError, UnsupportedError
 from .functional import linear_cross_entropy
 from .native import NAMESPACE, enough
-from .options import HEAD_OPTIONS, HeadOptions, accepts, shape_text
+from .options import HeadOptions, accepts, shape_text
 from .outputs import LinearCrossEntropyOutput, result_of
 from .passes import ADDED, GRADIENTS, PassKey, results
 from .quantized import QuantizedWeight
@@ -44,10 +44,7 @@ Weight = Tensor | QuantizedWeight
 Factors = Tensor | Sequence[float | Tensor] | nn.ParameterList | None
 _FUNCTION = "multi_head_linear_cross_entropy"
 # Heads have shifts and biases of their own, and their statistics have no gradient.
-_NAMES = HEAD_OPTIONS - {"bias", "shift", "differentiable_stats"}
-
-
-_SHOWN = {name: kind for name, kind in HeadOptions.__annotations__.items() if name in _NAMES}
+MultiHeadOptions = _options.without(HeadOptions, "bias", "shift", "differentiable_stats")
 
 
 class MultiHeadOutput(NamedTuple):
@@ -64,7 +61,7 @@ class MultiHeadOutput(NamedTuple):
     stats: tuple[LinearCrossEntropyOutput, ...] | None = None
 
 
-@accepts(type("MultiHeadOptions", (), {"__annotations__": _SHOWN}))
+@accepts(MultiHeadOptions)
 def multi_head_linear_cross_entropy(
     hidden: Tensor,
     weights: Weight | Sequence[Weight],
@@ -114,7 +111,7 @@ def multi_head_linear_cross_entropy(
     head then is a call of its own, which rounds its gradients. Those of shared hidden states are added in float32, and
     others by autograd in the tensor's dtype.
     """
-    _options.check_names(_FUNCTION, options, _NAMES)
+    _options.check_names(_FUNCTION, options, _options.names_of(MultiHeadOptions))
     check_reduction(options.get("reduction", "mean"))
     _options.flag("return_losses", return_losses)
     heads = _Heads(hidden, weights, targets, shifts, biases, return_stats, options)

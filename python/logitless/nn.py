@@ -41,13 +41,9 @@ class FusedHeadOptions(LossOptions, total=False):
 __all__ = ["AdaptiveLogSoftmaxWithLoss", "FusedHead", "InfoNCELoss", "MultiHeadLoss"]
 
 
-def _without(options: type, name: str) -> type:
-    kept = {known: kind for known, kind in options.__annotations__.items() if known != name}
-    return type(options.__name__, (), {"__annotations__": kept})
-
-
-MultiHeadOptions = _without(LossOptions, "shift")
-MultiHeadCallOptions = _without(CallOptions, "differentiable_stats")
+# Heads have shifts of their own, and their statistics have no gradient.
+MultiHeadOptions = _options.without(LossOptions, "shift")
+MultiHeadCallOptions = _options.without(CallOptions, "differentiable_stats")
 Head = TypeVar("Head", bound="FusedHead")
 _CALL, _PAIR_CALL = _options.names_of(CallOptions), _options.names_of(PairCallOptions)
 _NAMES = tuple(name for name in DEFAULTS if name in LOSS_OPTIONS)
@@ -574,5 +570,5 @@ def _check_plain(linear: nn.Linear) -> None:
         raise TypeError("linear: expected a layer whose weight is a parameter, got one with a parametrization")
     if hasattr(linear.weight, "placements"):
         raise ValueError("linear: expected a plain weight, got a DTensor; make the head before the model is sharded")
-    if hooks_of(linear) or "forward" in linear.__dict__:
+    if hooks_of(linear):
         raise ValueError("linear: expected a layer without hooks, got one with; make the head before they are added")

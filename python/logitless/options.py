@@ -197,6 +197,12 @@ def names_of(options: type) -> frozenset[str]:
     return frozenset(options.__annotations__)
 
 
+def without(options: type, *names: str) -> type:
+    """Returns the options except for some."""
+    kept = {name: kind for name, kind in options.__annotations__.items() if name not in names}
+    return type(options.__name__, (), {"__annotations__": kept})
+
+
 LOSS_OPTIONS, HEAD_OPTIONS = names_of(LossOptions), names_of(HeadOptions)
 TOP_K_OPTIONS, ID_OPTIONS = names_of(TopKOptions), names_of(IdOptions)
 # Options that are numbers or tensors of one element, in the order of DEFAULTS; and those of logits.

@@ -38,8 +38,9 @@ LOGITLESS_HD inline SampleKey sample_key(uint64_t seed, uint64_t row, uint64_t s
 
 inline constexpr uint32_t kSampleColumnStep = 0x9e3779b1u;
 
-// The upper 32 bits of v, which differ in all columns. Kernels make them for every element: an addend of a
-// product costs nothing, and better lowest bits are not needed.
+// The upper 32 bits of v, which differ in all columns. Kernels make them for every element, and compare the
+// upper 23. So the key's second half is an addend of a product, which costs nothing, and the lowest bits are
+// mixed least.
 LOGITLESS_HD inline uint32_t sample_high_bits(SampleKey key, uint32_t column) {
   return mix_upper_bits(column * kSampleColumnStep + key.low, key.high);
 }

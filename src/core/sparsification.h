@@ -28,14 +28,14 @@ namespace logitless {
 
 inline constexpr uint32_t kFirstMix = 0x7feb352du, kSecondMix = 0x846ca68bu;
 
-// Mixes 32 bits, except that the lowest ones of the result are the least mixed. addend: of the product half
-// way.
+// Mixes 32 bits; the lowest ones of the result are mixed least. addend: added to the first product.
 LOGITLESS_HD inline uint32_t mix_upper_bits(uint32_t h, uint32_t addend = 0) {
   h ^= h >> 16;
   h = h * kFirstMix + addend;
   h ^= h >> 15;
   return h * kSecondMix;
 }
+// Mixes 32 bits.
 LOGITLESS_HD inline uint32_t mix_bits(uint32_t h) {
   h = mix_upper_bits(h);
   return h ^ h >> 16;

@@ -499,7 +499,13 @@ def scaled(layer):
     return layer
 
 
-@pytest.mark.parametrize("change", [normed, pruned, scaled])
+def replaced(layer):
+    old = layer.forward
+    layer.forward = lambda hidden: 2 * old(hidden)  # as accelerate's hooks do
+    return layer
+
+
+@pytest.mark.parametrize("change", [normed, pruned, scaled, replaced])
 def test_layers_whose_hooks_would_not_run_are_refused(change):
     module = logitless.nn.MultiHeadLoss(D, [V, V])
     change(module.heads[1])

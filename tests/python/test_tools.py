@@ -138,7 +138,7 @@ def test_autocast(name, dtype):
 @pytest.mark.parametrize(
     "name, device, dtype",
     [(name, "cpu", torch.float32) for name in EVERY]
-    + [(name, "cpu", torch.bfloat16) for name in ("mean", "none")]
+    + [(name, "cpu", torch.bfloat16) for name in LOSSES]
     + [pytest.param(n, "cuda", d, marks=CUDA.marks) for n in ("mean", "none") for d in (torch.float32, torch.bfloat16)],
     ids=str,
 )

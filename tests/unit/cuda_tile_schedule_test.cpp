@@ -67,10 +67,11 @@ void for_devices(std::initializer_list<int> preferred, std::initializer_list<int
 }
 
 TEST(TileSchedule, EveryTileOnceAndOneWriterOfAPartial) {
-  for_devices({2, 4, 8, 17, 24}, {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 37, 64, 71, 72, 73, 131},
+  for_devices({2, 3, 4, 6, 8, 12, 17, 24},
+              {1, 2, 3, 5, 7, 11, 13, 16, 17, 19, 23, 31, 37, 64, 71, 72, 73, 97, 127, 128, 131},
               [](Device device, int preferred, int units) {
                 const Raster raster = make_raster(device.clusters, device.turns, preferred, kUnlimited);
-                for (const int column_tiles : {1, 2, 7, 101}) {
+                for (const int column_tiles : {1, 2, 3, 7, 29, 101}) {
                   check_schedule(raster, device, units, column_tiles, raster_partials(raster, units));
                 }
               });
