@@ -123,6 +123,16 @@ __device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const Vie
   }
 }
 
+// Zeroes the elements of rows that never exist. The compiler then keeps no registers for them.
+template <class View>
+__device__ __forceinline__ void clear_empty_rows(Accumulators& acc) {
+#pragma unroll
+  for (int r = View::kRows; r < kQuadRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) = 0.f;
+  }
+}
+
 // Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
 // 1e-6 cap. Columns past the window become -inf.
 template <class View>
@@ -159,6 +169,7 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
     }
   }
   fill_tail(acc, tile, columns, -INFINITY);
+  clear_empty_rows<View>(acc);
 }
 
 // A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is already NaN.)

@@ -48,7 +48,7 @@ __device__ __forceinline__ void take_samples(const Accumulators& acc, const View
                                              const LogitsProduct& product, const Samples& samples) {
   for (int s = 0; s < static_cast<int>(samples.count); ++s) {
 #pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) {
+    for (int r = 0; r < View::kRows; ++r) {
       if (!ptx::always()) continue;  // one row at a time
       const int row = tile.row(r);
       const bool live = row < tile.rows();
