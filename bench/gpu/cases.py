@@ -312,6 +312,42 @@ def pairs(bench: Bench) -> Iterator[Case]:
             yield _with_gradients(f"whole similarities, {way}", call, order, leaves, bare)
 
 
+def heads(bench: Bench) -> Iterator[Case]:
+    """Times four heads on shared hidden states with their gradients, with a weight each and with one for all."""
+    import logitless
+
+    leaves = bench.inputs.leaves()
+    own = [leaves.weight, *(leaves.weight.detach().clone().requires_grad_() for _ in range(3))]
+    targets = torch.stack([leaves.target.roll(head) for head in range(4)])
+
+    def clearing(call: Callable[[], Tensor]) -> Callable[[], None]:
+        def cleared() -> None:
+            call().backward()
+            for leaf in (leaves.hidden, *own):
+                leaf.grad = None
+
+        return cleared
+
+    for way, weights in (("a weight each", own), ("one weight", own[:1] * 4)):
+        for name, budget in bench.budgets():
+            options: dict[str, Any] = {"max_workspace_bytes": budget}
+            separate = f"separate calls, {way}, {name}"
+
+            def one_by_one(weights: list[Tensor] = weights, options: dict[str, Any] = options) -> Tensor:
+                calls = zip(weights, targets, strict=True)
+                losses = [logitless.linear_cross_entropy(leaves.hidden, *of_head, **options) for of_head in calls]
+                return torch.stack(losses).sum()
+
+            given = weights if weights is own else leaves.weight
+            together = functools.partial(
+                logitless.multi_head_linear_cross_entropy, leaves.hidden, given, targets, **options
+            )
+            yield Case(separate, clearing(one_by_one), (), _bytes(leaves.hidden, *set(weights)))
+            yield Case(
+                f"together, {way}, {name}", clearing(together), (separate,), _bytes(leaves.hidden, *set(weights))
+            )
+
+
 def trl(bench: Bench) -> Iterator[Case]:
     """Times TRL's log-probabilities and entropies as GRPO calls them, without gradients of entropies.
 
@@ -390,6 +426,7 @@ SETS = {
     "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),
     "later": Set(later, "8192x128256x4096,8192x151936x4096,8192x256000x2304", "unlimited,1024,256"),
     "candidates": Set(candidates, "8192x151936x4096", "unlimited"),
+    "heads": Set(heads, "8192x131072x2048,2048x128256x4096", "unlimited,256"),
     "pairs": Set(pairs, "32768x32768x512,8192x1000000x128", "unlimited,256"),
     "trl": Set(trl, "8192x151936x4096", "1024"),
     "divergence": Set(divergence, "8192x151936x2048", "1024"),

@@ -370,6 +370,27 @@ def test_frequencies_of_a_large_vocabulary():
         assert expected.min() > 10 and abs(chi_square - 63) < 5 * (2 * 63) ** 0.5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [64, 16384], ids=["few rows", "many rows"])
+def test_frequencies_of_ten_million_samples(rows):
+    """All ids of a large vocabulary whose expected counts are large, and cells of the others."""
+    input, weight, _ = tensors((1,), vocab=1 << 18, hidden=64)
+    p = logits_of(input.bfloat16(), weight.bfloat16())[0].softmax(-1)
+    input, weight = input.to("cuda", torch.bfloat16).expand(rows, 64).contiguous(), weight.to("cuda", torch.bfloat16)
+    counts = torch.zeros(1 << 18, dtype=torch.float64, device="cuda")
+    for seed in range(10_000_000 // (64 * rows) + 1):
+        ids = logitless.sample(input, weight, num_samples=64, seed=seed).ids
+        counts += ids.reshape(-1).bincount(minlength=1 << 18)
+    counts = counts.cpu()
+    expected = p * counts.sum()
+    cells = torch.where(expected >= 20, torch.arange(1 << 18) + 4096, torch.arange(1 << 18) % 4096)
+    expected, counts = (torch.zeros(5 << 18, dtype=torch.float64).index_add(0, cells, x) for x in (expected, counts))
+    expected, counts = expected[expected > 5], counts[expected > 5]
+    degrees = len(expected) - 1
+    chi_square = float(((counts - expected).square() / expected).sum())
+    assert abs(chi_square - degrees) < 5 * (2 * degrees) ** 0.5
+
+
 def test_options_that_are_tensors_and_nothing_has_a_gradient():
     input, weight, bias = (t.requires_grad_() for t in tensors())
     scale = torch.tensor(0.5, requires_grad=True)
