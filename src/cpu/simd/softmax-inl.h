@@ -35,7 +35,8 @@ HWY_INLINE float max_of_lanes(VF v) {
 #endif
 }
 
-// Turns dot products into logits in place; columns past the end become -inf. Returns the row's maximum.
+// Turns dot products into logits in place; masked columns and those past the end become -inf. Returns the
+// row's maximum.
 HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform<float>& t,
                                int row) {
   const DF df;
@@ -51,6 +52,12 @@ HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, c
     const VF inverse = hn::Set(df, t.inverse_temperature[row]);
     for (int64_t j = 0; j < strip.columns; j += lanes) {
       hn::StoreU(hn::Mul(hn::LoadU(df, z + j), inverse), df, z + j);
+    }
+  }
+  if (strip.mask.words != nullptr) {
+    const int32_t* words = strip.mask.of_row(strip.mask_row[row]);
+    for (int64_t j = 0; j < strip.columns; ++j) {
+      if (!ColumnMask::has(words, strip.mask_column + j)) z[j] = kNegativeInfinity;
     }
   }
   for (int64_t j = strip.columns; j < strip.padded_columns; ++j) z[j] = kNegativeInfinity;

@@ -13,6 +13,15 @@ __device__ __forceinline__ float bound_shift(uint64_t best) {
   return -least_of_key(key_of_packed(best)) * kLog2E;
 }
 
+// Marks those of kSampledAtOnce elements that are not -inf. Without a known key they alone may win, as rows
+// with few unmasked columns have many tiles of -inf.
+__device__ __forceinline__ uint32_t above_infinity(const RowElements& row, int first) {
+  uint32_t marked = 0;
+#pragma unroll
+  for (int i = 0; i < kSampledAtOnce; ++i) marked |= row.at(first + i) == -INFINITY ? 0u : 1u << i;
+  return marked;
+}
+
 // Raises `best` to the largest packed key of the thread's elements of a row. column: the thread's first one.
 __device__ __forceinline__ void take_sample(const RowElements& row, bool live, SampleKey key,
                                             unsigned long long* best, uint32_t column) {
@@ -28,6 +37,7 @@ __device__ __forceinline__ void take_sample(const RowElements& row, bool live, S
       const uint32_t high = sample_high_bits(key, column + column_of(first + i));
       marked |= sample_share(high) > most ? 0u : 1u << i;
     }
+    if (shift == INFINITY) marked &= above_infinity(row, first);  // no key is known yet
     if (!live) marked = 0;
     while (__any_sync(kWarp, marked != 0)) {
       const int bit = __ffs(static_cast<int>(marked)) - 1;
@@ -66,6 +76,7 @@ __device__ __forceinline__ void sample_epilogue(Accumulators& acc, const View& t
                                                 const LogitsProduct& product, const SampleArgs& args,
                                                 float exponent_scale) {
   transform(acc, tile, product);
+  apply_mask(acc, tile, product);
   take_samples(acc, tile, product, args.samples);
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);
 }
