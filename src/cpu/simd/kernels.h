@@ -70,7 +70,7 @@ struct LogitStrip {
   // Words of the columns that may be sampled; null: all.
   ColumnMask mask;
   const int64_t* mask_row = nullptr;  // [rows] of the mask
-  int64_t mask_column = 0;            // of the strip's column 0 in it
+  int64_t mask_column = 0;            // of the strip's column 0 in it, a multiple of 32
 };
 
 // Statistics of one block, each [rows] but for target_logit; null where not wanted.
