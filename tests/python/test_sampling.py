@@ -492,9 +492,19 @@ def test_operator(shard, seed):
     torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
 
 
+@pytest.mark.parametrize(("num_samples", "largest"), [(2, 0), (0, 4), (0, 0)])
+def test_operator_with_a_mask(num_samples, largest):
+    input, weight, _ = tensors()
+    mask, seed = torch.full((5, 10), 0x0F0F0F0F, dtype=torch.int32), torch.tensor(3)
+    mask = mask if num_samples + largest > 0 else None
+    arguments = (input, weight, None, None, seed, [1.0, 0.0, 1.0], num_samples, False, [], 0, 0, mask, largest)
+    torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
+
+
 def test_autocast():
     input, weight, _ = tensors((30,))
-    for more in ({}, {"top_k": 5}, {"top_p": 0.9}):
+    edits = edits_of(300, 30, torch.Generator().manual_seed(2))["both"]
+    for more in ({}, {"top_k": 5}, {"top_p": 0.9}, edits, edits | {"top_k": 5}):
         with torch.autocast("cpu", torch.bfloat16):
             out = logitless.sample(input, weight, seed=3, num_samples=2, **more)
         expected = logitless.sample(input.bfloat16(), weight.bfloat16(), seed=3, num_samples=2, **more)
