@@ -123,10 +123,21 @@ __device__ __forceinline__ void multiply_by_factors(Accumulators& acc, const Vie
   }
 }
 
-// Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
-// 1e-6 cap. Columns past the window become -inf.
+// Zeroes the elements of rows that never exist. The compiler then keeps no registers for them.
 template <class View>
-__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
+__device__ __forceinline__ void clear_empty_rows(Accumulators& acc) {
+#pragma unroll
+  for (int r = View::kRows; r < kQuadRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kRowElements; ++i) element(acc, r, i) = 0.f;
+  }
+}
+
+// Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
+// 1e-6 cap. Columns past the window become -inf. softcap: the transform's.
+template <class View>
+__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product,
+                                          float softcap) {
   const int columns = static_cast<int>(product.columns);
   if (product.transform.bias != nullptr) {
     stage_columns(product.transform.bias, tile, columns);
@@ -143,11 +154,10 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   } else {
     for_each(acc, [&](float z) { return z * product.transform.scale; });
   }
-  if (product.transform.softcap != 0.f) {
-    const float exponent = 2.f * kLog2E / product.transform.softcap;
-    const float cap = product.transform.softcap;
+  if (softcap != 0.f) {
+    const float exponent = 2.f * kLog2E / softcap;
     for_each_in_blocks(acc, [&](float z) {
-      return fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), cap);
+      return fmaf(-2.f * softcap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), softcap);
     });
   }
   if (product.transform.inverse_temperature != nullptr) {
@@ -159,6 +169,11 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
     }
   }
   fill_tail(acc, tile, columns, -INFINITY);
+  clear_empty_rows<View>(acc);
+}
+template <class View>
+__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
+  transform(acc, tile, product, product.transform.softcap);
 }
 
 // Masked columns become -inf. A word of the mask has eight of the thread's elements of a row. Words are read
@@ -168,7 +183,7 @@ __device__ __forceinline__ void apply_mask(Accumulators& acc, const View& tile,
                                            const LogitsProduct& product) {
   if (product.mask.words == nullptr) return;
 #pragma unroll
-  for (int r = 0; r < kQuadRows; ++r) {
+  for (int r = 0; r < View::kRows; ++r) {
     if (!ptx::always()) continue;
     const int row = tile.row(r);
     if (row >= tile.rows()) continue;

@@ -13,59 +13,95 @@ __device__ __forceinline__ float bound_shift(uint64_t best) {
   return -least_of_key(key_of_packed(best)) * kLog2E;
 }
 
-// Marks those of kSampledAtOnce elements that are not -inf. Without a known key they alone may win, as rows
-// with few unmasked columns have many tiles of -inf.
-__device__ __forceinline__ uint32_t above_infinity(const RowElements& row, int first) {
-  uint32_t marked = 0;
-#pragma unroll
-  for (int i = 0; i < kSampledAtOnce; ++i) marked |= row.at(first + i) == -INFINITY ? 0u : 1u << i;
-  return marked;
-}
+inline constexpr int kBlocksOfRow = kRowElements / kSampledAtOnce;
 
-// Raises `best` to the largest packed key of the thread's elements of a row. column: the thread's first one.
-__device__ __forceinline__ void take_sample(const RowElements& row, bool live, SampleKey key,
-                                            unsigned long long* best, uint32_t column) {
-  // Other tiles of the row may raise it meanwhile, which an older value does not harm.
-  float shift = live ? bound_shift(*static_cast<volatile unsigned long long*>(best)) : 0.f;
-#pragma unroll
-  for (int first = 0; first < kRowElements; first += kSampledAtOnce) {
-    if (!ptx::always()) continue;  // a few elements at a time: registers are scarce
-    uint32_t marked = 0;
+// Copies a block of kSampledAtOnce elements. Row r has the blocks from kBlocksOfRow r on. Halves the number
+// of possible blocks until there is one.
+template <int kFirst = 0, int kCount = kQuadRows* kBlocksOfRow>
+__device__ __forceinline__ void copy_block(const Accumulators& acc, int block,
+                                           float (&copy)[kSampledAtOnce]) {
+  if constexpr (kCount > 1) {
+    if (block < kFirst + kCount / 2) {
+      copy_block<kFirst, kCount / 2>(acc, block, copy);
+    } else {
+      copy_block<kFirst + kCount / 2, kCount - kCount / 2>(acc, block, copy);
+    }
+  } else {
 #pragma unroll
     for (int i = 0; i < kSampledAtOnce; ++i) {
-      const float most = 1.f + ptx::exp2_approx(fmaf(row.at(first + i), kLog2E, shift));
-      const uint32_t high = sample_high_bits(key, column + column_of(first + i));
-      marked |= sample_share(high) > most ? 0u : 1u << i;
-    }
-    if (shift == INFINITY) marked &= above_infinity(row, first);  // no key is known yet
-    if (!live) marked = 0;
-    while (__any_sync(kWarp, marked != 0)) {
-      const int bit = __ffs(static_cast<int>(marked)) - 1;
-      marked &= marked - 1;
-      float z = 0.f;
-#pragma unroll
-      for (int i = 0; i < kSampledAtOnce; ++i) z = i == bit ? row.at(first + i) : z;
-      if (bit < 0) continue;
-      const uint32_t at = column + column_of(first + bit);
-      const unsigned long long packed = packed_sample(z + sample_noise(key, at), at);
-      shift = bound_shift(max(packed, atomicMax(best, packed)));
+      copy[i] = element(acc, kFirst / kBlocksOfRow, kFirst % kBlocksOfRow * kSampledAtOnce + i);
     }
   }
 }
 
+// Marks elements that may win, as bits i. column: of element 0.
+__device__ __forceinline__ uint32_t may_win(const float (&z)[kSampledAtOnce], SampleKey key, float shift,
+                                            uint32_t column) {
+  uint32_t marked = 0;
+#pragma unroll
+  for (int i = 0; i < kSampledAtOnce; ++i) {
+    const float most = 1.f + ptx::exp2_approx(fmaf(z[i], kLog2E, shift));
+    marked |= sample_share(sample_high_bits(key, column + column_of(i))) > most ? 0u : 1u << i;
+  }
+  if (shift == INFINITY) {  // no key is known yet, as in masked rows with many tiles of -inf
+#pragma unroll
+    for (int i = 0; i < kSampledAtOnce; ++i) marked &= z[i] == -INFINITY ? ~(1u << i) : ~0u;
+  }
+  return marked;
+}
+
+// Raises the best key of a sample to that of one element, and returns its bound_shift(). z: the block's.
+__device__ __forceinline__ float raise_best(const float (&z)[kSampledAtOnce], int bit, SampleKey key,
+                                            uint32_t column, unsigned long long* best) {
+  float logit = 0.f;
+#pragma unroll
+  for (int i = 0; i < kSampledAtOnce; ++i) logit = i == bit ? z[i] : logit;
+  const uint32_t at = column + column_of(bit);
+  const unsigned long long packed = packed_sample(logit + sample_noise(key, at), at);
+  return bound_shift(max(packed, atomicMax(best, packed)));
+}
+
+// One piece of code serves all blocks of elements. Code for each of them is several times as long as the
+// processor's cache of instructions. A block is looked at again after each key that raised the bound: at
+// first all of its elements may win, then few.
 template <class View>
 __device__ __forceinline__ void take_samples(const Accumulators& acc, const View& tile,
                                              const LogitsProduct& product, const Samples& samples) {
+#pragma unroll 1
   for (int s = 0; s < static_cast<int>(samples.count); ++s) {
-#pragma unroll
-    for (int r = 0; r < kQuadRows; ++r) {
-      if (!ptx::always()) continue;  // one row at a time
+    // Other tiles of the row may raise its best key meanwhile, which an older bound does not harm.
+    const int own = tile.own_row();
+    float own_shift =
+        own < tile.rows()
+            ? bound_shift(static_cast<volatile unsigned long long*>(samples.best)[own * samples.count + s])
+            : -INFINITY;  // then hardly any element is marked
+    uint32_t left = ~0u;  // elements of the block whose keys are not known
+#pragma unroll 1
+    for (int block = 0; block < View::kRows * kBlocksOfRow;) {
+      const int r = block / kBlocksOfRow;
+      float z[kSampledAtOnce];
+      copy_block(acc, block, z);
       const int row = tile.row(r);
       const bool live = row < tile.rows();
-      const int64_t at = row * samples.count + s;
+      const SampleKey key = live ? samples.key[row * samples.count + s] : SampleKey{};
+      float shift = from_owner(own_shift, r);
       const uint32_t column =
-          samples.first_column + static_cast<uint32_t>(product.column_offset + tile.thread_column());
-      take_sample(RowElements{acc, r}, live, live ? samples.key[at] : SampleKey{}, samples.best + at, column);
+          samples.first_column + static_cast<uint32_t>(product.column_offset + tile.thread_column() +
+                                                       column_of(block % kBlocksOfRow * kSampledAtOnce));
+      const uint32_t marked = may_win(z, key, shift, column) & left;
+      if (!__any_sync(kWarp, marked != 0)) {
+        ++block;
+        left = ~0u;
+        continue;
+      }
+      if (marked != 0) {
+        const int bit = __ffs(static_cast<int>(marked)) - 1;
+        left = ~1u << bit;
+        if (live) shift = raise_best(z, bit, key, column, samples.best + (row * samples.count + s));
+      }
+      shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 1));
+      shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 2));
+      if (column_group() == r) own_shift = shift;
     }
   }
 }
@@ -75,7 +111,9 @@ template <class View>
 __device__ __forceinline__ void sample_epilogue(Accumulators& acc, const View& tile,
                                                 const LogitsProduct& product, const SampleArgs& args,
                                                 float exponent_scale) {
-  transform(acc, tile, product);
+  float softcap = product.transform.softcap;
+  ptx::forget(softcap);  // or a register would keep what follows from it, from tile to tile
+  transform(acc, tile, product, softcap);
   apply_mask(acc, tile, product);
   take_samples(acc, tile, product, args.samples);
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);

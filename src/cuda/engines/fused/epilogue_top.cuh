@@ -13,7 +13,7 @@ __device__ __forceinline__ void store_group_maxima(const Accumulators& acc, cons
                                                    const TopLogits& top) {
   const int64_t group = tile.first_column() / kTileColumns * kTopGroups + column_group();
 #pragma unroll
-  for (int r = 0; r < kQuadRows; ++r) {
+  for (int r = 0; r < View::kRows; ++r) {
     const ThreadMaximum largest(acc, r);
     const int row = tile.row(r);
     if (row < tile.rows()) top.group_max[row * top.groups + group] = largest.value();
@@ -55,7 +55,7 @@ __device__ __forceinline__ void list_large(const Accumulators& acc, const View& 
   const int own_row = tile.own_row();
   const float own_threshold = own_row < tile.rows() ? top.threshold[own_row] : 0.f;
 #pragma unroll
-  for (int r = 0; r < kQuadRows; ++r) {
+  for (int r = 0; r < View::kRows; ++r) {
     if (!ptx::always()) continue;  // one row at a time: registers are scarce
     const RowElements elements{acc, r};
     const float threshold = from_owner(own_threshold, r);

@@ -26,6 +26,8 @@ struct TileLayout {
   // Whether the compiler is kept from working on all elements of a row at once, because it would run out of
   // registers.
   bool in_pieces = false;
+  // Rows of each thread that may exist: 4, or the first 2 if the others are beyond half_rows and empty.
+  int thread_rows = 4;
 };
 
 constexpr int64_t tiles_of_columns(int64_t columns) {

@@ -14,6 +14,7 @@ namespace logitless::cuda::fused {
 template <TileLayout kLayout>
 struct TileView {
   static constexpr bool kInPieces = kLayout.in_pieces;
+  static constexpr int kRows = kLayout.thread_rows;
 
   uint32_t area;  // [vector of each warpgroup] [numbers of each warp]
 

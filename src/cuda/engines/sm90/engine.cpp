@@ -13,16 +13,19 @@ constexpr int64_t kGroupBytes = 20'000'000;
 
 // Deep products use cooperative tiles, unless there are few rows and most of a tile would be padding. The
 // exception is for few rows only: then chunks of one problem, including the last, have enough partials.
-bool is_cooperative(const LogitsArgs& args) {
-  constexpr int64_t kFewRows = 2048;
-  if (args.depth < kCooperativeDepth || !may_cooperate(args.epilogue(), args.dtype)) return false;
-  return args.rows > kFewRows || (args.rows - 1) % 512 >= 256;
+Tiles tiles_for(const LogitsArgs& args) {
+  constexpr int64_t kSeveralRows = 2048;
+  const auto has = [&](Tiles tiles) { return has_tiles(tiles, args.epilogue(), args.dtype); };
+  if (args.rows <= kFewRows && has(Tiles::kFewRows)) return Tiles::kFewRows;
+  const bool fills = args.rows > kSeveralRows || (args.rows - 1) % 512 >= 256;
+  return args.depth >= kCooperativeDepth && fills && has(Tiles::kCooperative) ? Tiles::kCooperative
+                                                                              : Tiles::kPingPong;
 }
 
 }  // namespace
 
 Config config_for(const LogitsArgs& args) {
-  return config_of(args.epilogue(), is_cooperative(args));
+  return config_of(tiles_for(args), args.epilogue());
 }
 
 LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
@@ -31,7 +34,7 @@ LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   const Config& config = plan.instance.config;
   const int64_t unit_bytes =
       static_cast<int64_t>(size_of(args.dtype)) * config.unit_rows() * std::max<int64_t>(args.depth, 1);
-  plan.tiling.workers = processors / kClusterBlocks;
+  plan.tiling.workers = processors / config.cluster_blocks();
   plan.tiling.turns = config.turns();
   plan.tiling.preferred_units =
       static_cast<int>(std::clamp<int64_t>(kGroupBytes / unit_bytes, 2, kMaxMainUnits));
@@ -69,22 +72,33 @@ class Sm90 final : public Engine {
   }
 
   EngineTiles tiles(const LogitsArgs& args, const Device& device) const override {
-    return {config_for(args).unit_rows(), kTileColumns, std::max(device.processors / kClusterBlocks, 1)};
+    const Config config = config_for(args);
+    return {config.unit_rows(), kTileColumns, std::max(device.processors / config.cluster_blocks(), 1)};
   }
 
   std::string config(const LogitsArgs& args) const override {
-    return config_for(args).cooperative ? "sm90 256x192" : "sm90 ping-pong 128x192";
+    switch (tiles_for(args)) {
+      case Tiles::kCooperative:
+        return "sm90 256x192";
+      case Tiles::kFewRows:
+        return "sm90 ping-pong 64x192";
+      default:
+        return "sm90 ping-pong 128x192";
+    }
   }
 
-  // Each pair of processors has one tile at a time. 8-bit products have twice the rate of those of 16 bits.
+  // Each cluster has one tile at a time. 8-bit products have twice the rate of those of 16 bits. No launch
+  // takes less than reading the weight.
   double seconds(const LogitsArgs& args, const LogitsScratch& /*scratch*/, double /*bytes*/,
                  const KernelTimes& times) const override {
     const EngineTiles tile = tiles(args, times.device());
     const int64_t count = ceil_div(args.rows, tile.rows) * ceil_div(args.columns, tile.columns);
-    // One processor's half of a tile.
-    const double flop = static_cast<double>(tile.rows * tile.columns) * static_cast<double>(args.depth);
+    // One processor's part of a tile.
+    const double flop = 2.0 * static_cast<double>(config_for(args).loaded_rows() * tile.columns * args.depth);
     const double rate = times.flop_per_processor() * (args.dtype == DType::kE4M3 ? 2 : 1);
-    return static_cast<double>(ceil_div(count, tile.at_once)) * flop / rate + 3 * kLaunchSeconds;
+    const double products = static_cast<double>(ceil_div(count, tile.at_once)) * flop / rate;
+    const double reading = times.moved(args.columns, args.depth, static_cast<double>(size_of(args.dtype)));
+    return std::max(products, reading) + 3 * kLaunchSeconds;
   }
 
   void launch(const LogitsArgs& args, const LogitsScratch& /*scratch*/, const Queue& queue) const override {

@@ -13,9 +13,9 @@ namespace logitless::cuda::sm90 {
 // Stores a warpgroup's tile, times 2^kExponent, as 16-bit numbers. Pieces of 128 x 64 go to a swizzled buffer
 // in shared memory. From there the copy engine stores them while the next piece is prepared; it leaves out
 // elements past the matrix. staging: the first computing warpgroup's buffers, followed by the other's.
-template <Config kConfig, DType kType, int kExponent>
-__device__ __forceinline__ void store_tile(const Accumulators& acc, const TileView<kLayout>& tile,
-                                           const CUtensorMap* out, uint32_t staging) {
+template <Config kConfig, DType kType, int kExponent, class View>
+__device__ __forceinline__ void store_tile(const Accumulators& acc, const View& tile, const CUtensorMap* out,
+                                           uint32_t staging) {
 #pragma unroll
   for (int piece = 0; piece < kTileColumns / kStoreColumns; ++piece) {
     const int warpgroup = ptx::thread_index() / 128 - 1;

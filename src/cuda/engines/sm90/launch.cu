@@ -12,8 +12,8 @@
 
 namespace logitless::cuda::sm90 {
 
-// The kernels' addresses, of the cooperative or the ping-pong one.
-#define LOGITLESS_INSTANCE(name, ...) const void* name(bool cooperative);
+// The kernels' addresses; null if the epilogue has no such tiles.
+#define LOGITLESS_INSTANCE(name, ...) const void* name(Tiles tiles);
 #include "cuda/engines/sm90/instances.def"
 
 namespace {
@@ -21,7 +21,7 @@ namespace {
 const void* find_kernel(const Instance& i) {
 #define LOGITLESS_INSTANCE(name, of_epilogue, of_dtype, is_general)                                     \
   if (i.epilogue == Epilogue::of_epilogue && i.dtype == DType::of_dtype && i.general == (is_general)) { \
-    return name(i.config.cooperative);                                                                  \
+    return name(i.config.tiles);                                                                        \
   }
 #include "cuda/engines/sm90/instances.def"
   throw Error(Status::kInternal, "sm90: no kernel for this data type and epilogue");
@@ -39,10 +39,11 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
   const Config& config = instance.config;
   const Raster raster = checked_raster(args, plan.tiling, "sm90");
 
+  const int copied_rows = config.has_few_rows() ? copied_few_rows(args.rows) : config.loaded_rows();
   const CUtensorMap hidden =
-      make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, config.tile_rows());
+      make_tensor_map(args.hidden, args.dtype, args.rows, args.depth, args.hidden_stride, copied_rows);
   const CUtensorMap weight = make_tensor_map(args.weight, args.dtype, args.columns, args.depth,
-                                             args.weight_stride, kTileColumns / kClusterBlocks);
+                                             args.weight_stride, kTileColumns / config.cluster_blocks());
   const StoredColumns* stored = stored_by(args);
   const CUtensorMap out = stored == nullptr || stored->columns == 0
                               ? hidden
@@ -53,11 +54,11 @@ void launch_logits(const LogitsArgs& args, const Queue& queue) {
   allow_shared_memory(kernel, device, config.shared_bytes());
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kClusterBlocks;
+  cluster.val.clusterDim.x = config.cluster_blocks();
   cluster.val.clusterDim.y = 1;
   cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers * kClusterBlocks));
+  launch.gridDim = dim3(static_cast<unsigned>(plan.tiling.workers * config.cluster_blocks()));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes());
   launch.attrs = &cluster;

@@ -18,8 +18,8 @@
 // One persistent kernel: logits of tiles by wgmma, each tile handed to an epilogue while it is in registers.
 //
 // A cluster of two blocks takes a unit of rows and 192 columns at a time. Each block loads its own rows and
-// half of the columns, the latter into both blocks. Warpgroup 0 loads through a ring of stages; warpgroups 1
-// and 2 compute.
+// half of the columns, the latter into both blocks. With few rows a cluster is one block. Warpgroup 0 loads
+// through a ring of stages; warpgroups 1 and 2 compute.
 namespace logitless::cuda::sm90 {
 
 // Shared memory: [stages][hidden | weight] [staging of warpgroup 1 | 2] [full barriers]
@@ -118,10 +118,28 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
     const int unit = active_unit<kConfig.unit_rows()>(params.product, shared.load_active().rows, tile.unit);
     if ((threadIdx.x & 31) == 0) {
       shared.store_origin(i, {unit * kConfig.unit_rows() + rank * kConfig.tile_rows(),
-                              tile.column * kTileColumns + rank * (kTileColumns / kClusterBlocks)});
+                              tile.column * kTileColumns + rank * (kTileColumns / kConfig.cluster_blocks())});
     }
     shared.meet_at_origin(i);
   }
+}
+
+// Bytes of hidden that a copy brings into a stage. Of few rows only those in whole groups of 8 come; the
+// others stay zero (clear_hidden()).
+template <Config kConfig>
+__device__ __forceinline__ int copied_hidden_bytes(int64_t rows) {
+  return kConfig.has_few_rows() ? copied_few_rows(rows) * kRowBytes : kConfig.hidden_bytes();
+}
+
+// Called by all threads of the block, before the first copy.
+template <Config kConfig>
+__device__ __forceinline__ void clear_hidden(const SharedMemory<kConfig>& shared) {
+  for (int stage = 0; stage < kConfig.stages; ++stage) {
+    for (int at = static_cast<int>(threadIdx.x) * 4; at < kConfig.hidden_bytes(); at += kThreads * 4) {
+      ptx::store_shared(shared.hidden(stage) + at, 0.f);
+    }
+  }
+  ptx::fence_shared_to_copy_engine();
 }
 
 // Called by a whole warp; one thread issues the copies.
@@ -129,7 +147,8 @@ template <Config kConfig, int kBlockDepth, class Args>
 __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, const CUtensorMap& hidden,
                                            const CUtensorMap& weight, const KernelParams<Args>& params) {
   const int tiles = schedule_of(shared, params).tiles_of(ptx::cluster_index());
-  const uint32_t half = ptx::cluster_rank() * (kConfig.weight_bytes() / kClusterBlocks);
+  const uint32_t half = ptx::cluster_rank() * (kConfig.weight_bytes() / kConfig.cluster_blocks());
+  const int stage_bytes = copied_hidden_bytes<kConfig>(params.product.rows) + kConfig.weight_bytes();
   RingPosition<kConfig.stages> ring;
   for (int i = 0; i < tiles; ++i) {
     shared.meet_at_origin(i);
@@ -138,10 +157,14 @@ __device__ __forceinline__ void load_tiles(const SharedMemory<kConfig>& shared, 
       for (int k = 0; k < params.depth_blocks; ++k) {
         ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
         const uint32_t full = shared.full(ring.stage);
-        ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
+        ptx::mbarrier_arrive_expect(full, stage_bytes);
         ptx::tma_load(shared.hidden(ring.stage), &hidden, full, k * kBlockDepth, tile.row);
-        ptx::tma_load_multicast(shared.weight(ring.stage) + half, &weight, full, k * kBlockDepth, tile.column,
-                                (1 << kClusterBlocks) - 1);
+        if constexpr (kConfig.cluster_blocks() == 1) {
+          ptx::tma_load(shared.weight(ring.stage), &weight, full, k * kBlockDepth, tile.column);
+        } else {
+          ptx::tma_load_multicast(shared.weight(ring.stage) + half, &weight, full, k * kBlockDepth,
+                                  tile.column, (1 << kConfig.cluster_blocks()) - 1);
+        }
         ring.advance();
       }
     }
@@ -162,7 +185,8 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
                                               RingPosition<kConfig.stages> ring, int depth_blocks,
                                               bool pass_on) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  const uint32_t first_row = kConfig.cooperative ? computing_warpgroup() * kWarpgroupRows * kRowBytes : 0;
+  const uint32_t first_row =
+      kConfig.is_cooperative() ? computing_warpgroup() * kWarpgroupRows * kRowBytes : 0;
   int previous = -1;
   for (int k = 0; k < depth_blocks; ++k) {
     // to_uniform() makes the compiler see that all lanes have the same value. Descriptors are then made by
@@ -174,7 +198,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
 #pragma unroll
     for (int step = 0; step < kRowBytes / kStepBytes; ++step) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kConfig.halves(); ++half) {
         ptx::wgmma_n192<kType>(acc[half], ptx::matrix_descriptor(a + step * 2 + half * 512),
                                ptx::matrix_descriptor(b + step * 2), (k | step) != 0);
       }
@@ -182,13 +206,14 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const SharedMem
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     // The previous stage has been read: one thread signals each block.
-    if (previous >= 0 && thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+    if (previous >= 0 && thread < kConfig.cluster_blocks())
+      ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
     previous = ring.stage;
     ring.advance();
   }
   if (pass_on) ptx::named_barrier_arrive(2 - computing_warpgroup(), 256);
   ptx::wgmma_wait<0>();
-  if (thread < kClusterBlocks) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
+  if (thread < kConfig.cluster_blocks()) ptx::mbarrier_arrive_remote(shared.empty(previous), thread);
 }
 
 template <Instance kInstance>
@@ -196,11 +221,12 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
                                               const CUtensorMap& out,
                                               const KernelParams<ArgsOf<kInstance.epilogue>>& params) {
   constexpr Config kConfig = kInstance.config;
-  constexpr bool kPingPong = !kConfig.cooperative;
+  constexpr bool kPingPong = !kConfig.is_cooperative();
   constexpr DType kStored = stored_dtype(kInstance.dtype);
   constexpr int kOutExponent = kInstance.epilogue == Epilogue::kExpLogits ? exponent_of_stored(kStored) : 0;
   const LogitsProduct& product = params.product;
-  const TileView<kLayout> view{shared.view()};
+  using View = TileView<layout_of(kConfig.halves())>;
+  const View view{shared.view()};
 
   // Named barriers 1 and 2 order the products of the two warpgroups: each waits on its own, the other arrives
   // there.
@@ -215,8 +241,8 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     if (i >= tiles) break;
     const Tile tile = schedule.at(ptx::cluster_index() + i * schedule.clusters());
     const int unit = active_unit<kConfig.unit_rows()>(product, active.rows, tile.unit);
-    const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.cooperative ? 2 : 1) +
-                      (kConfig.cooperative ? computing_warpgroup() : 0);
+    const int block = static_cast<int>(ptx::cluster_rank()) * (kConfig.is_cooperative() ? 2 : 1) +
+                      (kConfig.is_cooperative() ? computing_warpgroup() : 0);
     view.store(unit * kConfig.unit_rows() + block * kWarpgroupRows, active.rows, tile.column * kTileColumns,
                tile.partial);
 
@@ -225,6 +251,7 @@ __device__ __forceinline__ void compute_tiles(const SharedMemory<kInstance.confi
     const bool pass_on = kPingPong && i + 1 < tiles;
     const auto ring = RingPosition<kConfig.stages>::at(static_cast<uint32_t>(i) * params.depth_blocks);
     multiply_tile<kConfig, kInstance.dtype>(acc, shared, ring, params.depth_blocks, pass_on);
+    clear_empty_rows<View>(acc);
 
     if (!row_block_active(product, view.first_row(), view.rows())) continue;
     if constexpr (kInstance.dtype == DType::kE4M3) multiply_by_factors(acc, view, product);
@@ -268,6 +295,7 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
   __syncthreads();
   // Without rows nothing is set up for them. That is the usual case when blocks are done again.
   if (shared.load_active().units == 0) return;
+  if constexpr (kConfig.has_few_rows()) clear_hidden(shared);
   if (threadIdx.x < 32) {
     if (threadIdx.x == 0) {
       ptx::tma_prefetch_descriptor(&hidden);
@@ -275,7 +303,8 @@ __device__ __forceinline__ void run_logits_kernel(const CUtensorMap& hidden, con
       for (int stage = 0; stage < kConfig.stages; ++stage) {
         ptx::mbarrier_init(shared.full(stage), 1);
         // A computing warpgroup (two, if they cooperate) of each block reads a stage.
-        ptx::mbarrier_init(shared.empty(stage), kClusterBlocks * (kConfig.cooperative ? 2 : 1));
+        ptx::mbarrier_init(shared.empty(stage),
+                           kConfig.cluster_blocks() * (kConfig.is_cooperative() ? 2 : 1));
       }
       ptx::mbarrier_init(shared.origins(), 2);
       ptx::mbarrier_init_fence();

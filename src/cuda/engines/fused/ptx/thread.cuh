@@ -21,9 +21,15 @@ __device__ __forceinline__ bool always() {
   return one == 1;
 }
 
-// Makes the compiler regard a and b as changed. Otherwise it would keep values that it computed from them.
+// Makes the compiler regard its arguments as changed. Otherwise it would keep values that it computed from them.
 __device__ __forceinline__ void forget(float& a, float& b) {
   asm volatile("" : "+f"(a), "+f"(b));
+}
+__device__ __forceinline__ void forget(float& a) {
+  asm volatile("" : "+f"(a));
+}
+__device__ __forceinline__ void forget(int& a) {
+  asm volatile("" : "+r"(a));
 }
 
 // Synchronizes this many threads of a block, in whole warps.
