@@ -28,6 +28,7 @@ COMPUTE_DTYPES = (None, "fp8")  # beside those of autocast and JAX
 DEFAULT_THRESHOLD = 2.0**-9  # as LOGITLESS_DEFAULT_THRESHOLD of the C header
 FASTEST = (1 << 63) - 1  # LOGITLESS_FASTEST: a budget that any plan fits
 LEAST_THRESHOLD = 2.0**-126  # float32's smallest normal number
+COUNTS_OF_IDS = ("num_samples", "top_k")  # that a pass gives for each row
 MOST_TOP_K = 64
 MOST_TARGETS = 64  # targets a row
 ONE_TARGET_STATS = ("correct_count", "is_top1")  # with several targets no class is the right one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from . import call
 from . import options as _options
-from ._candidates.operators import dense_logits
+from ._candidates.operators import ListArguments, dense_logits, logits_of
+from ._sampling.edits import Edited, are_set, distinct, largest_of_all, logits_from, packed, unpacked, winners, without
+from ._sampling.edits import entropy as entropy_of_all
 from ._sampling.operators import sample as _run
 from ._sampling.truncation import Drawn, Truncation, draw
 from .candidates import _numbers
 from .errors import InvalidArgumentError
-from .functional import linear_top_k
 from .options import LOGIT_NUMBERS, MOST_TOP_K, TopKOptions, accepts
 from .run import DTYPES, stats_dtype
 
@@ -112,9 +114,9 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
         return_entropy: Whether the entropy of the sampled distribution is returned.
         return_kept: Whether the kept ids are returned; only with one of ``top_k``, ``top_p``, ``min_p``, ``mask`` and
             ``penalties``.
-        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for each pass. Rows that are done again, and
-            all with ``mask`` or ``penalties``, take about ``128 V`` bytes each beside it, as many at a time as 256 MiB
-            hold, and 32 MiB for a part of the weight in another dtype.
+        max_workspace_bytes: As in :func:`logitless.linear_cross_entropy`, for each pass. Masks as bits, and numbers of
+            penalized ids, come beside it. Rows that are done again take about ``128 V`` bytes each, as many at a time
+            as 256 MiB hold, and 32 MiB for a part of the weight in another dtype.
 
     Returns:
         A :class:`SampleOutput`.
@@ -123,6 +125,10 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
         TypeError: An argument has the wrong type, dtype or layout.
         ValueError: An argument has the wrong shape, device or range.
         BudgetTooSmallError: No plan fits ``max_workspace_bytes``.
+
+    A pass leaves masked and penalized ids out. The logits of penalized ids are made by themselves, as
+    :func:`logitless.linear_candidates` makes them. ``full_log_probs`` beside a mask or penalties take a pass of their
+    own.
 
     Truncated rows come from the 64 largest logits where these are sure to hold the set. Other rows are done again with
     all of their logits, so sets are never approximated. This makes the host wait for the device. Greedy decoding is
@@ -164,16 +170,52 @@ class Given:
         self.bias, self.stats = None if o["bias"] is None else o["bias"].detach(), stats_dtype(hidden)
 
     def sample(self) -> SampleOutput:
-        if not self.is_edited and self.truncation.is_none() and not self.o["return_kept"]:
+        if self.truncation.is_none() and not self.o["return_kept"]:
             return self._whole()
         return self._of_sets()
 
     def _whole(self) -> SampleOutput:
-        ids, log_probs, _, _, entropy = self.run([])
-        return self.output(ids, log_probs, entropy)
+        if not self.is_edited:
+            ids, log_probs, _, _, entropy = self.run([])
+            return self.output(ids, log_probs, entropy)
+        bits, edited = self._edits
+        ids, log_probs, keys, lse, entropy = self.run([], bits)
+        of_row = lse.double()[:, None]
+        z = unedited = logits_from(log_probs, of_row)
+        if edited is not None:
+            ids, z, unedited, total = winners(ids, keys, z, of_row, edited, self.seed)
+            log_probs = (z - total).to(self.stats)
+            if entropy.numel():
+                entropy = entropy_of_all(entropy, of_row, edited, total).to(self.stats)
+        full = (unedited - self._lse_of_all).to(self.stats) if self.o["return_logprobs"] else log_probs
+        return self.output(ids, log_probs, entropy, full.masked_fill(log_probs.isnan(), math.nan))
 
-    def run(self, shard: list[int]) -> tuple[Tensor, ...]:
-        """Calls the operator."""
+    @functools.cached_property
+    def _edits(self) -> tuple[Tensor | None, Edited | None]:
+        """Returns the bits of ids whose logits are as they are (None: all), and the others that may be sampled."""
+        if self.penalties is None or self.penalties[0].shape[1] == 0:
+            return self.mask, None
+        ids, values = distinct(self.penalties[0], torch.where(self.penalties[0] < 0, 0, self.penalties[1].double()))
+        integers = (-1, self.compute_dtype, self.budget)
+        lists = ListArguments(ids, None, self.row_temperature, self.numbers, *integers)
+        z = logits_of(self.hidden, self.weight, self.bias, lists, False).reshape(ids.shape).double()
+        bits = self.mask
+        if bits is None:
+            bits = ids.new_full((ids.shape[0], -(-self.weight.shape[0] // 32)), -1, dtype=torch.int32)
+        else:
+            z = z.masked_fill(~are_set(bits, ids), -math.inf)
+        added = values / self._divisor(torch.arange(len(ids), device=ids.device))
+        return without(bits, ids), Edited(ids, z + added, z)
+
+    @functools.cached_property
+    def _lse_of_all(self) -> Tensor:
+        """The lse of each row without mask and penalties, ``[N, 1]``."""
+        return self.run([], count=0)[3].double()[:, None]
+
+    def run(
+        self, shard: list[int], mask: Tensor | None = None, count: int | None = None, largest: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Calls the operator. count: samples of a row; largest: without them, the number of its largest logits."""
         o = self.o
         outputs: tuple[Tensor, ...] = _run(
             self.hidden,
@@ -182,23 +224,25 @@ class Given:
             self.row_temperature,
             self.seed,
             self.numbers,
-            self.count,
-            o["return_entropy"],
+            self.count if count is None else count,
+            o["return_entropy"] and count is None,
             shard,
             self.compute_dtype,
             self.budget,
+            mask,
+            largest,
         )
         return outputs
 
-    def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor) -> SampleOutput:
-        """Returns the result of the whole softmax, from rows of the flat call."""
+    def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor, full: Tensor | None = None) -> SampleOutput:
+        """Returns the result of the whole softmax, from rows of the flat call. full: None for log_probs."""
         has_log_probs, has_entropy = self.o["return_logprobs"], self.o["return_entropy"]
         ids = ids.masked_fill(log_probs.isnan(), -1).reshape(*self.rows, self.count)
         of_ids = log_probs.reshape(ids.shape)
         return SampleOutput(
             ids,
             of_ids if has_log_probs else None,
-            of_ids.clone() if has_log_probs else None,
+            (of_ids.clone() if full is None else full.reshape(ids.shape)) if has_log_probs else None,
             entropy.reshape(self.rows) if has_entropy else None,
         )
 
@@ -209,7 +253,7 @@ class Given:
         parts: list[tuple[Tensor, Drawn]] = []
         again = torch.arange(tokens, device=device)
         count = self._largest_count()
-        if not self.is_edited and tokens > 0 and self.truncation.may_be_held(count, self.weight.shape[0]):
+        if tokens > 0 and self.truncation.may_be_held(count, self.weight.shape[0]):
             held, drawn = self._from_largest()
             parts.append((again[held], drawn))
             again = again[~held]
@@ -248,22 +292,18 @@ class Given:
 
     def _from_largest(self) -> tuple[Tensor, Drawn]:
         """Returns the rows whose largest logits hold the set, as a mask, and their samples."""
-        vocab = self.weight.shape[0]
-        options: dict[str, Any] = dict(zip(LOGIT_NUMBERS, self.numbers))
-        if self.row_temperature is not None:
-            options["temperature"] = self.row_temperature
-        top = linear_top_k(
-            self.hidden,
-            self.weight,
-            self._largest_count(),
-            bias=self.bias,
-            max_workspace_bytes=self.o["max_workspace_bytes"],
-            **options,
-        )
-        log_probs = top.log_probs.double()
-        held = self.truncation.is_held(log_probs, vocab)
+        bits, edited = self._edits
+        ids, log_probs, _, lse, _ = self.run([], bits, 0, self._largest_count())
+        log_probs, of_row = log_probs.double(), lse.double()[:, None]
+        unedited = logits_from(log_probs, of_row)
+        if edited is not None:
+            ids, z, unedited, of_row = largest_of_all(ids, unedited, of_row, edited)
+            log_probs = z - of_row
+        full = unedited - self._lse_of_all if self.is_edited and self.o["return_logprobs"] else log_probs
+        is_empty = of_row[:, 0] == -math.inf  # by its mask
+        held = self.truncation.is_held(log_probs, self.weight.shape[0]) | is_empty
         rows, log_probs = held.nonzero()[:, 0], log_probs[held]
-        return held, self._drawn(rows, top.ids[held], log_probs, log_probs, self.truncation.kept(log_probs))
+        return held, self._drawn(rows, ids[held], log_probs, full[held], self.truncation.kept(log_probs))
 
     def _from_all(self, rows: Tensor) -> Drawn:
         """Samples from all logits of these rows."""
@@ -304,7 +344,7 @@ class Given:
             ids, values = (each[rows] for each in self.penalties)
             added = torch.where(ids < 0, 0, values.double()) / self._divisor(rows)
             z = z.scatter_add(-1, ids.clamp(min=0), added)
-        return z if self.mask is None else z.masked_fill(~_unpacked(self.mask[rows], z.shape[-1]), -math.inf)
+        return z if self.mask is None else z.masked_fill(~unpacked(self.mask[rows], z.shape[-1]), -math.inf)
 
 
 def _truncation(o: dict[str, Any], vocab: int) -> Truncation:
@@ -334,16 +374,8 @@ def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor | None:
     columns = vocab if mask.dtype == torch.bool else -(-vocab // 32)
     call.check_shape("mask", mask, (*hidden.shape[:-1], columns), "hidden without its last dimension, and all ids")
     call.check_devices(hidden.device, {"mask": mask})
-    checked: Tensor = mask.reshape(-1, columns)
-    return checked
-
-
-def _unpacked(mask: Tensor, vocab: int) -> Tensor:
-    """Returns a mask of bools."""
-    if mask.dtype == torch.bool:
-        return mask
-    bits = mask[..., None] >> torch.arange(32, dtype=torch.int32, device=mask.device) & 1
-    return bits.reshape(mask.shape[0], -1)[:, :vocab].bool()
+    checked: Tensor = mask.reshape(hidden.shape[:-1].numel(), columns)
+    return packed(checked) if mask.dtype == torch.bool else checked
 
 
 def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor] | None:

@@ -11,6 +11,7 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import vllm
 from torch import Tensor
@@ -28,10 +29,9 @@ __all__ = ["Worker", "attach"]
 
 KNOWN = ("0.32.0", "0.33.0")  # versions of vLLM
 
-# Parameters of a request that edit or return logits, with the values that do neither. None does not, either.
-_NEUTRAL: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None, "structured_outputs": None, "logit_bias": None}
-_NEUTRAL |= {"allowed_token_ids": None, "bad_words": [], "min_tokens": 0, "thinking_token_budget": None}
-_NEUTRAL |= {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+# Parameters of a request that need logits, with the values that do not. None does not, either.
+_NEUTRAL: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None, "bad_words": [], "min_tokens": 0}
+_NEUTRAL |= {"thinking_token_budget": None, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 _STEP = 0x1E3779B97F4A7C15  # apart enough that neighboring seeds share no position's noise
 
@@ -138,20 +138,23 @@ def _head(runner: Any) -> _Head:
 class _Request(NamedTuple):
     needs_logits: str  # the parameter that does, or ""
     is_fixed: bool  # has the same tokens in any batch: it is greedy or has a seed
-    kept: tuple[int | None, float, float] | None  # top_k, top_p and min_p; None if greedy
+    kept: tuple[int | None, float, float] | None = None  # top_k, top_p and min_p; None if greedy
+    allowed: tuple[int, ...] = ()  # the only ids that may be sampled; none: all
+    added: tuple[tuple[int, float], ...] = ()  # ids, and numbers added to their logits
 
 
 def _request(params: Any) -> _Request:
     names = [name for name, value in _NEUTRAL.items() if getattr(params, name) not in (None, value)]
+    edits = {"allowed": tuple(params.allowed_token_ids or ()), "added": tuple((params.logit_bias or {}).items())}
     if params.temperature == 0:
-        return _Request(", ".join(names), True, None)
+        return _Request(", ".join(names), True, **edits)
     if params.min_p > 0 and params.top_p < 1:
         names.append("min_p with top_p")  # vLLM's top_p is of what min_p left, logitless's of what top_k left
     kept = (params.top_k if params.top_k > 0 else None, params.top_p, params.min_p)
-    return _Request(", ".join(names), params.seed is not None, kept)
+    return _Request(", ".join(names), params.seed is not None, kept, **edits)
 
 
-_UNKNOWN = _Request("a request without sampling parameters", False, None)
+_UNKNOWN = _Request("a request without sampling parameters", False)
 
 
 class _Sampling:
@@ -169,15 +172,18 @@ class _Sampling:
     def sample(self, hidden_states: Tensor, batch: Any, grammar: Any) -> tuple[Any, Tensor, Tensor]:
         requests = [self.requests.get(index, _UNKNOWN) for index in batch.idx_mapping_np.tolist()]
         reasons = {request.needs_logits for request in requests} - {""}
-        reasons |= set() if grammar is None else {"structured_outputs"}
+        bits: dict[int, Any] = {}  # of rows with a grammar
+        if grammar is not None:
+            row_of = {request: row for row, request in enumerate(batch.req_ids)}
+            bits = {row_of[id]: of for id, of in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask)}
         if not reasons:
-            return self.output(self.ids(hidden_states, batch, requests, list(range(len(requests)))), batch)
+            return self.output(self.ids(hidden_states, batch, requests, list(range(len(requests))), bits), batch)
         warnings.warn(f"logitless.vllm: vLLM samples from logits in a batch with {', '.join(sorted(reasons))}")
         result: tuple[Any, Tensor, Tensor] = self.from_logits(hidden_states, batch, grammar)
         # Tokens that do not depend on the batch are drawn without logits here, too.
         rows = [row for row, request in enumerate(requests) if request.is_fixed and not request.needs_logits]
         if rows:
-            result[0].sampled_token_ids[rows, 0] = self.ids(hidden_states, batch, requests, rows)
+            result[0].sampled_token_ids[rows, 0] = self.ids(hidden_states, batch, requests, rows, bits)
         return result
 
     def output(self, ids: Tensor, batch: Any) -> tuple[Any, Tensor, Tensor]:
@@ -197,7 +203,28 @@ class _Sampling:
         )
         return output, sampled, rejected
 
-    def ids(self, hidden_states: Tensor, batch: Any, requests: list[_Request], rows: list[int]) -> Tensor:
+    def edits(self, requests: list[_Request], bits: list[Any], device: Any) -> dict[str, Any]:
+        """Returns a mask and penalties of requests; bits: of their grammars, or None."""
+        words = -(-self.head.vocab // 32)
+        mask = np.full((len(requests), words), 0xFFFFFFFF, np.uint32)
+        for of_row, request, of_grammar in zip(mask, requests, bits):
+            if request.allowed:
+                of_row[:] = 0
+                ids = np.array(request.allowed)
+                np.bitwise_or.at(of_row, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+            if of_grammar is not None:
+                of_row &= np.asarray(of_grammar).view(np.uint32)[:words]
+        given: dict[str, Any] = {"mask": torch.from_numpy(mask.view(np.int32)).to(device)}
+        longest = max(len(request.added) for request in requests)
+        if longest > 0:
+            added = [[*request.added, *[(-1, 0.0)] * (longest - len(request.added))] for request in requests]
+            table = torch.tensor(added, dtype=torch.float64, device=device)
+            given["penalties"] = table[..., 0].long(), table[..., 1] / self.head.scale
+        return given
+
+    def ids(
+        self, hidden_states: Tensor, batch: Any, requests: list[_Request], rows: list[int], bits: dict[int, Any]
+    ) -> Tensor:
         """Returns a token of each of these rows. Requests that keep the same sets share a pass over the head."""
         weight, bias = self.head.tensors()
         logits: dict[str, Any] = {"bias": bias, "softcap": self.head.softcap}
@@ -206,15 +233,21 @@ class _Sampling:
         seed = states.seeds.gpu[batch.idx_mapping] * _STEP + batch.positions[batch.logits_indices]
         places: dict[Any, list[int]] = {}
         for place, row in enumerate(rows):
-            places.setdefault(requests[row].kept, []).append(place)
+            request = requests[row]
+            is_edited = row in bits or bool(request.allowed or request.added)
+            places.setdefault((request.kept, is_edited), []).append(place)
         out = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
-        for kept, some in places.items():
+        for (kept, is_edited), some in places.items():
             of = [rows[place] for place in some]
-            if kept is None:
-                ids = linear_top_k(hidden[of], weight, 1, **logits).ids
+            given: dict[str, Any] = dict(logits)
+            if is_edited:
+                given |= self.edits([requests[row] for row in of], [bits.get(row) for row in of], hidden.device)
+            if kept is not None:
+                given |= dict(zip(("top_k", "top_p", "min_p"), kept), temperature=temperature[of], seed=seed[of])
+                ids = sample(hidden[of], weight, **given).ids
+            elif is_edited:
+                ids = sample(hidden[of], weight, top_k=1, seed=0, **given).ids
             else:
-                top_k, top_p, min_p = kept
-                logits_of_rows = logits | {"temperature": temperature[of], "seed": seed[of]}
-                ids = sample(hidden[of], weight, top_k=top_k, top_p=top_p, min_p=min_p, **logits_of_rows).ids
+                ids = linear_top_k(hidden[of], weight, 1, **given).ids
             out[some] = ids[:, 0]
         return out.clamp_(min=0)  # vLLM looks up any id, also that of a row with NaN

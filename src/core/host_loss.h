@@ -44,6 +44,11 @@ int64_t seed_of(const Problem& problem, const Buffers& buffers);
 // Returns the generator's key for a sample of a row.
 SampleKey sample_key_of(const Problem& problem, const Buffers& buffers, int64_t row, int64_t sample);
 
+// Returns the mask of the run, by the caller's rows.
+inline ColumnMask column_mask(const Problem& problem, const Buffers& buffers) {
+  return {buffers.sample_mask, mask_words(problem.vocab)};
+}
+
 // Fills every per-token output of the forward pass with the values of an ignored row.
 void write_ignored_defaults(const Problem& problem, const Buffers& buffers);
 

@@ -100,7 +100,9 @@ struct SampleRace {
   float least = 0;
 
   LOGITLESS_HD SampleRace(SampleKey of, uint64_t packed) : key(of) { reach(packed); }
+  // Logits of -inf win nothing.
   LOGITLESS_HD bool may_win(float z, uint32_t column) const {
+    if (z == -std::numeric_limits<float>::infinity()) return false;
     return !(sample_share(sample_high_bits(key, column)) > 1 + std::exp(z - least));
   }
   // Adds a logit, even one that may not win.
@@ -114,6 +116,22 @@ struct SampleRace {
     best = packed;
     least = least_of_key(key_of_packed(packed));
   }
+};
+
+// The words of a row of such bits.
+LOGITLESS_HD inline int64_t mask_words(int64_t columns) {
+  return (columns + 31) / 32;
+}
+
+// Bits of the columns that may be sampled, 32 to a word: the tensor sample_mask. Others have logits of -inf.
+struct ColumnMask {
+  const int32_t* words = nullptr;  // null: all columns
+  int64_t stride = 0;              // words between rows
+
+  LOGITLESS_HD static bool has(const int32_t* of_row, int64_t column) {
+    return (static_cast<uint32_t>(of_row[column / 32]) >> column % 32 & 1) != 0;
+  }
+  LOGITLESS_HD const int32_t* of_row(int64_t row) const { return words + row * stride; }
 };
 
 // A sampled id of a row, so far.

@@ -244,6 +244,13 @@ void check_num_samples(const Problem& p) {
           got);
 }
 
+void check_sample_mask(const Problem& p) {
+  if (!p.has.sample_mask) return;
+  require(p.num_samples > 0 || p.top_k > 0, "sample_mask", "none without num_samples and top_k", "one");
+  require(!p.in_group(), "sample_mask", "none in a group", "one");
+  require(p.targets_per_row == 0, "sample_mask", "none with targets_per_row", "one");
+}
+
 void check_targets_per_row(const Problem& p) {
   if (p.targets_per_row == 0) return;
   require(!p.has.class_weight, "class_weight",
@@ -360,6 +367,7 @@ Problem validated(Problem p) {
   check_pass(p);
   check_top_k(p);
   check_num_samples(p);
+  check_sample_mask(p);
   check_group(p);
   check_targets_per_row(p);
   return p;

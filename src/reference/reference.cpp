@@ -132,8 +132,10 @@ RowStats<double> row_stats(const Problem& p, const Buffers& b, const Scratch& s,
   int64_t count = 0;
   std::fill(top.begin(), top.end(), TopLogit<double>{0, -1});
   std::fill(samples.begin(), samples.end(), SampledLogit<double>{});
+  const ColumnMask mask = column_mask(p, b);
   for (int64_t j = 0; j < p.vocab; ++j) {
-    const double z = logit(p, b, s, row, j).z;
+    const bool is_masked = mask.words != nullptr && !ColumnMask::has(mask.of_row(row), j);
+    const double z = is_masked ? -INFINITY : logit(p, b, s, row, j).z;
     if (!top.empty()) count = insert_top(top, count, {z, p.vocab_start + j});
     const int64_t id = p.vocab_start + j;
     for (size_t k = 0; k < samples.size(); ++k) {

@@ -66,7 +66,12 @@ struct Row {
       hidden[static_cast<size_t>(k)] =
           operand(product.hidden, product.dtype, row * product.hidden_stride + k) * factor;
     }
+    const int32_t* mask = product.mask_of_row(row);
     for (int64_t j = 0; j < product.columns; ++j) {
+      if (mask != nullptr && !ColumnMask::has(mask, product.column_offset + j)) {
+        z[static_cast<size_t>(j)] = -INFINITY;
+        continue;
+      }
       const float dot =
           std::inner_product(hidden.begin(), hidden.end(), weight.begin() + j * product.depth, 0.0f);
       z[static_cast<size_t>(j)] =

@@ -110,6 +110,28 @@ class Sampling : public EngineTest {
     check(c, got);
     Expected(c).check(engine(), got);
   }
+  void expect_shards(const Case& c) const {
+    const Outputs whole = solve(c);
+    Outputs merged;
+    int64_t start = 0;
+    for (const int64_t size : {200, 1, 500}) {
+      logitless::Problem shard = pass_problem(c, logitless::Pass::forward);
+      shard.vocab_start = start, shard.vocab = size, shard.vocab_total = 701;
+      start += size;
+      const Outputs one = run_pass(context_, shard, c);
+      if (merged.sampled_keys.empty()) {
+        merged = one;
+        continue;
+      }
+      for (size_t i = 0; i < one.sampled_keys.size(); ++i) {
+        if (one.sampled_keys[i] <= merged.sampled_keys[i]) continue;
+        merged.sampled_keys[i] = one.sampled_keys[i];
+        merged.sampled_ids[i] = one.sampled_ids[i];
+      }
+    }
+    EXPECT_EQ(merged.sampled_ids, whole.sampled_ids);
+    EXPECT_EQ(merged.sampled_keys, whole.sampled_keys);
+  }
 };
 
 TEST_P(Sampling, WinsTheRaceOfAllColumns) {
@@ -239,27 +261,76 @@ TEST_P(Sampling, NaNAndInfiniteLogits) {
 
 // The largest key of all shards wins.
 TEST_P(Sampling, ShardsHaveTheSamplesOfTheWhole) {
-  const Case c = sampling(11, {60, 701, 24}, 3);
-  const Outputs whole = solve(c);
-  Outputs merged;
-  int64_t start = 0;
-  for (const int64_t size : {200, 1, 500}) {
-    logitless::Problem shard = pass_problem(c, logitless::Pass::forward);
-    shard.vocab_start = start, shard.vocab = size, shard.vocab_total = 701;
-    start += size;
-    const Outputs one = run_pass(context_, shard, c);
-    if (merged.sampled_keys.empty()) {
-      merged = one;
-      continue;
-    }
-    for (size_t i = 0; i < one.sampled_keys.size(); ++i) {
-      if (one.sampled_keys[i] <= merged.sampled_keys[i]) continue;
-      merged.sampled_keys[i] = one.sampled_keys[i];
-      merged.sampled_ids[i] = one.sampled_ids[i];
+  Case c = sampling(11, {60, 701, 24}, 3);
+  expect_shards(c);
+  mask_rows(&c, 0.3);
+  expect_shards(c);
+}
+
+TEST_P(Sampling, MasksOfRows) {
+  for (const PlainSize& size : {PlainSize{3, 7, 5}, PlainSize{17, 449, 24}, PlainSize{40, 1031, 16}}) {
+    for (const double share : {0.0, 0.02, 0.5}) {
+      Case c = sampling(static_cast<uint64_t>(size.vocab), size, 2);
+      c.problem.has.argmax = c.problem.has.entropy = 1;
+      mask_rows(&c, share);
+      expect_samples(c);
     }
   }
-  EXPECT_EQ(merged.sampled_ids, whole.sampled_ids);
-  EXPECT_EQ(merged.sampled_keys, whole.sampled_keys);
+}
+
+TEST_P(Sampling, MasksOfRandomProblems) {
+  const std::vector<Case> cases = random_cases(900, is_device() ? 8 : 30, {}, [&](Case* c) {
+    if (c->problem.targets_per_row > 0) return false;
+    c->mode = Mode::kForward;
+    c->problem.top_k = c->problem.batch_invariant = c->problem.has.saved = 0;
+    c->problem.label_smoothing = c->problem.has.mean_logit = 0;
+    c->problem.gradient = LOGITLESS_EXACT;
+    c->problem.num_samples = 2;
+    mask_rows(c, 0.3);
+    return can_sample(*c);
+  });
+  for (const Case& c : cases) expect_samples(c);
+}
+
+TEST_P(Sampling, AMaskOfAllColumnsChangesNothing) {
+  Case c = sampling(14, {70, 600, 24}, 2);
+  const Outputs without = solve(c);
+  mask_rows(&c, 1);
+  const Outputs with = solve(c);
+  EXPECT_EQ(with.sampled_ids, without.sampled_ids);
+  EXPECT_EQ(with.sampled_keys, without.sampled_keys);
+  EXPECT_EQ(with.lse, without.lse);
+}
+
+TEST_P(Sampling, MasksThatLeaveOneColumnOrNone) {
+  Case c = sampling(15, {6, 500, 16}, 8);
+  mask_rows(&c, 0);
+  const auto third = c.sample_mask.begin() + 2 * 500;
+  std::fill(third, third + 500, 0);
+  const Outputs got = solve(c);
+  for (size_t i = 0; i < 48; ++i) {
+    if (i / 8 == 2) {
+      EXPECT_TRUE(std::isnan(got.sampled_log_probs[i]));
+      continue;
+    }
+    EXPECT_EQ(got.sampled_ids[i], static_cast<double>(c.targets[i / 8]));
+    EXPECT_NEAR(got.sampled_log_probs[i], 0, 2e-5);  // a key less its noise
+  }
+  EXPECT_EQ(got.lse[2], -kInfinity);
+}
+
+// Windows of the vocabulary, chunks of rows, and rows side by side without ignored ones.
+TEST_P(Sampling, EveryBudgetGivesTheSameSamplesOfMaskedRows) {
+  Case c = sampling(16, {140, 1100, 16}, 1);
+  for (size_t row = 0; row < 140; ++row) {
+    if (row % 3 == 0) c.targets[row] = c.problem.ignore_index;
+  }
+  mask_rows(&c, 0.2);
+  expect_samples(c);
+  const Outputs got = solve(c);
+  for (const size_t bytes : plan_bytes(pass_problem(c, logitless::Pass::forward))) {
+    EXPECT_EQ(solve(c, bytes).sampled_ids, got.sampled_ids) << bytes;
+  }
 }
 
 TEST_P(Sampling, ChangesNoLoss) {

@@ -93,6 +93,41 @@ TEST_P(TopK, TheFirstIsTheArgmax) {
     EXPECT_EQ(row_of(more.top_ids, row, 64)[0], one.argmax[static_cast<size_t>(row)]);
 }
 
+TEST_P(TopK, MasksOfRows) {
+  for (const PlainSize& size : {PlainSize{3, 7, 5}, PlainSize{17, 449, 24}, PlainSize{9, 4999, 16}}) {
+    for (const double share : {0.0, 0.02, 0.5}) {
+      Case c = plain(static_cast<uint64_t>(size.vocab), size, std::min<int64_t>(size.vocab, 8));
+      mask_rows(&c, share);
+      expect_truth(c);
+    }
+  }
+}
+
+TEST_P(TopK, AMaskOfAllColumnsChangesNothing) {
+  Case c = plain(12, {40, 5000, 16}, 8);
+  const Outputs without = solve(c);
+  mask_rows(&c, 1);
+  const Outputs with = solve(c);
+  EXPECT_EQ(with.top_ids, without.top_ids);
+  EXPECT_EQ(with.top_log_probs, without.top_log_probs);
+}
+
+// Columns that a mask leaves side by side are few of a sample, and many.
+TEST_P(TopK, MasksOfRangesInEveryPlan) {
+  Case c = plain(13, {12, 9000, 16}, 16);
+  for (size_t row = 0; row < 12; row += 5) c.targets[row] = c.problem.ignore_index;
+  mask_rows(&c, 0);
+  for (int64_t row = 0; row < 12; ++row) {
+    const auto first = c.sample_mask.begin() + row * 9000 + row * 20;
+    std::fill(first, first + row * 500, 1);
+  }
+  expect_truth(c);
+  const Outputs got = solve(c);
+  for (const size_t bytes : plan_bytes(pass_problem(c, logitless::Pass::forward))) {
+    EXPECT_EQ(solve(c, bytes).top_ids, got.top_ids) << bytes;
+  }
+}
+
 TEST_P(TopK, EqualLogitsGiveTheSmallerIds) {
   for (const int64_t vocab : {64, 1000, 30'000}) {
     for (const int64_t k : {1, 8, 64}) {

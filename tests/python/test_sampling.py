@@ -268,9 +268,8 @@ def test_no_penalties_yet():
 def test_all_logits_cast_little_of_the_weight():
     """A 16-bit weight on a CPU is multiplied in float32."""
     input, weight, _ = tensors((2,), vocab=40_000, hidden=300, dtype=torch.bfloat16)
-    mask = torch.ones(2, 40_000, dtype=torch.bool)
     with torch.profiler.profile(profile_memory=True) as profile:
-        logitless.sample(input, weight, seed=0, mask=mask)
+        logitless.sample(input, weight, seed=0, top_k=100)
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest < weight.numel() * 4 * 0.9
 
@@ -310,6 +309,71 @@ def test_masks_and_penalties():
     kept = kept_of(z.masked_fill(~mask, -torch.inf), top_k=4)
     assert torch.equal(out.kept.ids, torch.cat([each[mask[row, each]] for row, each in enumerate(kept)]))
     check(logitless.sample(input, weight, **more), z, lambda row: (2, row), error_of(z, torch.float32), None, full)
+
+
+def edits_of(vocab, rows, generator):
+    """Returns masks and penalties. Row 0 may sample nothing, row 1 one id, row 2 two, both with penalties."""
+    mask = torch.rand(rows, vocab, generator=generator) < 0.6
+    mask[:3] = False
+    mask[1, 31] = mask[2, 5] = mask[2, vocab - 1] = True
+    ids = torch.randint(-1, vocab, (rows, 9), generator=generator)
+    ids[2, :2] = torch.tensor([5, vocab - 1])
+    ids[3] = -1
+    ids[4, :6] = 31
+    values = 3 * torch.randn(rows, 9, generator=generator)
+    values[5, :4] = -torch.inf
+    return {
+        "mask": {"mask": mask},
+        "penalties": {"penalties": (ids, values)},
+        "both": {"mask": mask, "penalties": (ids, values)},
+    }
+
+
+EDITED_SETS = [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.8}, {"top_p": 0.5, "min_p": 0.01}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("more", EDITED_SETS, ids=str)
+@pytest.mark.parametrize("edits", ["mask", "penalties", "both"])
+@pytest.mark.parametrize("vocab", [64, 300])
+def test_edits_need_no_logits_of_all_ids(vocab, edits, more, monkeypatch):
+    """The results are those that the logits of all ids give."""
+    input, weight, bias = tensors((20,), vocab=vocab, dtype=torch.float64)
+    options = edits_of(vocab, 20, torch.Generator().manual_seed(2))[edits] | more | ALL
+    options |= {"bias": bias, "softcap": 20.0, "temperature": torch.rand(20) + 0.5, "seed": 3, "num_samples": 4}
+    options["return_kept"] = bool(more)
+    expected = logitless.sampling.Given(input, weight, options)
+    monkeypatch.setattr(logitless.sampling.Truncation, "may_be_held", lambda *_: False)
+    expected = expected._of_sets()
+    monkeypatch.undo()
+    monkeypatch.setattr(logitless.sampling.Given, "_from_all", None)
+    out = logitless.sample(input, weight, **options)
+    assert torch.equal(out.ids, expected.ids)
+    for got, want in zip(out[1:4], expected[1:4]):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10, equal_nan=True)
+    if more:
+        assert torch.equal(out.kept.offsets, expected.kept.offsets) and torch.equal(out.kept.ids, expected.kept.ids)
+        torch.testing.assert_close(out.kept.log_probs, expected.kept.log_probs, rtol=0, atol=1e-10)
+
+
+@each_device
+def test_edited_rows_of_both_kinds(device):
+    """The 64 largest logits hold the sets of some rows."""
+    input, weight, _ = tensors((30,), vocab=500)
+    input = input * torch.linspace(0, 2, 30)[:, None]
+    edits = edits_of(500, 30, torch.Generator().manual_seed(3))["both"]
+    edits["mask"][:3] = True
+    ids, values = edits["penalties"]
+    added = torch.zeros(30, 500, dtype=torch.float64)
+    added.scatter_add_(1, ids.clamp(min=0), torch.where(ids < 0, 0, values.double()))
+    z = logits_of(input, weight, added=added).masked_fill(~edits["mask"], -torch.inf)
+    given = {name: [on(device, each) for each in edits[name]] for name in ("penalties",)}
+    out = sample_on(device, input, weight, mask=edits["mask"], top_p=0.9, seed=3, num_samples=2, **given, **ALL)
+    keeps = torch.zeros_like(z, dtype=torch.bool)
+    for row, kept in enumerate(kept_of(z, top_p=0.9)):
+        keeps[row, kept] = True
+    check(
+        out, z, lambda row: (3, row), error_of(logits_of(input, weight), torch.float32), keeps, logits_of(input, weight)
+    )
 
 
 def test_nan_and_infinite_rows():
@@ -449,9 +513,19 @@ def test_operator(shard, seed):
     torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
 
 
+@pytest.mark.parametrize(("num_samples", "largest"), [(2, 0), (0, 4), (0, 0)])
+def test_operator_with_a_mask(num_samples, largest):
+    input, weight, _ = tensors()
+    mask, seed = torch.full((5, 10), 0x0F0F0F0F, dtype=torch.int32), torch.tensor(3)
+    mask = mask if num_samples + largest > 0 else None
+    arguments = (input, weight, None, None, seed, [1.0, 0.0, 1.0], num_samples, False, [], 0, 0, mask, largest)
+    torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
+
+
 def test_autocast():
     input, weight, _ = tensors((30,))
-    for more in ({}, {"top_k": 5}, {"top_p": 0.9}):
+    edits = edits_of(300, 30, torch.Generator().manual_seed(2))["both"]
+    for more in ({}, {"top_k": 5}, {"top_p": 0.9}, edits, edits | {"top_k": 5}):
         with torch.autocast("cpu", torch.bfloat16):
             out = logitless.sample(input, weight, seed=3, num_samples=2, **more)
         expected = logitless.sample(input.bfloat16(), weight.bfloat16(), seed=3, num_samples=2, **more)

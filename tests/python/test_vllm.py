@@ -107,6 +107,7 @@ def step(runner, requests, positions=None, grammar=None):
     hidden = torch.stack([torch.zeros(WIDTH), *(states_of(number) for number, _ in requests)])
     batch = types.SimpleNamespace(
         num_reqs=count,
+        req_ids=[str(index) for index in range(count)],
         idx_mapping=torch.arange(count),
         idx_mapping_np=np.arange(count),
         logits_indices=torch.arange(count) + 1,
@@ -179,8 +180,7 @@ def test_neighboring_seeds_and_positions_differ(client):
     assert [tokens[0] for tokens in first[1:]] != [tokens[1] for tokens in first[:-1]]
 
 
-NEEDED = {"logprobs": 0, "logprob_token_ids": [1], "structured_outputs": "json", "logit_bias": {1: 2.0}}
-NEEDED |= {"allowed_token_ids": [1], "bad_words": ["no"], "min_tokens": 3, "thinking_token_budget": 9}
+NEEDED = {"logprobs": 0, "logprob_token_ids": [1], "bad_words": ["no"], "min_tokens": 3, "thinking_token_budget": 9}
 NEEDED |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
 CASES = [({name: value}, name) for name, value in NEEDED.items()] + [({"min_p": 0.1, "top_p": 0.5}, "min_p with top_p")]
 
@@ -195,11 +195,51 @@ def test_what_needs_logits_goes_to_vllm_by_name(client, params, named):
     assert got == [*tokens, -7, -7]  # only those with a seed, and greedy ones, are the same in any batch
 
 
-def test_a_grammar_or_an_unknown_request_goes_to_vllm(client):
-    runner = Runner(Model())
+EDITED = [
+    (0, {"temperature": 0.0, "allowed_token_ids": [3, 31, 32, 299]}),
+    (1, {"temperature": 0.0, "logit_bias": {4: 3.0, 7: 2.5, 200: -100.0}}),
+    (2, {"seed": 5, "logit_bias": {number: 4.0 for number in range(0, 300, 9)}}),
+    (3, {"seed": 6, "top_k": 4, "allowed_token_ids": list(range(40, 90)), "logit_bias": {41: 2.0}}),
+    (4, {"seed": 7, "structured_outputs": "json"}),
+    (5, {"temperature": 0.0, "structured_outputs": "json", "allowed_token_ids": list(range(100))}),
+    (6, {"seed": 8}),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 5.0, "scale": 0.5}])
+def test_masks_and_biases_need_no_logits(client, options):
+    model = Model(**options)
+    runner = Runner(model)
     client.attach(runner)
-    with pytest.warns(UserWarning, match="structured_outputs"):
-        assert step(runner, [(1, {})], grammar=object()) == [-7]
+    bits = np.random.default_rng(0).integers(-(2**31), 2**31, (2, 10), np.int32)
+    grammar = types.SimpleNamespace(structured_output_request_ids=["5", "4"], grammar_bitmask=bits)
+    tokens = step(runner, EDITED, grammar=grammar)
+    for row, ((number, params), token) in enumerate(zip(EDITED, tokens)):
+        given = PARAMS | params
+        with torch.no_grad():
+            logits = model.compute_logits(states_of(number)[None])
+        if given["allowed_token_ids"]:
+            allowed = torch.zeros(VOCAB, dtype=torch.bool)
+            allowed[given["allowed_token_ids"]] = True
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        if given["structured_outputs"]:
+            words = torch.from_numpy(bits[5 - row])
+            logits = logits.masked_fill((words[:, None] >> torch.arange(32) & 1).flatten()[:VOCAB] == 0, -torch.inf)
+        for id, number in (given["logit_bias"] or {}).items():
+            logits[0, id] += number
+        if given["temperature"] == 0:
+            assert token == int(logits.argmax())
+            continue
+        seed = torch.tensor((given["seed"] * SEED_STEP + 9 + (1 << 63)) % (1 << 64) - (1 << 63))
+        expected = logitless.sample(
+            torch.zeros(1, 1), torch.zeros(VOCAB, 1), bias=logits[0], seed=seed, top_k=given["top_k"] or None
+        )
+        assert token == int(expected.ids)
+    with pytest.warns(UserWarning, match="bad_words"):
+        assert step(runner, [*EDITED, (7, {"bad_words": ["no"]})], grammar=grammar) == [*tokens, -7]
+
+
+def test_an_unknown_request_goes_to_vllm(client):
     fresh = Runner(Model())
     client.attach(fresh)
     fresh.sampler.add_request = lambda *_: None
@@ -312,6 +352,7 @@ def installed(*names):
 def test_names_of_the_installed_vllm():
     from vllm import SamplingParams
     from vllm.model_executor.layers import logits_processor
+    from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.worker.gpu import input_batch, model_runner
     from vllm.v1.worker.gpu.sample import output, sampler
 
@@ -331,8 +372,10 @@ def test_names_of_the_installed_vllm():
     assert parameters(input_batch.get_num_sampled_and_rejected) == given
     fields = {"sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled", "num_rejected"}
     assert fields <= set(output.SamplerOutput.__dataclass_fields__)
-    fields = {"num_reqs", "idx_mapping", "idx_mapping_np", "logits_indices", "positions", "seq_lens", "cu_num_logits"}
+    fields = {"num_reqs", "req_ids", "idx_mapping", "idx_mapping_np", "logits_indices", "positions", "seq_lens"}
+    fields |= {"cu_num_logits"}
     assert fields <= set(input_batch.InputBatch.__dataclass_fields__)
+    assert {"structured_output_request_ids", "grammar_bitmask"} <= set(GrammarOutput.__dataclass_fields__)
 
 
 ENGINE = """
@@ -365,7 +408,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=64,
 model.save_pretrained(sys.argv[1])
 llm = LLM(sys.argv[1], worker_cls="workers.Worker", skip_tokenizer_init=True, dtype="float32", enforce_eager=True,
           max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, block_size=32)
-prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [9, 8], [100, 3, 4, 2], [1, 2])]
+prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [9, 8], [100, 3, 4, 2], [1, 2], [3], [4, 4])]
 
 def params(**more):
     return SamplingParams(max_tokens=5, ignore_eos=True, detokenize=False, **more)
@@ -374,7 +417,8 @@ def tokens(prompts, params):
     return [out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)]
 
 given = [params(temperature=0), params(temperature=0.8, seed=3), params(temperature=0.8, seed=3, top_p=0.7),
-         params(seed=3, top_k=9, min_p=0.01)]
+         params(seed=3, top_k=9, min_p=0.01), params(temperature=0, logit_bias={7: 100.0}),
+         params(seed=4, allowed_token_ids=[3, 4, 500])]
 runner, from_logits = runners[0], []
 compute_logits = runner.model.compute_logits
 runner.model.compute_logits = lambda *args: from_logits.append(1) or compute_logits(*args)
@@ -384,7 +428,8 @@ assert not from_logits
 greedy = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=5, do_sample=False, eos_token_id=None)[0, 3:]
 assert together[0] == greedy.tolist()
 mixed = tokens([*prompts, prompts[0]], [*given, params(repetition_penalty=1.2, logprobs=1)])
-assert mixed[:4] == together and from_logits
+assert list(together[4]) == [7] * 5 and set(together[5]) <= {3, 4, 500}
+assert mixed[:6] == together and from_logits
 print("passed")
 """
 

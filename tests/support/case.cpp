@@ -335,4 +335,16 @@ std::string describe(const Case& c) {
   return out.str();
 }
 
+void mask_rows(Case* c, double share) {
+  Random random(c->seed + 17);
+  const logitless::Problem& p = c->problem;
+  c->problem.has.sample_mask = 1;
+  c->sample_mask.resize(static_cast<size_t>(p.tokens * p.vocab));
+  for (char& may : c->sample_mask) may = random.chance(share) ? 1 : 0;
+  for (int64_t row = 0; row < p.tokens; ++row) {
+    const int64_t target = c->target_of(row);
+    if (target != p.ignore_index) c->sample_mask[static_cast<size_t>(row * p.vocab + target)] = 1;
+  }
+}
+
 }  // namespace logitless_test

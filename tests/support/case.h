@@ -34,6 +34,7 @@ struct Case {
   std::vector<double> grad_entropy;
   std::vector<double> grad_target_logit;
   std::vector<int64_t> sample_seed;     // [N], in place of the seed; empty: none
+  std::vector<char> sample_mask;        // [N, V] whether the column may be sampled; empty: none
   bool has_targets = true;              // false: the run gets none
   std::vector<int64_t> seed_in_memory;  // [1], used in place of the problem's seed; empty: the problem's seed
   std::vector<double> d_hidden_start;   // contents of the gradients' buffers before an accumulation
@@ -112,6 +113,9 @@ logitless_dtype product_dtype(const logitless::Problem& problem, int32_t dtype);
 
 // The stats dtype of a problem: the dtype of its weights, upstream gradients, losses and row statistics.
 logitless_dtype stats_dtype(const logitless::Problem& problem);
+
+// Gives each row a mask of its own, which leaves about this share of the columns, and its target.
+void mask_rows(Case* c, double share);
 
 // Returns the case with exp logits that a forward pass saves for the backward pass, where an engine saves
 // any.

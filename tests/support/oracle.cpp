@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "formats.h"
 
@@ -83,6 +84,9 @@ class Materialised {
     }
     return q;
   }
+  bool is_masked(size_t i, size_t j) const {
+    return !c_.sample_mask.empty() && c_.sample_mask[i * vocab_ + j] == 0;
+  }
   T class_weight(size_t j) const { return at(c_.class_weight, j, 1); }
   T token_weight(size_t i) const { return at(c_.token_weight, i, 1); }
   T temperature(size_t i) const { return static_cast<T>(c_.temperature_of(static_cast<int64_t>(i))); }
@@ -114,7 +118,7 @@ class Materialised {
           slope_[i * vocab_ + j] = 1 - tanh * tanh;
         }
         slope_[i * vocab_ + j] /= t;
-        logits_[i * vocab_ + j] = z / t;
+        logits_[i * vocab_ + j] = is_masked(i, j) ? -std::numeric_limits<T>::infinity() : z / t;
       }
     }
   }
@@ -171,6 +175,7 @@ class Materialised {
       if (q[j] != 0) nll += q[j] * (lse - z[j]), target_logit += q[j] * z[j];
       if (magnitude[j] != 0) nll_terms += magnitude[j] * (std::fabs(lse) + std::fabs(z[j]) + largest_logit);
       magnitudes += magnitude[j];
+      if (is_masked(i, j)) continue;
       const T log_p = z[j] - lse;
       if (std::exp(log_p) > 0) entropy -= std::exp(log_p) * log_p;
       smooth -= class_weight(j) * log_p;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -84,6 +85,20 @@ void RunTensors::add_inputs() {
   if (c_.has_targets)
     b_.targets = vector_input("targets", as_dtype(p_.dtype.targets), {c_.targets.begin(), c_.targets.end()});
   b_.sample_seed = vector_input("sample_seed", LOGITLESS_I64, {c_.sample_seed.begin(), c_.sample_seed.end()});
+  if (!c_.sample_mask.empty()) {
+    std::vector<double> words;
+    for (int64_t row = 0; row < p_.tokens; ++row) {
+      for (int64_t first = 0; first < p_.vocab; first += 32) {
+        uint32_t word = 0;
+        for (int64_t j = first; j < std::min(first + 32, p_.vocab); ++j) {
+          const auto at = static_cast<size_t>(row * c_.problem.vocab + p_.vocab_start + j);
+          word |= static_cast<uint32_t>(c_.sample_mask[at] != 0) << (j - first);
+        }
+        words.push_back(static_cast<int32_t>(word));
+      }
+    }
+    b_.sample_mask = static_cast<const int32_t*>(vector_input("sample_mask", LOGITLESS_I32, words));
+  }
   b_.target_weight = vector_input("target_weight", stats_, c_.target_weight);
   if (!c_.seed_in_memory.empty()) {
     b_.seed = input("seed", LOGITLESS_I64, 1, 1, {static_cast<double>(c_.seed_in_memory[0])}, {}).data();

@@ -168,6 +168,8 @@ std::vector<BadRun> bad_runs() {
       {"sampled_keys: expected null without num_samples",
        [](F& f) { f.buffers.sampled_keys = f.rows.data(); }},
       {"sample_seed: expected null without num_samples", [](F& f) { f.buffers.sample_seed = f.rows.data(); }},
+      {"sample_mask: expected null unless the plan has it",
+       [](F& f) { f.buffers.sample_mask = reinterpret_cast<int32_t*>(f.rows.data()); }},
       {"argmax: expected null unless the plan has argmax", [](F& f) { f.problem.has.argmax = 0; }},
       {"correct_count: expected null unless the plan has argmax",
        [](F& f) { f.problem.has.argmax = 0, f.buffers.argmax = nullptr; }},

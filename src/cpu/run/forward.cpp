@@ -58,6 +58,8 @@ void add_to_samples(const Runner& run, const WorkerArena& w, const LogitStrip& s
       SampledLogit<float> best;
       for (int64_t j = 0; j < count && w.columns[static_cast<size_t>(j)] < strip.columns; ++j) {
         const auto at = static_cast<size_t>(j);
+        // Masked rows have many logits of -inf, of which the first wins.
+        if (best.id >= 0 && w.element_logits[at] == -INFINITY) continue;
         add_to_sample(best, sample.of, w.element_logits[at], first + w.columns[at]);
       }
       if (best.id < 0) continue;
@@ -93,7 +95,10 @@ void block_task(const Runner& run, const Chunk& chunk, int worker_index, int64_t
   for (int64_t row = task_rows.start; row < task_rows.end; row += run.kernels.mr) {
     const int rows = static_cast<int>(std::min<int64_t>(run.kernels.mr, task_rows.end - row));
     strip_logits(run, w, row, rows);
-    const LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
+    LogitStrip strip = logit_strip(run, w, block, row, rows, targets);
+    strip.mask = column_mask(run.problem, run.buffers);
+    strip.mask_row = run.arena.rows.data() + chunk.first + row;
+    strip.mask_column = block * run.shape.vocab_block;
     const BlockStats stats = block_stats(run, partial, row);
     std::byte* row_exp_logits = keep ? exp_logits + row * stride * element_bytes(run.kernels) : nullptr;
     run.kernels.softmax_strip(strip, run.transform(w, row), stats, row_exp_logits, stride);

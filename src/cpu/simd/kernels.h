@@ -67,6 +67,10 @@ struct LogitStrip {
   const int32_t* target = nullptr;      // [rows, targets] columns of them, negative when not in this block
   const float* class_weight = nullptr;  // [columns], null: all one
   int targets = 1;                      // targets of a row
+  // Words of the columns that may be sampled; null: all.
+  ColumnMask mask;
+  const int64_t* mask_row = nullptr;  // [rows] of the mask
+  int64_t mask_column = 0;            // of the strip's column 0 in it, a multiple of 32
 };
 
 // Statistics of one block, each [rows] but for target_logit; null where not wanted.

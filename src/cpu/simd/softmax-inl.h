@@ -35,7 +35,22 @@ HWY_INLINE float max_of_lanes(VF v) {
 #endif
 }
 
-// Turns dot products into logits in place; columns past the end become -inf. Returns the row's maximum.
+// Masked columns become -inf.
+HWY_INLINE void apply_mask(float* HWY_RESTRICT z, const LogitStrip& strip, const int32_t* words) {
+  const DF df;
+  const DU du;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+  const VU bit = hn::Shl(hn::Set(du, 1), hn::Iota(du, 0));
+  words += strip.mask_column / 32;
+  for (int64_t j = 0; j < strip.columns; j += lanes) {
+    const VU bits = hn::Set(du, static_cast<uint32_t>(words[j / 32]) >> j % 32);
+    const auto stays = hn::RebindMask(df, hn::TestBit(bits, bit));
+    hn::StoreU(hn::IfThenElse(stays, hn::LoadU(df, z + j), hn::Set(df, kNegativeInfinity)), df, z + j);
+  }
+}
+
+// Turns dot products into logits in place; masked columns and those past the end become -inf. Returns the
+// row's maximum.
 HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, const LogitTransform<float>& t,
                                int row) {
   const DF df;
@@ -53,6 +68,7 @@ HWY_INLINE float transform_row(float* HWY_RESTRICT z, const LogitStrip& strip, c
       hn::StoreU(hn::Mul(hn::LoadU(df, z + j), inverse), df, z + j);
     }
   }
+  if (strip.mask.words != nullptr) apply_mask(z, strip, strip.mask.of_row(strip.mask_row[row]));
   for (int64_t j = strip.columns; j < strip.padded_columns; ++j) z[j] = kNegativeInfinity;
   VF max0 = hn::LoadU(df, z);
   VF max1 = hn::LoadU(df, z + lanes);

@@ -66,9 +66,6 @@ int64_t draw_row(const DrawRow& row) {
   return count;
 }
 
-using DU = hn::RebindToUnsigned<DF>;
-using VU = hn::Vec<DU>;
-
 // mix_upper_bits() and mix_bits(), on lanes.
 HWY_INLINE VU mix_upper_lanes(VU h, uint32_t addend = 0) {
   const DU du;

@@ -145,6 +145,15 @@ struct LogitsProductOf {
   // kDraw, kTop and kSample: then no row has a target.
   const int32_t* target = nullptr;
   int64_t column_offset = 0;  // of the window in the shard
+  // Only with kTop and kSample. column_offset is a column of the mask, the first of a word.
+  ColumnMask mask;
+  const int32_t* mask_row = nullptr;  // [rows] of the mask; null: their indices
+
+  // The words of a row's mask; null: no column is masked.
+  LOGITLESS_HD const int32_t* mask_of_row(int64_t row) const {
+    if (mask.words == nullptr) return nullptr;
+    return mask.of_row(mask_row != nullptr ? mask_row[row] : row);
+  }
 };
 using LogitsProduct = LogitsProductOf<float>;
 

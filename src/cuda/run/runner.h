@@ -60,6 +60,8 @@ struct RunnerOf {
             kept.stride * static_cast<int64_t>(size_of(kept.dtype))};
   }
   Matrix dz() const { return {arena.dz, dtype(), dz_stride(problem, detail)}; }
+  // The mask of the caller's rows.
+  ColumnMask mask() const { return {buffers.sample_mask, mask_words(problem.vocab)}; }
   // Whether a chunk's rows are copied side by side, without ignored ones.
   bool compacts_rows() const { return detail.source != HiddenSource::kCaller && !detail.is_sparsified(); }
   EngineTraits traits() const { return detail.engine->traits(); }
@@ -145,6 +147,12 @@ void for_products(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
     }
   }
   body(logits_product(run, chunk, hidden, window, weight), window);
+}
+// Gives a product the mask of the chunk's rows, if the run has one.
+template <class Real>
+void apply_mask(const RunnerOf<Real>& run, const Chunk& chunk, LogitsProductOf<Real>& product) {
+  product.mask = run.mask();
+  product.mask_row = run.arena.row_map + chunk.first;
 }
 // Returns the outputs of a window: sums of logits in the partials, and logits of targets.
 template <class Real>

@@ -98,6 +98,9 @@ void check_arguments(const LogitsArgs& args, const Tiling& tiling) {
           "8-bit operands need the factors of rows and columns");
   require(args.rows <= kMost && args.columns <= kMost && args.depth <= kMost, "sizes must be below 2^31");
   require(tiling.units * tiles_of_columns(args.columns) <= kMost, "more than 2^31 tiles");
+  const bool takes_mask = args.epilogue() == Epilogue::kTop || args.epilogue() == Epilogue::kSample;
+  require(args.mask.words == nullptr || (takes_mask && args.column_offset % 32 == 0),
+          "a mask is for the largest logits and samples, and windows of whole words");
   std::visit([&](const auto& own) { check_epilogue(args, own); }, args.of_epilogue);
 }
 

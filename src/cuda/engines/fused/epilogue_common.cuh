@@ -176,6 +176,31 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   transform(acc, tile, product, product.transform.softcap);
 }
 
+// Masked columns become -inf. A word of the mask has eight of the thread's elements of a row. Words are read
+// when needed: registers are scarce.
+template <class View>
+__device__ __forceinline__ void apply_mask(Accumulators& acc, const View& tile,
+                                           const LogitsProduct& product) {
+  if (product.mask.words == nullptr) return;
+#pragma unroll
+  for (int r = 0; r < View::kRows; ++r) {
+    if (!ptx::always()) continue;
+    const int row = tile.row(r);
+    if (row >= tile.rows()) continue;
+    const int first = tile.first_column(), left = static_cast<int>(product.columns) - first;
+    const int32_t* words = product.mask_of_row(row) + (static_cast<int>(product.column_offset) + first) / 32;
+#pragma unroll
+    for (int w = 0; w < kTileColumns / 32; ++w) {
+      if (!ptx::always() || 32 * w >= left) continue;
+      const uint32_t bits = static_cast<uint32_t>(words[w]) >> first_column_of_thread();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if ((bits >> column_of(i) & 1) == 0) element(acc, r, 8 * w + i) = -INFINITY;
+      }
+    }
+  }
+}
+
 // A logit as a factor: finite, so that exp(-inf) * -inf is 0. (A NaN's exp is already NaN.)
 __device__ __forceinline__ float as_factor(float z) {
   return fmaxf(z, -1e30f);

@@ -43,6 +43,10 @@ __device__ __forceinline__ uint32_t may_win(const float (&z)[kSampledAtOnce], Sa
     const float most = 1.f + ptx::exp2_approx(fmaf(z[i], kLog2E, shift));
     marked |= sample_share(sample_high_bits(key, column + column_of(i))) > most ? 0u : 1u << i;
   }
+  if (shift == INFINITY) {  // no key is known yet, as in masked rows with many tiles of -inf
+#pragma unroll
+    for (int i = 0; i < kSampledAtOnce; ++i) marked &= z[i] == -INFINITY ? ~(1u << i) : ~0u;
+  }
   return marked;
 }
 
@@ -110,6 +114,7 @@ __device__ __forceinline__ void sample_epilogue(Accumulators& acc, const View& t
   float softcap = product.transform.softcap;
   ptx::forget(softcap);  // or a register would keep what follows from it, from tile to tile
   transform(acc, tile, product, softcap);
+  apply_mask(acc, tile, product);
   take_samples(acc, tile, product, args.samples);
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);
 }

@@ -72,6 +72,7 @@ __device__ __forceinline__ void top_epilogue(Accumulators& acc, const View& tile
                                              const LogitsProduct& product, const TopArgs& args,
                                              float exponent_scale) {
   transform(acc, tile, product);
+  apply_mask(acc, tile, product);
   if (args.top.group_max != nullptr) {
     store_group_maxima(acc, tile, args.top);
     return;

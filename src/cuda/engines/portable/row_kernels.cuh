@@ -70,7 +70,8 @@ struct Instance {
 template <class Real>
 bool is_plain(const LogitsProductOf<Real>& product) {
   const LogitTransform<Real>& t = product.transform;
-  return t.bias == nullptr && t.softcap == 0 && t.inverse_temperature == nullptr;
+  return product.mask.words == nullptr && t.bias == nullptr && t.softcap == 0 &&
+         t.inverse_temperature == nullptr;
 }
 template <class Real>
 bool is_plain(const RowSumsOf<Real>& args) {
@@ -113,6 +114,7 @@ struct Line {
   int64_t partial;
   int columns;
   Real inverse_temperature = 1;
+  const int32_t* mask = nullptr;  // words of the row; null: none
 
   __device__ Line(const LogitsProductOf<Real>& of, const Tile<Real>& tile, int64_t tile_row, int64_t strip)
       : product(of),
@@ -121,11 +123,14 @@ struct Line {
         column(tile.column + strip * tile.strip),
         partial(tile.first_partial + strip),
         columns(static_cast<int>(min(tile.strip, tile.columns - strip * tile.strip))) {
-    if (!Of::kPlain) inverse_temperature = product.transform.inverse_temperature_of(row);
+    if (Of::kPlain) return;
+    inverse_temperature = product.transform.inverse_temperature_of(row);
+    mask = product.mask_of_row(row);
   }
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 
   __device__ Real logit(int j) const {
+    if (is_masked(j)) return -std::numeric_limits<Real>::infinity();
     return product.transform.logit(dots[j], product.transform.bias_of(column + j), inverse_temperature);
   }
   // The column of the row's target in the line; it may be outside of the line.
@@ -162,6 +167,9 @@ struct Line {
   }
 
  private:
+  __device__ bool is_masked(int64_t j) const {
+    return mask != nullptr && !ColumnMask::has(mask, product.column_offset + column + j);
+  }
   __device__ void transform(int j, Numbers<Real>& z, int count) const {
     const LogitTransform<Real>& t = product.transform;
 #pragma unroll
@@ -171,7 +179,9 @@ struct Line {
       } else if constexpr (Of::kPlain) {
         z.of[i] = rounded(z.of[i] * t.scale);
       } else {
-        z.of[i] = rounded(t.logit(z.of[i], t.bias_of(column + j + i), inverse_temperature));
+        z.of[i] = is_masked(j + i)
+                      ? -std::numeric_limits<Real>::infinity()
+                      : rounded(t.logit(z.of[i], t.bias_of(column + j + i), inverse_temperature));
       }
     }
   }

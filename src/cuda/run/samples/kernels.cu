@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // The logit is its key less the noise, which is off by half a unit in the key's last place.
 __global__ void __launch_bounds__(kThreads)
-    write_samples_kernel(int64_t count, Arena arena, SampleRows rows, Buffers out) {
+    write_samples_kernel(int64_t count, uint32_t first_id, Arena arena, SampleRows rows, Buffers out) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, r = i / count;
   if (r >= existing(rows.row_count, rows.rows) || arena.target[rows.first + r] == kIgnoredRow) return;
   const uint64_t best = arena.sample_best[i];
-  const uint32_t id = column_of_packed(best);
+  const uint32_t id = best != 0 ? column_of_packed(best) : first_id;  // all logits are -inf
   const float key = key_of_packed(best);
   const double z = double{key} - double{sample_noise(arena.sample_key[i], id)};
   const int64_t at = arena.row_map[rows.first + r] * count + i % count;
@@ -48,7 +48,7 @@ void launch_write_samples(const Problem& problem, const Arena& arena, const Samp
                           const Buffers& out, const Queue& queue) {
   const int64_t count = problem.num_samples;
   queue.launch("write_samples", write_samples_kernel, blocks_for(rows.rows * count, kThreads), kThreads, 0,
-               count, arena, rows, out);
+               count, static_cast<uint32_t>(problem.vocab_start), arena, rows, out);
 }
 
 }  // namespace logitless::cuda

@@ -12,6 +12,7 @@ void sum_rows_and_sample(const Runner& run, const Chunk& chunk, const ConstMatri
     const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
+    apply_mask(run, chunk, product);
     SampleArgs args{row_sums(run, window)};
     args.samples = {p.num_samples, static_cast<uint32_t>(p.vocab_start), run.arena.sample_key,
                     run.arena.sample_best};

@@ -19,7 +19,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    thresholds_kernel(TopArena top, int groups, int k, int64_t rows, const int32_t* row_count) {
+    sample_mask_kernel(ColumnMask mask, const int32_t* row_map, TopRows rows, int64_t step, int64_t count,
+                       int32_t* sample) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, words = mask_words(count), row = i / words;
+  if (row >= existing(rows.row_count, rows.rows)) return;
+  const int32_t* of_row = mask.of_row(row_map[row]);
+  const int64_t first = i % words * 32;
+  uint32_t bits = 0;
+  for (int64_t j = first; j < first + 32 && j < count; ++j) {
+    if (ColumnMask::has(of_row, j * step)) bits |= 1u << (j - first);
+  }
+  sample[i] = static_cast<int32_t>(bits);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    thresholds_kernel(TopArena top, int groups, int step, int k, int64_t rows, const int32_t* row_count) {
   __shared__ Selection::Shared shared;
   const int64_t row = blockIdx.x;
   if (row == 0 && threadIdx.x == 0) *top.redo_count = 0;
@@ -33,7 +47,14 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0) return;
   // A NaN becomes +inf, so that only NaN are listed beside it. -inf becomes the least number, so that no -inf
   // is listed.
-  const float least = selection.least().z;
+  float least = selection.least().z;
+  if (least == -CUDART_INF_F) {
+    // Masks leave few of the sample's groups. A maximum stands for `step` columns, so m maxima are enough
+    // where m * step is well above k. A list that then has fewer than k entries is done again.
+    int left = k - 1;
+    while (left > 0 && selection.entry(left - 1).z == -CUDART_INF_F) --left;
+    if (left > 0 && left * step >= 2 * k) least = selection.entry(left - 1).z;
+  }
   top.threshold[row] = isnan(least) ? CUDART_INF_F : fmaxf(least, -FLT_MAX);
   top.count[row] = 0;
 }
@@ -104,11 +125,13 @@ __global__ void __launch_bounds__(kThreads) redo_kernel(TopArena top, TopRows ro
   for (int i = static_cast<int>(blockIdx.x); i < *top.redo_count; i += static_cast<int>(gridDim.x)) {
     const int64_t row = top.redo_rows[i];
     const float largest = maximum_of(r.stats, row);
+    const int32_t* mask = r.mask.words != nullptr ? r.mask.of_row(r.row_map[row]) : nullptr;
     selection.begin(no_entry<float>());
     for (int64_t first = 0; first < r.columns; first += kThreads) {
       const int count = static_cast<int>(r.columns - first < kThreads ? r.columns - first : kThreads);
       for (int j = warp; j < count; j += kWarps) {
-        const float z = logit_of(r, row, first + j);
+        const bool is_masked = mask != nullptr && !ColumnMask::has(mask, first + j);
+        const float z = is_masked ? -CUDART_INF_F : logit_of(r, row, first + j);
         if (threadIdx.x % 32 == 0) logits[j] = z;
       }
       __syncthreads();
@@ -205,10 +228,17 @@ void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* s
                sample);
 }
 
+void launch_sample_mask(const ColumnMask& mask, const int32_t* row_map, const TopRows& rows, int64_t step,
+                        int64_t count, int32_t* sample, const Queue& queue) {
+  queue.launch("sample_mask", sample_mask_kernel, blocks_for(rows.rows * mask_words(count), kThreads),
+               kThreads, 0, mask, row_map, rows, step, count, sample);
+}
+
 void launch_thresholds(const TopArena& top, const TopSizes& sizes, int64_t k, int64_t rows,
                        const int32_t* row_count, const Queue& queue) {
   queue.launch("thresholds", thresholds_kernel, blocks_for(rows, 1), kThreads, 0, top,
-               static_cast<int>(sizes.groups), static_cast<int>(k), rows, row_count);
+               static_cast<int>(sizes.groups), static_cast<int>(sizes.step), static_cast<int>(k), rows,
+               row_count);
 }
 
 void launch_choose_listed(const TopArena& top, int capacity, const TopRows& rows, const Queue& queue) {

@@ -6,6 +6,16 @@
 namespace logitless::cuda {
 namespace {
 
+template <class Real>
+TopRows rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
+  TopRows rows{};
+  rows.rows = chunk.rows;
+  rows.row_count = chunk.row_count;
+  rows.target = run.arena.target + chunk.first;
+  rows.k = static_cast<int>(run.problem.top_k);
+  return rows;
+}
+
 // Finds thresholds of a chunk's rows, from a sample of the columns.
 void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden, const uint8_t* active,
                      const TopSizes& sizes) {
@@ -13,12 +23,17 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& h
   const EngineTraits traits = run.traits();
   if (top.bias != nullptr)
     launch_sample_bias(run.transform.bias, sizes.step, sizes.sampled, top.bias, run.queue);
+  if (top.mask != nullptr) {
+    launch_sample_mask(run.mask(), run.arena.row_map + chunk.first, rows_of(run, chunk), sizes.step,
+                       sizes.sampled, top.mask, run.queue);
+  }
   int64_t group = 0;
   for_windows(0, sizes.sampled, sizes.window, [&](const Window& window) {
     const ConstMatrix weight = load_sample(run, window, sizes.step, {active, row_blocks(chunk.rows)});
     LogitsProduct product = logits_product(run, chunk, hidden, window, weight);
     product.transform.bias = top.bias != nullptr ? top.bias + window.first : nullptr;
     product.target = nullptr;
+    product.mask = {top.mask, mask_words(sizes.sampled)};
     product.row_block_active = active;
     TopArgs args;
     args.top.k = run.problem.top_k;
@@ -28,16 +43,6 @@ void find_thresholds(const Runner& run, const Chunk& chunk, const ConstMatrix& h
     group += ceil_div(window.columns, traits.top_tile) * traits.top_groups;
   });
   launch_thresholds(top, sizes, run.problem.top_k, chunk.rows, chunk.row_count, run.queue);
-}
-
-template <class Real>
-TopRows rows_of(const RunnerOf<Real>& run, const Chunk& chunk) {
-  TopRows rows{};
-  rows.rows = chunk.rows;
-  rows.row_count = chunk.row_count;
-  rows.target = run.arena.target + chunk.first;
-  rows.k = static_cast<int>(run.problem.top_k);
-  return rows;
 }
 
 // Chooses the best of each list. Rows whose lists had no room are computed again, by themselves.
@@ -52,6 +57,8 @@ void choose_from_lists(const Runner& run, const Chunk& chunk, const ConstMatrix&
   redo.depth = p.hidden;
   redo.columns = p.vocab;
   redo.transform = run.transform.from(chunk.first, 0);
+  redo.mask = run.mask();
+  redo.row_map = run.arena.row_map + chunk.first;
   redo.stats = run.arena.partials;
   launch_redo_top(run.arena.top, rows, redo, run.queue);
 }
@@ -73,6 +80,7 @@ void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const 
     const ConstMatrix weight = load_weight(run, window, {active, row_blocks(chunk.rows)});
     LogitsProductOf<Real> product = logits_product(run, chunk, hidden, window, weight);
     product.row_block_active = active;
+    apply_mask(run, chunk, product);
     TopArgsOf<Real> args{row_sums(run, window)};
     args.top.k = run.problem.top_k;
     args.top.best = top.best;

@@ -70,6 +70,7 @@ TopArenaOf<Real> lay_out_top(const Problem& p, const PlanDetail& d, int64_t rows
   if (d.engine->traits().top_groups == 0) return a;
   const TopSizes s = top_sizes(p, d);
   if (p.has.bias) take(a.bias, s.sampled);
+  if (p.has.sample_mask) take(a.mask, rows * mask_words(s.sampled));
   take(a.group_max, rows * s.groups);
   take(a.threshold, rows);
   take(a.count, rows);

@@ -28,6 +28,7 @@ struct TopArenaOf {
   TopEntry<Real>* best = nullptr;  // [R, k] in order
   // Only with lists:
   float* bias = nullptr;              // [sampled]
+  int32_t* mask = nullptr;            // [R, words of the sample]
   float* group_max = nullptr;         // [R, groups]
   float* threshold = nullptr;         // [R]
   int32_t* count = nullptr;           // [R]

@@ -16,13 +16,6 @@ void sum_rows_and_find_top(const RunnerOf<Real>& run, const Chunk& chunk, const 
 template <class Real>
 void write_top(const RunnerOf<Real>& run, const Chunk& chunk);
 
-// sample[j] = bias[j * step]
-void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue);
-
-// Turns the maxima of groups into thresholds, and empties the lists and the list of rows to do again.
-void launch_thresholds(const TopArena& top, const TopSizes& sizes, int64_t k, int64_t rows,
-                       const int32_t* row_count, const Queue& queue);
-
 // Rows of a chunk.
 struct TopRows {
   int64_t rows;
@@ -30,6 +23,17 @@ struct TopRows {
   const int32_t* target;     // [rows] rows of kIgnoredRow are left out
   int k;
 };
+
+// sample[j] = bias[j * step]
+void launch_sample_bias(const float* bias, int64_t step, int64_t count, float* sample, const Queue& queue);
+
+// Does this for the bits of each row's mask. row_map: [rows] of the mask.
+void launch_sample_mask(const ColumnMask& mask, const int32_t* row_map, const TopRows& rows, int64_t step,
+                        int64_t count, int32_t* sample, const Queue& queue);
+
+// Turns the maxima of groups into thresholds, and empties the lists and the list of rows to do again.
+void launch_thresholds(const TopArena& top, const TopSizes& sizes, int64_t k, int64_t rows,
+                       const int32_t* row_count, const Queue& queue);
 
 // Chooses the best of each list, which has room for `capacity` entries. A list with fewer than k entries
 // lacks only logits of -inf if its threshold is the least number: then the first unlisted columns follow.
@@ -42,7 +46,9 @@ struct RedoTop {
   ConstMatrix weight;  // [columns, depth] the caller's, rounded to hidden's dtype if theirs differs
   int64_t depth, columns;
   LogitTransform<float> transform;
-  PartialStats stats;  // their maxima show when no better entry can follow
+  ColumnMask mask;
+  const int32_t* row_map;  // [rows] of the mask
+  PartialStats stats;      // their maxima show when no better entry can follow
 };
 void launch_redo_top(const TopArena& top, const TopRows& rows, const RedoTop& redo, const Queue& queue);
 
