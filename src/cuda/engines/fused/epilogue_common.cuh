@@ -134,10 +134,11 @@ __device__ __forceinline__ void clear_empty_rows(Accumulators& acc) {
 }
 
 // Transforms in place: z = t(scale * dot + bias) / T. softcap is cap (1 - 2 / (1 + exp(2 x / cap))), within
-// 1e-6 cap. Columns past the window become -inf. softcap: the transform's.
-template <class View>
-__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product,
-                                          float softcap) {
+// 1e-6 cap. Columns past the window become -inf. kForgets: no register keeps anything from tile to tile.
+template <bool kForgets = false, class View>
+__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
+  float cap = product.transform.softcap;
+  if constexpr (kForgets) ptx::forget(cap);
   const int columns = static_cast<int>(product.columns);
   if (product.transform.bias != nullptr) {
     stage_columns(product.transform.bias, tile, columns);
@@ -154,10 +155,10 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   } else {
     for_each(acc, [&](float z) { return z * product.transform.scale; });
   }
-  if (softcap != 0.f) {
-    const float exponent = 2.f * kLog2E / softcap;
+  if (cap != 0.f) {
+    const float exponent = 2.f * kLog2E / cap;
     for_each_in_blocks(acc, [&](float z) {
-      return fmaf(-2.f * softcap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), softcap);
+      return fmaf(-2.f * cap, ptx::reciprocal_approx(1.f + ptx::exp2_approx(z * exponent)), cap);
     });
   }
   if (product.transform.inverse_temperature != nullptr) {
@@ -170,10 +171,6 @@ __device__ __forceinline__ void transform(Accumulators& acc, const View& tile, c
   }
   fill_tail(acc, tile, columns, -INFINITY);
   clear_empty_rows<View>(acc);
-}
-template <class View>
-__device__ __forceinline__ void transform(Accumulators& acc, const View& tile, const LogitsProduct& product) {
-  transform(acc, tile, product, product.transform.softcap);
 }
 
 // Masked columns become -inf. A word of the mask has eight of the thread's elements of a row. Words are read

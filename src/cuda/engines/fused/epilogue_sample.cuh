@@ -50,7 +50,8 @@ __device__ __forceinline__ uint32_t may_win(const float (&z)[kSampledAtOnce], Sa
   return marked;
 }
 
-// Raises the best key of a sample to that of one element, and returns its bound_shift(). z: the block's.
+// Raises the best key of a sample to that of one element, and returns its bound_shift(). z: the block's. Does
+// not wait for the best key of other tiles.
 __device__ __forceinline__ float raise_best(const float (&z)[kSampledAtOnce], int bit, SampleKey key,
                                             uint32_t column, unsigned long long* best) {
   float logit = 0.f;
@@ -58,12 +59,13 @@ __device__ __forceinline__ float raise_best(const float (&z)[kSampledAtOnce], in
   for (int i = 0; i < kSampledAtOnce; ++i) logit = i == bit ? z[i] : logit;
   const uint32_t at = column + column_of(bit);
   const unsigned long long packed = packed_sample(logit + sample_noise(key, at), at);
-  return bound_shift(max(packed, atomicMax(best, packed)));
+  atomicMax(best, packed);
+  return bound_shift(packed);
 }
 
 // One piece of code serves all blocks of elements. Code for each of them is several times as long as the
-// processor's cache of instructions. A block is looked at again after each key that raised the bound: at
-// first all of its elements may win, then few.
+// processor's cache of instructions. A block is looked at again as long as it has elements that may win: at
+// first all may, and each key leaves fewer.
 template <class View>
 __device__ __forceinline__ void take_samples(const Accumulators& acc, const View& tile,
                                              const LogitsProduct& product, const Samples& samples) {
@@ -89,19 +91,20 @@ __device__ __forceinline__ void take_samples(const Accumulators& acc, const View
           samples.first_column + static_cast<uint32_t>(product.column_offset + tile.thread_column() +
                                                        column_of(block % kBlocksOfRow * kSampledAtOnce));
       const uint32_t marked = may_win(z, key, shift, column) & left;
-      if (!__any_sync(kWarp, marked != 0)) {
-        ++block;
-        left = ~0u;
-        continue;
+      left = marked & (marked - 1);
+      if (__any_sync(kWarp, marked != 0)) {
+        if (marked != 0 && live) {
+          const int bit = __ffs(static_cast<int>(marked)) - 1;
+          unsigned long long* best = samples.best + (row * samples.count + s);
+          shift = fminf(shift, raise_best(z, bit, key, column, best));
+        }
+        shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 1));
+        shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 2));
+        if (column_group() == r) own_shift = shift;
+        if (__any_sync(kWarp, left != 0)) continue;
       }
-      if (marked != 0) {
-        const int bit = __ffs(static_cast<int>(marked)) - 1;
-        left = ~1u << bit;
-        if (live) shift = raise_best(z, bit, key, column, samples.best + (row * samples.count + s));
-      }
-      shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 1));
-      shift = fminf(shift, __shfl_xor_sync(kWarp, shift, 2));
-      if (column_group() == r) own_shift = shift;
+      ++block;
+      left = ~0u;
     }
   }
 }
@@ -111,9 +114,7 @@ template <class View>
 __device__ __forceinline__ void sample_epilogue(Accumulators& acc, const View& tile,
                                                 const LogitsProduct& product, const SampleArgs& args,
                                                 float exponent_scale) {
-  float softcap = product.transform.softcap;
-  ptx::forget(softcap);  // or a register would keep what follows from it, from tile to tile
-  transform(acc, tile, product, softcap);
+  transform</*kForgets=*/true>(acc, tile, product);
   apply_mask(acc, tile, product);
   take_samples(acc, tile, product, args.samples);
   stats_epilogue</*kGeneral=*/true, /*kTransforms=*/false>(acc, tile, product, args, exponent_scale);

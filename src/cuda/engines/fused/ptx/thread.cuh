@@ -21,7 +21,8 @@ __device__ __forceinline__ bool always() {
   return one == 1;
 }
 
-// Makes the compiler regard its arguments as changed. Otherwise it would keep values that it computed from them.
+// Makes the compiler regard its arguments as changed. Otherwise it would keep values that it computed from
+// them.
 __device__ __forceinline__ void forget(float& a, float& b) {
   asm volatile("" : "+f"(a), "+f"(b));
 }
