@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor
 from . import call
 from . import options as _options
 from ._candidates.operators import ListArguments, dense_logits, logits_of
-from ._sampling.edits import Edited, are_set, distinct, largest_of_all, logits_from, packed, unpacked, winners, without
+from ._sampling.edits import Edits, are_set, distinct, largest_of_all, logits_from, packed, unpacked, winners, without
 from ._sampling.edits import entropy as entropy_of_all
 from ._sampling.operators import sample as _run
 from ._sampling.truncation import Drawn, Truncation, draw
@@ -178,36 +177,36 @@ class Given:
         if not self.is_edited:
             ids, log_probs, _, _, entropy = self.run([])
             return self.output(ids, log_probs, entropy)
-        bits, edited = self._edits
+        bits, edits = self._edits()
         ids, log_probs, keys, lse, entropy = self.run([], bits)
         of_row = lse.double()[:, None]
         z = unedited = logits_from(log_probs, of_row)
-        if edited is not None:
+        if edits is not None:
+            edited = edits.of(self._logits_of(edits.ids))
             ids, z, unedited, total = winners(ids, keys, z, of_row, edited, self.seed)
             log_probs = (z - total).to(self.stats)
             if entropy.numel():
                 entropy = entropy_of_all(entropy, of_row, edited, total).to(self.stats)
-        full = (unedited - self._lse_of_all).to(self.stats) if self.o["return_logprobs"] else log_probs
+        full = (unedited - self._lse_of_all()).to(self.stats) if self.o["return_logprobs"] else log_probs
         return self.output(ids, log_probs, entropy, full.masked_fill(log_probs.isnan(), math.nan))
 
-    @functools.cached_property
-    def _edits(self) -> tuple[Tensor | None, Edited | None]:
-        """Returns the bits of ids whose logits are as they are (None: all), and the others that may be sampled."""
+    def _edits(self) -> tuple[Tensor | None, Edits | None]:
+        """Returns the bits of ids whose logits are as they are (None: all), and the others."""
         if self.penalties is None or self.penalties[0].shape[1] == 0:
             return self.mask, None
         ids, values = distinct(self.penalties[0], torch.where(self.penalties[0] < 0, 0, self.penalties[1].double()))
-        integers = (-1, self.compute_dtype, self.budget)
-        lists = ListArguments(ids, None, self.row_temperature, self.numbers, *integers)
-        z = logits_of(self.hidden, self.weight, self.bias, lists, False).reshape(ids.shape).double()
         bits = self.mask
         if bits is None:
             bits = ids.new_full((ids.shape[0], -(-self.weight.shape[0] // 32)), -1, dtype=torch.int32)
-        else:
-            z = z.masked_fill(~are_set(bits, ids), -math.inf)
         added = values / self._divisor(torch.arange(len(ids), device=ids.device))
-        return without(bits, ids), Edited(ids, z + added, z)
+        return without(bits, ids), Edits(ids, added, are_set(bits, ids))
 
-    @functools.cached_property
+    def _logits_of(self, ids: Tensor) -> Tensor:
+        """Returns logits in float64 of ids of each row, of -inf for -1."""
+        integers = (-1, self.compute_dtype, self.budget)
+        lists = ListArguments(ids, None, self.row_temperature, self.numbers, *integers)
+        return logits_of(self.hidden, self.weight, self.bias, lists, False).reshape(ids.shape).double()
+
     def _lse_of_all(self) -> Tensor:
         """The lse of each row without mask and penalties, ``[N, 1]``."""
         return self.run([], count=0)[3].double()[:, None]
@@ -292,14 +291,17 @@ class Given:
 
     def _from_largest(self) -> tuple[Tensor, Drawn]:
         """Returns the rows whose largest logits hold the set, as a mask, and their samples."""
-        bits, edited = self._edits
+        bits, edits = self._edits()
         ids, log_probs, _, lse, _ = self.run([], bits, 0, self._largest_count())
         log_probs, of_row = log_probs.double(), lse.double()[:, None]
         unedited = logits_from(log_probs, of_row)
-        if edited is not None:
-            ids, z, unedited, of_row = largest_of_all(ids, unedited, of_row, edited)
+        if edits is not None:
+            # One call makes all of these logits, so that equal rows of the weight have equal ones.
+            z = self._logits_of(torch.cat((ids, edits.ids), -1))
+            unedited = torch.where(unedited.isfinite(), z[:, : ids.shape[1]], unedited)
+            ids, z, unedited, of_row = largest_of_all(ids, unedited, of_row, edits.of(z[:, ids.shape[1] :]))
             log_probs = z - of_row
-        full = unedited - self._lse_of_all if self.is_edited and self.o["return_logprobs"] else log_probs
+        full = unedited - self._lse_of_all() if self.is_edited and self.o["return_logprobs"] else log_probs
         is_empty = of_row[:, 0] == -math.inf  # by its mask
         held = self.truncation.is_held(log_probs, self.weight.shape[0]) | is_empty
         rows, log_probs = held.nonzero()[:, 0], log_probs[held]

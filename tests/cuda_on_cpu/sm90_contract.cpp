@@ -335,6 +335,7 @@ void make_row(const LogitsArgs& args, const std::vector<float>& weight, int64_t 
 }  // namespace
 
 void launch_logits(const LogitsArgs& args, const Queue& queue) {
+  fused::checked_raster(args, plan_logits(args, 132, /*any_fewer=*/false).tiling, "sm90");
   queue.call([args](cudaStream_t) {
     std::vector<float> weight;
     for (int64_t j = 0; j < args.columns; ++j) {

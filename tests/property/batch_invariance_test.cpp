@@ -188,7 +188,7 @@ TEST_P(BatchInvariance, ManyRows) {
     const Outputs all = forward(c);
     const Rows order = shuffled_rows(count, 4);
     EXPECT_EQ(difference(both(rows_of(c, order)), all, count, order), "");
-    for (const size_t few : {1, 7, 128}) {
+    for (const size_t few : {1, 7, 64, 65, 128}) {
       const Rows rows(order.end() - static_cast<std::ptrdiff_t>(few), order.end());
       EXPECT_EQ(difference(both(rows_of(c, rows)), all, count, rows), "") << few << " rows";
     }

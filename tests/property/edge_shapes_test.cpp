@@ -72,7 +72,7 @@ TEST_P(EdgeShapes, OnesAndPrimes) {
 }
 
 TEST_P(EdgeShapes, OneTileAndTwo) {
-  expect_truth_of({{1, 191, 64}, {127, 8, 72}, {129, 193, 64}, {257, 192, 8}});
+  expect_truth_of({{1, 191, 64}, {127, 8, 72}, {129, 193, 64}, {257, 192, 8}, {8, 577, 72}, {63, 193, 64}});
 }
 
 // More rows and columns than one tile of a device's kernels, in whole tiles and not.

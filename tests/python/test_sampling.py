@@ -434,6 +434,46 @@ def test_frequencies_of_a_large_vocabulary():
         assert expected.min() > 10 and abs(chi_square - 63) < 5 * (2 * 63) ** 0.5
 
 
+def test_equal_ids_with_and_without_a_penalty():
+    input, weight, _ = tensors((6,))
+    weight[200] = weight[100]
+    input[:] = 8 * weight[100]
+    for penalized in (100, 200):
+        penalties = (torch.full((6, 1), penalized), torch.zeros(6, 1))
+        for dtype in (torch.float32, torch.bfloat16):
+            out = logitless.sample(input.to(dtype), weight.to(dtype), top_k=1, seed=1, penalties=penalties)
+            assert (out.ids == 100).all()
+
+
+@pytest.mark.parametrize("top_k", [None, 64, 65])
+@pytest.mark.parametrize("number", [torch.inf, torch.nan])
+def test_a_penalty_of_a_masked_id_changes_nothing(number, top_k):
+    input, weight, _ = tensors((3,))
+    mask = torch.ones(3, 300, dtype=torch.bool)
+    mask[:, 3] = False
+    given = {"mask": mask, "top_k": top_k, "seed": 2}
+    penalties = (torch.full((3, 1), 3), torch.full((3, 1), number))
+    out, without = (logitless.sample(input, weight, **given, **more) for more in ({"penalties": penalties}, {}))
+    assert torch.equal(out.ids, without.ids)
+
+
+def test_a_row_with_an_infinite_penalty():
+    input, weight, _ = tensors((2,))
+    penalties = (torch.full((2, 1), 5), torch.tensor([[torch.inf], [0.0]]))
+    for more in ({}, {"top_p": 1.0, "return_kept": True}):
+        out = logitless.sample(input, weight, penalties=penalties, seed=1, return_entropy=True, **more)
+        assert out.ids[:, 0].ge(0).tolist() == [False, True] == out.entropy.isfinite().tolist()
+        assert out.entropy[0].isnan()
+
+
+def test_bools_of_other_bytes():
+    input, weight, _ = tensors((64,))
+    mask = torch.zeros(64, 300, dtype=torch.uint8)
+    mask[:, 8], mask[:, 16] = 255, 2
+    ids = logitless.sample(input, weight, mask=mask.view(torch.bool), num_samples=4, seed=0).ids
+    assert set(ids.flatten().tolist()) <= {8, 16}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [64, 16384], ids=["few rows", "many rows"])
 def test_frequencies_of_ten_million_samples(rows):

@@ -18,7 +18,7 @@ def packed(mask: Tensor) -> Tensor:
     """Returns the bits of a mask of bools ``[N, V]``, ``[N, ceil(V / 32)]``."""
     rows, vocab = mask.shape
     words = -(-vocab // 32)
-    bools = torch.nn.functional.pad(mask.view(torch.uint8), (0, 32 * words - vocab)).reshape(rows, 4 * words, 8)
+    bools = torch.nn.functional.pad(mask.to(torch.uint8), (0, 32 * words - vocab)).reshape(rows, 4 * words, 8)
     octets = bools[..., 0].clone(memory_format=torch.contiguous_format)
     for place in range(1, 8):
         octets |= bools[..., place] << place
@@ -57,6 +57,18 @@ class Edited(NamedTuple):
     ids: Tensor
     z: Tensor
     unedited: Tensor  # without penalties
+
+
+class Edits(NamedTuple):
+    """The ids that penalties edit, ``[N, K]``, what is added to their logits, and whether they may be sampled."""
+
+    ids: Tensor
+    added: Tensor
+    allowed: Tensor
+
+    def of(self, z: Tensor) -> Edited:
+        """Edits the logits of the ids."""
+        return Edited(self.ids, *(each.masked_fill(~self.allowed, -math.inf) for each in (z + self.added, z)))
 
 
 def logits_from(log_probs: Tensor, lse: Tensor) -> Tensor:
@@ -107,5 +119,5 @@ def entropy(of_others: Tensor, lse: Tensor, edited: Edited, total: Tensor) -> Te
     mass = (edited.z - total).exp()
     share = (lse - total).exp()[:, 0]
     of_lse = torch.where(share > 0, share * (lse[:, 0] - of_others.double()), 0)
-    whole = total[:, 0].masked_fill(total[:, 0] == -math.inf, math.nan)
+    whole = total[:, 0].masked_fill(~total[:, 0].isfinite(), math.nan)
     return whole - of_lse - torch.where(mass > 0, mass * edited.z, 0).sum(-1)

@@ -1,4 +1,6 @@
 #pragma once
+#include <cfloat>
+
 #include "core/sampling.h"
 #include "cuda/engines/fused/epilogue_stats.cuh"
 
@@ -8,9 +10,10 @@ namespace logitless::cuda::fused {
 
 inline constexpr int kSampledAtOnce = 16;
 
-// The addend of z * log2(e) in the exponent of a logit's bound.
+// The addend of z * log2(e) in the exponent of a logit's bound. Finite with any finite key, so that a logit
+// that overflows beside it may win.
 __device__ __forceinline__ float bound_shift(uint64_t best) {
-  return -least_of_key(key_of_packed(best)) * kLog2E;
+  return fmaxf(-least_of_key(key_of_packed(best)) * kLog2E, -FLT_MAX);
 }
 
 inline constexpr int kBlocksOfRow = kRowElements / kSampledAtOnce;
@@ -76,7 +79,7 @@ __device__ __forceinline__ void take_samples(const Accumulators& acc, const View
     float own_shift =
         own < tile.rows()
             ? bound_shift(static_cast<volatile unsigned long long*>(samples.best)[own * samples.count + s])
-            : -INFINITY;  // then hardly any element is marked
+            : 0.f;
     uint32_t left = ~0u;  // elements of the block whose keys are not known
 #pragma unroll 1
     for (int block = 0; block < View::kRows * kBlocksOfRow;) {
@@ -90,10 +93,10 @@ __device__ __forceinline__ void take_samples(const Accumulators& acc, const View
       const uint32_t column =
           samples.first_column + static_cast<uint32_t>(product.column_offset + tile.thread_column() +
                                                        column_of(block % kBlocksOfRow * kSampledAtOnce));
-      const uint32_t marked = may_win(z, key, shift, column) & left;
+      const uint32_t marked = live ? may_win(z, key, shift, column) & left : 0;
       left = marked & (marked - 1);
       if (__any_sync(kWarp, marked != 0)) {
-        if (marked != 0 && live) {
+        if (marked != 0) {
           const int bit = __ffs(static_cast<int>(marked)) - 1;
           unsigned long long* best = samples.best + (row * samples.count + s);
           shift = fminf(shift, raise_best(z, bit, key, column, best));

@@ -13,24 +13,18 @@ constexpr int64_t kGroupBytes = 20'000'000;
 
 // Deep products use cooperative tiles, unless there are few rows and most of a tile would be padding. The
 // exception is for few rows only: then chunks of one problem, including the last, have enough partials.
-Tiles tiles_for(const LogitsArgs& args) {
+Tiles tiles_for(const LogitsArgs& args, bool may_have_few_rows = true) {
   constexpr int64_t kSeveralRows = 2048;
   const auto has = [&](Tiles tiles) { return has_tiles(tiles, args.epilogue(), args.dtype); };
-  if (args.rows <= kFewRows && has(Tiles::kFewRows)) return Tiles::kFewRows;
+  if (may_have_few_rows && args.rows <= kFewRows && has(Tiles::kFewRows)) return Tiles::kFewRows;
   const bool fills = args.rows > kSeveralRows || (args.rows - 1) % 512 >= 256;
   return args.depth >= kCooperativeDepth && fills && has(Tiles::kCooperative) ? Tiles::kCooperative
                                                                               : Tiles::kPingPong;
 }
 
-}  // namespace
-
-Config config_for(const LogitsArgs& args) {
-  return config_of(tiles_for(args), args.epilogue());
-}
-
-LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
+LogitsPlan plan_with(Tiles tiles, const LogitsArgs& args, int processors, bool any_fewer) {
   LogitsPlan plan;
-  plan.instance = {config_for(args), args.epilogue(), args.dtype, !is_plain(args)};
+  plan.instance = {config_of(tiles, args.epilogue()), args.epilogue(), args.dtype, !is_plain(args)};
   const Config& config = plan.instance.config;
   const int64_t unit_bytes =
       static_cast<int64_t>(size_of(args.dtype)) * config.unit_rows() * std::max<int64_t>(args.depth, 1);
@@ -41,6 +35,21 @@ LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
   plan.tiling.units = (args.rows + config.unit_rows() - 1) / config.unit_rows();
   plan.partials = partials_of_tiling(args, plan.tiling, any_fewer);
   return plan;
+}
+
+}  // namespace
+
+Config config_for(const LogitsArgs& args) {
+  return config_of(tiles_for(args), args.epilogue());
+}
+
+// The last chunk of a problem may have few rows, and fewer partials than its tiles need for all processors.
+LogitsPlan plan_logits(const LogitsArgs& args, int processors, bool any_fewer) {
+  const LogitsPlan plan = plan_with(tiles_for(args), args, processors, any_fewer);
+  const PartialStats* stats = stats_of(args);
+  const bool is_launch = stats != nullptr && stats->sum != nullptr;
+  if (!plan.instance.config.has_few_rows() || !is_launch || stats->partials >= plan.partials) return plan;
+  return plan_with(tiles_for(args, /*may_have_few_rows=*/false), args, processors, any_fewer);
 }
 
 namespace {

@@ -29,9 +29,6 @@ __device__ __forceinline__ void forget(float& a, float& b) {
 __device__ __forceinline__ void forget(float& a) {
   asm volatile("" : "+f"(a));
 }
-__device__ __forceinline__ void forget(int& a) {
-  asm volatile("" : "+r"(a));
-}
 
 // Synchronizes this many threads of a block, in whole warps.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {

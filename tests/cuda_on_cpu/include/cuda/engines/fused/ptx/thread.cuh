@@ -14,7 +14,6 @@ inline bool always() {
 
 inline void forget(float&, float&) {}
 inline void forget(float&) {}
-inline void forget(int&) {}
 
 inline void named_barrier_sync(int barrier, int threads) {
   cuda_on_cpu::wait_for_named(barrier, static_cast<unsigned>(threads));
