@@ -72,7 +72,7 @@ TEST_P(EdgeShapes, OnesAndPrimes) {
 }
 
 TEST_P(EdgeShapes, OneTileAndTwo) {
-  expect_truth_of({{1, 191, 64}, {127, 8, 72}, {129, 193, 64}, {257, 192, 8}, {8, 577, 72}, {63, 193, 64}});
+  expect_truth_of({{1, 191, 64}, {127, 8, 72}, {129, 193, 64}, {257, 192, 8}, {8, 193, 24}, {63, 193, 16}});
 }
 
 // More rows and columns than one tile of a device's kernels, in whole tiles and not.
@@ -99,7 +99,7 @@ TEST_P(EdgeShapes, RowsThatBeginAnywhereSlow) {
       c.d_weight_start.assign(static_cast<size_t>(19 * hidden), 0.5);
       if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
-      for (int64_t skew = 0; skew < 8; ++skew) {
+      for (int64_t skew = 0; skew < 8; skew += engine().is_reference() ? 3 : 1) {
         for (int64_t gap : {0, 1, 3, 8}) {
           c.hidden_layout = c.d_weight_layout = {gap, skew};
           c.weight_layout = c.d_hidden_layout = {gap + skew % 2, 7 - skew};

@@ -338,8 +338,7 @@ TEST_P(Sampling, EveryBudgetOfACopiedWeightHasWholeWordsOfMasks) {
   Case c = sampling(17, {3, 700, 15}, 1);
   mask_rows(&c, 0.5);
   const Outputs got = solve(c);
-  const size_t least = plan_bytes(pass_problem(c, logitless::Pass::forward)).front();
-  for (const size_t bytes : {least, least + 40'000}) {
+  for (const size_t bytes : plan_bytes(pass_problem(c, logitless::Pass::forward))) {
     EXPECT_EQ(solve(c, bytes).sampled_ids, got.sampled_ids) << bytes;
   }
 }
