@@ -213,7 +213,8 @@ def screens(record: Record) -> list[str]:
             item = errors.get((row.method, row.pass_)) or errors[row.method, "gradients"]
             loss_only = row.pass_ == "loss"
             name = in_words(row.method.removesuffix(" loss")) + (", loss alone" if loss_only else "")
-            cells = [shape.name, name.replace(", fp8", ", screen"), two(row.burst_ratio, row.sustained_ratio)]
+            name = re.sub(", fp8$|, fp8(?=,)", ", screen", name)
+            cells = [shape.name, name, two(row.burst_ratio, row.sustained_ratio)]
             cells += [two(row.burst_ms, row.sustained_ms), beyond(row), number(item.loss_error, ".0e")]
             both = (item.d_hidden_error, item.d_weight_error)
             lines.append(cells + ["-" if loss_only else number(error, ".2%") for error in both])

@@ -48,7 +48,7 @@ EXACT, UNBIASED, FILTERS = "exact", "unbiased", "filtered"
 
 def budget_words(name: str) -> str:
     """Returns the words for a method's budget or for its sparsified gradients."""
-    known = {"": '`"fastest"`', "unlimited": '`"fastest"`', "default": "nothing given"}
+    known = {"": '`"fastest"`', "unlimited": '`"fastest"`', "default": "nothing given", "fp8": "fp8 logits"}
     return known.get(name, name)
 
 
