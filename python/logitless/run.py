@@ -254,20 +254,58 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
     return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
-class Run:
-    """One pass over tensors of one layout with the same options. Any thread may call it, any number of times."""
+class PlannedRun:
+    """A plan, its strides, and the tensors that it writes. Any thread may call it, any number of times."""
+
+    def __init__(self, spec: native.Spec, tensors: Tensors) -> None:
+        hidden, weight = tensors["hidden"], tensors["weight"]
+        self.device = hidden.device
+        self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
+        self.plan = plan_on(spec, self.device)
+        self._workspace_bytes = self.plan.info.workspace_bytes
+        self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
+        buffers: Any = native.schema().buffers()
+        buffers.hidden_stride, buffers.weight_stride = row_stride(hidden), row_stride(weight)
+        if "d_weight" in tensors:
+            buffers.d_weight_stride = row_stride(tensors["d_weight"])
+        self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
+
+    def _set_writes(self, written: Mapping[str, Result]) -> None:
+        self._writes = [
+            (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
+        ]
+
+    def _filled(self, tensors: Tensors) -> tuple[Any, Tensors]:
+        """Returns the buffers of a run that reads (and adds to) these tensors, and the new ones that it writes."""
+        buffers = self._copied(self._template)
+        for name, tensor in tensors.items():
+            setattr(buffers, name, tensor.data_ptr())
+        written: Tensors = {}
+        for name, allocate in self._writes:
+            written[name] = tensor = allocate()
+            setattr(buffers, name, tensor.data_ptr())
+        return buffers, written
+
+    def _launch(self, buffers: Any, written: Tensors) -> None:
+        if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
+            return native.run_on_host(self.plan, buffers)
+        # PyTorch's allocator reuses memory in stream order, so on CUDA this may be freed before the run ends.
+        workspace = self._new_workspace()
+        stream = None if self._ordinal is None else stream_of(self._ordinal)
+        native.run(self.plan, buffers, workspace.data_ptr(), stream)
+
+
+class Run(PlannedRun):
+    """One pass over tensors of one layout with the same options."""
 
     def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0) -> None:
         hidden, weight, flags = tensors["hidden"], tensors["weight"], pass_key.flags
         _check_rows(tensors)
-        self.pass_key, self.device = pass_key, hidden.device
+        self.pass_key = pass_key
         self._targets_name = _options.FUNCTIONS[pass_key.function].targets  # for messages
-        self._ordinal: int | None = None if self.device.type == "cpu" else self.device.index
         more = {"saved_bytes": saved_bytes} if saved_bytes else {}
         spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight), **more)
-        self.plan = plan_on(self._specified(spec), self.device)
-        self._workspace_bytes = self.plan.info.workspace_bytes
-        self._new_workspace = allocator((self._workspace_bytes,), torch.uint8, self.device)
+        super().__init__(self._specified(spec), tensors)
         self._scale: float = options["scale"]
         self._temperature: float = options["temperature"]
         rounds_to = _options.product_code(options["compute_dtype"])
@@ -275,18 +313,11 @@ class Run:
         written = writes(pass_key, tensors, options)
         if "saved" in written:
             written["saved"] = Result((self.plan.info.saved_bytes,), "uint8")
-        self._writes = [
-            (name, allocator(shape, getattr(torch, dtype), self.device)) for name, (shape, dtype, _) in written.items()
-        ]
+        self._set_writes(written)
         self._has_counts = flags.want_counts and pass_key.kind != _options.BACKWARD
         one_target = "target_weight" not in tensors
         self._has_correct_count = one_target and not {"argmax", "is_top1"}.isdisjoint(flags.stats)
         self._learns_numbers = flags.learns_numbers()
-        buffers: Any = native.schema().buffers()
-        buffers.hidden_stride, buffers.weight_stride = row_stride(hidden), row_stride(weight)
-        if "d_weight" in tensors:
-            buffers.d_weight_stride = row_stride(tensors["d_weight"])
-        self._template, self._copied = bytes(buffers), native.schema().Buffers.from_buffer_copy
 
     def _specified(self, spec: native.Spec) -> native.Spec:
         """Returns the problem with options beyond those of the tensors; a rank's run adds its shard."""
@@ -294,15 +325,9 @@ class Run:
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """Reads (and adds to) tensors of the run's layout. Returns the tensors written, by the names of results()."""
-        written: Tensors = {}
         if "saved" in tensors and tensors["saved"].data_ptr() % _SAVED_ALIGNMENT:  # a hook of saved tensors moved them
             tensors = tensors | {"saved": tensors["saved"].clone()}
-        buffers = self._copied(self._template)
-        for name, tensor in tensors.items():
-            setattr(buffers, name, tensor.data_ptr())
-        for name, allocate in self._writes:
-            written[name] = tensor = allocate()
-            setattr(buffers, name, tensor.data_ptr())
+        buffers, written = self._filled(tensors)
         if self._has_counts:
             written["counts"] = counts = torch.zeros(2, dtype=torch.int64, device=self.device)
             buffers.valid_count = counts.data_ptr() + counts.element_size()
@@ -320,14 +345,6 @@ class Run:
                     raise InvalidArgumentError(f"{_ARGUMENTS.get(name, name)}: {expected}") from None
             raise
         return self._with_numbers(written, tensors) if self._learns_numbers else written
-
-    def _launch(self, buffers: Any, written: Tensors) -> None:
-        if self._ordinal is None and self._workspace_bytes > _SMALL_WORKSPACE:
-            return native.run_on_host(self.plan, buffers)
-        # PyTorch's allocator reuses memory in stream order, so on CUDA this may be freed before the run ends.
-        workspace = self._new_workspace()
-        stream = None if self._ordinal is None else stream_of(self._ordinal)
-        native.run(self.plan, buffers, workspace.data_ptr(), stream)
 
     def _with_numbers(self, written: Tensors, tensors: Tensors) -> Tensors:
         """Adds the gradients of scale and temperature, and rounds d_hidden and d_bias, as far as they are wanted.

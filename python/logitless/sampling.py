@@ -14,12 +14,14 @@ from . import options as _options
 from ._candidates.operators import ListArguments, dense_logits, logits_of
 from ._sampling.edits import Edits, are_set, distinct, largest_of_all, logits_from, packed, unpacked, winners, without
 from ._sampling.edits import entropy as entropy_of_all
+from ._sampling.operators import Pass, SampleRun, find, reads
 from ._sampling.operators import sample as _run
 from ._sampling.truncation import Drawn, Truncation, draw
 from .candidates import _numbers
 from .errors import InvalidArgumentError
+from .native import Cache
 from .options import LOGIT_NUMBERS, MOST_TOP_K, TopKOptions, accepts
-from .run import DTYPES, stats_dtype
+from .run import DTYPES, device_key, stats_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -136,56 +138,124 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
     return Given(hidden, weight, options).sample()
 
 
-class Given:
-    """The checked arguments of a call. least_vocab: rows of the weight; a rank's shard may have none."""
+class _Checked:
+    """All that does not depend on data. It is made from a call's arguments, which it checks, and keeps no tensor."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int = 1) -> None:
-        o = _options.filled("sample", _options.names_of(SampleOptions), options, _MORE)
+    def __init__(self, hidden: Tensor, weight: Tensor, o: Mapping[str, Any], least_vocab: int) -> None:
         matrices = {"hidden": hidden, "weight": weight, "bias": o["bias"]}
         call.check_matrices(matrices, least_vocab)
         _options.check_float64(torch.float64, matrices)
         call.check_devices(hidden.device, matrices)
-        self.o, self.rows = o, hidden.shape[:-1]
         self.count = _options.integer("num_samples", o["num_samples"])
         if not 1 <= self.count <= MOST_SAMPLES:
             raise InvalidArgumentError(f"num_samples: expected a number in [1, {MOST_SAMPLES}], got {self.count}")
         for name in ("return_logprobs", "return_entropy", "return_kept"):
             _options.flag(name, o[name])
-        self.row_temperature, self.numbers, learned = _numbers(hidden, o)
+        row_temperature, self.numbers, learned = _numbers(hidden, o)
+        self.has_row_temperature = row_temperature is not None
         for name, value in learned.items():
             self.numbers[LOGIT_NUMBERS.index(name)] = float(value.detach())
-        self.truncation, vocab = _truncation(o, weight.shape[0]), weight.shape[0]
-        self.mask = _checked_mask(o["mask"], hidden, vocab)
-        self.penalties = _checked_penalties(o["penalties"], hidden, vocab)
-        self.is_edited = self.mask is not None or self.penalties is not None
+        self.truncation = _truncation(o, weight.shape[0])
         if o["return_kept"] and all(o[name] is None for name in OF_SETS):
             raise ValueError(f"return_kept: expected False without {', '.join(OF_SETS)}, got True")
+        self.is_whole = self.truncation.is_none() and not o["return_kept"]
         self.budget = _options.budget(o["max_workspace_bytes"])
+        _check_seed(o["seed"], hidden)
+        self.stats = stats_dtype(hidden)
+        self.runs: dict[Any, SampleRun] = {}  # by passes, and whether they have a mask
+
+
+_checked: Cache[Any, _Checked] = Cache(256)
+_DEFAULTS = _options.DEFAULTS | _MORE
+_OPTIONS = _options.names_of(SampleOptions)
+_SIMPLE = (type(None), bool, int, float, str)
+
+
+def _is_plain(hidden: Tensor, weight: Tensor, options: Mapping[str, Any]) -> bool:
+    """Whether nothing in PyTorch watches the call, and all of its tensors are plain ones."""
+    if not call.are_off():
+        return False
+    tensors = [hidden, weight, *[value for value in options.values() if isinstance(value, Tensor)]]
+    penalties = options.get("penalties")
+    return call.are_plain([*tensors, *penalties] if isinstance(penalties, (tuple, list)) else tensors)
+
+
+def _key(hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int) -> Any:
+    """Returns all that a _Checked depends on, and the layouts of all that its runs read. None: it depends on data."""
+    device = hidden.device
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    key: list[Any] = [least_vocab, autocast, device_key(hidden, weight)]
+    for name, value in (("hidden", hidden), ("weight", weight), *options.items()):
+        if name in ("mask", "penalties"):  # checked in every call
+            key += (name, value is None)
+        elif isinstance(value, Tensor):
+            if name == "temperature":
+                if value.requires_grad or value.dim() == 0 or value.shape != hidden.shape[:-1]:
+                    return None
+            elif name not in ("hidden", "weight", "bias", "seed"):
+                return None
+            key += (name, value.shape, value.stride(), value.dtype, value.device)
+        elif name == "seed":
+            key += (name, type(value))
+        elif type(value) in _SIMPLE:
+            key += (name, type(value), value)
+        else:
+            return None
+    return tuple(key)
+
+
+class Given:
+    """The checked arguments of a call. least_vocab: rows of the weight; a rank's shard may have none."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int = 1) -> None:
+        self.is_plain = _is_plain(hidden, weight, options)
+        key = _key(hidden, weight, options, least_vocab) if self.is_plain else None
+        checked = None if key is None else _checked.get(key)
+        o = self.o = {**_DEFAULTS, **options}
+        if checked is None:
+            _options.check_names("sample", options, _OPTIONS)
+            checked = _Checked(hidden, weight, o, least_vocab)
+            if key is not None:
+                _checked.put(key, checked)
+        elif not isinstance(o["seed"], Tensor):
+            _check_seed(o["seed"], hidden)
+        self.checked, self.rows = checked, hidden.shape[:-1]
+        self.count, self.truncation = checked.count, checked.truncation
+        self.numbers: list[float] = checked.numbers
+        self.budget, self.stats, self.compute_dtype = checked.budget, checked.stats, _options.F32
+        self.row_temperature: Tensor | None = None
+        if checked.has_row_temperature:
+            self.row_temperature = o["temperature"].to(self.stats).reshape(-1)
+        self.mask = None if o["mask"] is None else _checked_mask(o["mask"], hidden, weight.shape[0])
+        self.penalties = None
+        if o["penalties"] is not None:
+            self.penalties = _checked_penalties(o["penalties"], hidden, weight.shape[0])
+        self.is_edited = self.mask is not None or self.penalties is not None
         self.seed = _seed(o["seed"], hidden)
-        operands, self.compute_dtype = [hidden.detach(), weight.detach()], _options.F32
+        operands, bias = [each.detach() if each.requires_grad else each for each in (hidden, weight)], o["bias"]
         if torch.is_autocast_enabled(hidden.device.type):
             operands, self.compute_dtype = call.cast_by_autocast(*operands)
-        self.hidden, self.weight = operands[0].reshape(-1, hidden.shape[-1]), operands[1]
-        self.bias, self.stats = None if o["bias"] is None else o["bias"].detach(), stats_dtype(hidden)
+        self.hidden = operands[0] if hidden.dim() == 2 else operands[0].reshape(-1, hidden.shape[-1])
+        self.weight, self.bias = operands[1], bias if bias is None or not bias.requires_grad else bias.detach()
 
     def sample(self) -> SampleOutput:
-        if self.truncation.is_none() and not self.o["return_kept"]:
+        if self.checked.is_whole:
             return self._whole()
         return self._of_sets()
 
     def _whole(self) -> SampleOutput:
-        if not self.is_edited:
-            ids, log_probs, _, _, entropy = self.run([])
-            return self.output(ids, log_probs, entropy)
         bits, edits = self._edits()
-        ids, log_probs, keys, lse, entropy = self.run([], bits)
+        merges = edits is not None or (self.is_edited and self.o["return_logprobs"])
+        ids, log_probs, keys, lse, entropy = self.run([], bits, merges=merges)
+        if not merges:
+            return self.output(ids, log_probs, entropy)
         of_row = lse.double()[:, None]
         z = unedited = logits_from(log_probs, of_row)
         if edits is not None:
             edited = edits.of(self._logits_of(edits.ids))
             ids, z, unedited, total = winners(ids, keys, z, of_row, edited, self.seed)
             log_probs = (z - total).to(self.stats)
-            if entropy.numel():
+            if self.o["return_entropy"]:
                 entropy = entropy_of_all(entropy, of_row, edited, total).to(self.stats)
         full = (unedited - self._lse_of_all()).to(self.stats) if self.o["return_logprobs"] else log_probs
         return self.output(ids, log_probs, entropy, full.masked_fill(log_probs.isnan(), math.nan))
@@ -209,40 +279,49 @@ class Given:
 
     def _lse_of_all(self) -> Tensor:
         """The lse of each row without mask and penalties, ``[N, 1]``."""
-        return self.run([], count=0)[3].double()[:, None]
+        lse: Tensor = self.run([], count=0)[3]
+        return lse.double()[:, None]
 
     def run(
-        self, shard: list[int], mask: Tensor | None = None, count: int | None = None, largest: int = 0
-    ) -> tuple[Tensor, ...]:
-        """Calls the operator. count: samples of a row; largest: without them, the number of its largest logits."""
-        o = self.o
-        outputs: tuple[Tensor, ...] = _run(
-            self.hidden,
-            self.weight,
-            self.bias,
-            self.row_temperature,
-            self.seed,
-            self.numbers,
-            self.count if count is None else count,
-            o["return_entropy"] and count is None,
-            shard,
-            self.compute_dtype,
-            self.budget,
-            mask,
-            largest,
-        )
-        return outputs
+        self,
+        shard: Sequence[int],
+        mask: Tensor | None = None,
+        count: int | None = None,
+        largest: int = 0,
+        merges: bool = True,
+    ) -> Any:
+        """Runs a pass, through the operator unless the call is plain. Then results that are not wanted may be None.
 
-    def output(self, ids: Tensor, log_probs: Tensor, entropy: Tensor, full: Tensor | None = None) -> SampleOutput:
+        count: samples of a row; largest: without them, the number of its largest logits. merges: as in Pass.
+        """
+        samples, entropy = (self.count, self.o["return_entropy"]) if count is None else (count, False)
+        tensors = self.hidden, self.weight, self.bias, self.row_temperature, self.seed
+        numbers, last = self.numbers, (self.compute_dtype, self.budget)
+        if not self.is_plain:
+            return _run(*tensors, numbers, samples, entropy, list(shard), *last, mask, largest)
+        of = Pass(tuple(numbers), samples, entropy, tuple(shard), *last, largest, merges)
+        read, key = reads(of, *tensors, mask), (of, mask is None)
+        run = self.checked.runs.get(key)
+        if run is None:
+            run = self.checked.runs[key] = find(of, read)
+        if torch._C._autograd._profiler_enabled():
+            with torch.profiler.record_function("logitless::sample"):
+                return run(read)
+        return run(read)
+
+    def output(
+        self, ids: Tensor, log_probs: Tensor, entropy: Tensor | None, full: Tensor | None = None
+    ) -> SampleOutput:
         """Returns the result of the whole softmax, from rows of the flat call. full: None for log_probs."""
         has_log_probs, has_entropy = self.o["return_logprobs"], self.o["return_entropy"]
-        ids = ids.masked_fill(log_probs.isnan(), -1).reshape(*self.rows, self.count)
-        of_ids = log_probs.reshape(ids.shape)
+        ids.masked_fill_(log_probs != log_probs, -1)  # NaN
+        if len(self.rows) != 1:
+            ids, log_probs = (each.reshape(*self.rows, self.count) for each in (ids, log_probs))
         return SampleOutput(
             ids,
-            of_ids if has_log_probs else None,
-            (of_ids.clone() if full is None else full.reshape(ids.shape)) if has_log_probs else None,
-            entropy.reshape(self.rows) if has_entropy else None,
+            log_probs if has_log_probs else None,
+            (log_probs.clone() if full is None else full.reshape(ids.shape)) if has_log_probs else None,
+            entropy.reshape(self.rows) if has_entropy and entropy is not None else None,
         )
 
     # ---- sets of ids
@@ -349,7 +428,7 @@ class Given:
         return z if self.mask is None else z.masked_fill(~unpacked(self.mask[rows], z.shape[-1]), -math.inf)
 
 
-def _truncation(o: dict[str, Any], vocab: int) -> Truncation:
+def _truncation(o: Mapping[str, Any], vocab: int) -> Truncation:
     top_k, top_p, min_p = o["top_k"], o["top_p"], o["min_p"]
     if top_k is not None:
         top_k = _options.integer("top_k", top_k)
@@ -367,9 +446,7 @@ def _truncation(o: dict[str, Any], vocab: int) -> Truncation:
     return Truncation(kept, 1.0 if top_p is None else float(top_p), 0.0 if min_p is None else float(min_p))
 
 
-def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor | None:
-    if mask is None:
-        return None
+def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor:
     call.check_tensor("mask", mask)
     if mask.dtype not in (torch.bool, torch.int32):
         raise TypeError(f"mask: expected bool [..., V] or int32 bits [..., ceil(V / 32)], got {mask.dtype}")
@@ -380,9 +457,7 @@ def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor | None:
     return packed(checked) if mask.dtype == torch.bool else checked
 
 
-def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor] | None:
-    if penalties is None:
-        return None
+def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     if not isinstance(penalties, (tuple, list)) or len(penalties) != 2:
         raise TypeError(f"penalties: expected a pair of ids and numbers, got {type(penalties).__name__}")
     ids, values = penalties
@@ -405,16 +480,22 @@ def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tens
     return ids, values
 
 
+def _is_of_rows(seed: Any, hidden: Tensor) -> bool:
+    return isinstance(seed, Tensor) and seed.dim() > 0 and seed.shape == hidden.shape[:-1]
+
+
+def _check_seed(seed: Any, hidden: Tensor) -> None:
+    if not _is_of_rows(seed, hidden):
+        return call.check_seed(seed, hidden.device)
+    call.check_tensor("seed", seed)
+    if seed.dtype != torch.int64:
+        raise ValueError(f"seed: expected int64 seeds of rows, got {seed.dtype}")
+    call.check_devices(hidden.device, {"seed": seed})
+
+
 def _seed(seed: Any, hidden: Tensor) -> Tensor:
-    rows = hidden.shape[:-1]
-    if isinstance(seed, Tensor) and seed.dim() > 0 and seed.shape == rows:
-        call.check_tensor("seed", seed)
-        if seed.dtype != torch.int64:
-            raise ValueError(f"seed: expected int64 seeds of rows, got {seed.dtype}")
-        call.check_devices(hidden.device, {"seed": seed})
-        return seed.reshape(-1)
-    call.check_seed(seed, hidden.device)
-    return call.seed_tensor(seed, hidden.device)
+    """Returns a scalar, or one seed of each row."""
+    return seed.reshape(-1) if _is_of_rows(seed, hidden) else call.seed_tensor(seed, hidden.device)
 
 
 def _kept(parts: Sequence[tuple[Tensor, Drawn]], order: Tensor, counts: Tensor, stats: torch.dtype) -> KeptIds:

@@ -3,7 +3,9 @@
 import logitless
 import pytest
 import torch
+from logitless import sampling
 from support import DEVICES, DTYPES
+from torch.utils.flop_counter import FlopCounterMode
 
 np = pytest.importorskip("numpy")
 
@@ -535,14 +537,59 @@ def test_shards_have_the_samples_of_the_whole():
     torch.testing.assert_close(entropy, whole[4], rtol=1e-4, atol=1e-5)
 
 
-def test_compiled():
+@pytest.mark.parametrize("mask", [None, torch.arange(5)[:, None] <= torch.arange(300)], ids=["whole", "mask"])
+def test_compiled(mask):
     input, weight, _ = tensors()
 
     def step(input):
-        return logitless.sample(input, weight, seed=torch.tensor(3), num_samples=2, **ALL)[:4]
+        return logitless.sample(input, weight, seed=torch.tensor(3), num_samples=2, mask=mask, **ALL)[:4]
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert all(map(torch.equal, compiled(input), step(input)))
+
+
+def test_only_what_watches_a_call_sees_the_operator(monkeypatch):
+    input, weight, _ = tensors()
+    with FlopCounterMode(display=False) as counted:
+        expected = logitless.sample(input, weight, seed=1, **ALL)
+    assert counted.get_total_flops() == 2 * 5 * 300 * 16
+    monkeypatch.setattr(sampling, "_run", None)
+    assert all(map(torch.equal, logitless.sample(input, weight, seed=1, **ALL)[:4], expected[:4]))
+
+
+def test_later_calls_with_the_same_layouts():
+    """They skip checks of layouts and options, but not of data."""
+    input, weight, bias = tensors()
+    ones = torch.ones(5, 300, dtype=torch.bool)
+
+    def kept(**options):
+        return logitless.sample(input, weight, num_samples=1, **{"seed": 3} | options)
+
+    first = kept()
+    assert torch.equal(kept().ids, first.ids)
+    assert not torch.equal(kept(seed=4).ids, first.ids)
+    for one, two in (
+        (0.01, 100.0),
+        (torch.tensor(0.01), torch.tensor(100.0)),
+        (torch.ones(5) / 100, torch.ones(5) * 100),
+    ):
+        cold, hot = kept(temperature=one, return_entropy=True), kept(temperature=two, return_entropy=True)
+        assert (cold.entropy < 3).all() and (hot.entropy > 5).all()
+    peak = bias.clone().index_fill_(0, torch.tensor(7), 1e4)
+    assert not (kept(bias=bias).ids == 7).all() and (kept(bias=peak).ids == 7).all()
+    kept(mask=ones)
+    only = torch.arange(300).expand(5, 300) == 9
+    assert (kept(mask=only).ids == 9).all()
+    for options, message in (
+        ({"seed": 1 << 63}, "seed: expected an integer of 64 bits"),
+        ({"mask": ones[:4]}, "mask: expected shape"),
+        ({"return_logprobs": 0}, "return_logprobs: expected a bool"),
+        ({"bias": bias[1:]}, "bias: expected shape"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            kept(**options)
+    with pytest.raises(TypeError, match="num_samples: expected an integer, got bool"):
+        logitless.sample(input, weight, num_samples=True, seed=3)
 
 
 @pytest.mark.parametrize("shard", [[], [10, 400]], ids=["whole", "shard"])

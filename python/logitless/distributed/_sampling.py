@@ -89,7 +89,7 @@ def _numbers(given: Given, shard: _agreement.Shard) -> Tensor:
         no_column[:, given.count : 2 * given.count] = shard.total
         return no_column
     ids, log_probs, keys, lse, entropy = given.run([shard.start, shard.total] if rows < shard.total else [])
-    entropy = entropy if entropy.numel() else torch.zeros_like(lse)
+    entropy = entropy if given.o["return_entropy"] else torch.zeros_like(lse)
     logits = log_probs.double() + lse.double()[:, None]
     return torch.cat((keys.double(), ids.double(), logits, lse.double()[:, None], entropy.double()[:, None]), -1)
 
