@@ -387,7 +387,7 @@ def ids_of(a: Arguments) -> Arguments:
 def tokens_of(a: Arguments, rows: Sequence[int]) -> Arguments:
     """Returns arguments without a use for targets: all are 0, so that no row is ignored."""
     targets = torch.zeros(tuple(rows), dtype=torch.int64, device=a.hidden.device)
-    return a._replace(hidden=a.hidden.detach(), targets=targets)
+    return a._replace(targets=targets)
 
 
 def autocast(a: Arguments) -> Arguments:

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from . import options as _options
 from .autograd import perform
-from .call import Arguments, CallOf, Prepared, check_tensor, ids_of, prepare, tokens_of, with_row_temperature
+from .call import (
+    Arguments,
+    CallOf,
+    Prepared,
+    can_run_eagerly,
+    check_tensor,
+    ids_of,
+    prepare,
+    tokens_of,
+    with_row_temperature,
+)
 from .options import check_targets_shape
 
 
@@ -110,13 +120,18 @@ def log_probs(a: Arguments) -> Tensor:
 
 def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
     outputs = perform(prepared)
-    return LinearTopK(outputs["top_ids"].reshape((*rows, k)), outputs["top_log_probs"].reshape((*rows, k)))
+    ids, log_probs = outputs["top_ids"], outputs["top_log_probs"]
+    if len(rows) != 1:
+        ids, log_probs = (each.reshape((*rows, k)) for each in (ids, log_probs))
+    return LinearTopK(ids, log_probs)
 
 
 def top_k(a: Arguments, k: int) -> LinearTopK:
     """Returns the largest logits of a whole vocabulary; there are no targets."""
-    check_tensor("hidden", a.hidden)
-    rows = a.hidden.shape[:-1]
-    a = with_row_temperature(tokens_of(a, rows), rows)
+    rows = getattr(a.hidden, "shape", ())[:-1]
+    a = with_row_temperature(a, rows)
+    plain = can_run_eagerly(a)
+    if not plain:
+        check_tensor("hidden", a.hidden)
     k = _options.checked_k(k, *getattr(a.weight, "shape", ())[:1])
-    return top_k_of(prepare(a, CallOf("linear_top_k", k)), rows, k)
+    return top_k_of(prepare(tokens_of(a, rows), CallOf("linear_top_k", k), plain), rows, k)
