@@ -7,7 +7,7 @@ Host time is in microseconds until the call returns with all of its work queued:
 wait for the device is outside the blocks. The time back to back is in milliseconds per call of many calls in a row,
 between two events: the larger of the host's and the device's time. Calls are forward and backward, or the loss alone,
 all interleaved. The parts of a call belong to the first shape, in blocks of six calls: the whole call and logitless_run
-inside it, with and without recorded runs, and the planning of a new N.
+inside it, with and without recorded runs, and the planning of a new N. So do calls for the next tokens of 8 rows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ HOST_CALLS = 8  # calls per block; their launches must fit into the device's que
 BLOCK_SECONDS = 0.05  # least duration of a block back to back
 BLOCKS = 7
 PARTS_CALLS, PARTS_BLOCKS, NEW_PLANS = 6, 9, 24  # for the parts of a call
+DECODED = 8  # rows, of which each gets its next token
 PREPARE_SECONDS, LEAST_SECONDS = 30.0, 5.0
 
 
@@ -157,6 +158,26 @@ def measure_parts(record: Record, clock: Clock, shape: Shape, eager: Method | No
             record.meta[f"us of planning a new N, {shape.name}, {name}"] = f"{planning:.0f}"
 
 
+def measure_decoding(record: Record, clock: Clock, shape: Shape) -> None:
+    """Writes microseconds of calls that find next tokens into the record's meta."""
+    import logitless
+
+    inputs = make_inputs(shape, "std1", clock.device)
+    (hidden, target), weight = (tensor[:DECODED] for tensor in (inputs.hidden, inputs.target)), inputs.weight
+    seed = torch.zeros((), dtype=torch.int64, device=clock.device)
+    calls: dict[str, Call] = {
+        "matmul and argmax": lambda: (hidden @ weight.T).argmax(-1),
+        "loss": lambda: logitless.linear_cross_entropy(hidden, weight, target, reduction="none"),
+        "linear_top_k": lambda: logitless.linear_top_k(hidden, weight, 1),
+        "sample": lambda: logitless.sample(hidden, weight, seed=seed),
+    }
+    with torch.no_grad():
+        for name, call in calls.items():
+            whole, queue = call_and_queue_us(clock, call)
+            of = f"{DECODED}x{shape.vocab}x{shape.hidden}"
+            record.meta[f"us of a call (of logitless_run), {of}, {name}"] = f"{whole:.0f} ({queue:.0f})"
+
+
 def measure_shape(record: Record, clock: Clock, shape: Shape, methods: list[Method], end: Deadline, parts: int) -> None:
     """Measures the next of ``parts`` shapes until ``end``."""
     inputs = make_inputs(shape, "std1", clock.device)
@@ -212,6 +233,7 @@ def main() -> int:
             clock.release()
         if any(method.ours for method in methods) and deadline.left() > 0:
             measure_parts(record, clock, shapes[0], next((m for m in methods if m.name == "canonical"), None))
+            measure_decoding(record, clock, shapes[0])
 
     return measured_in_time(args, record, measure, render)
 

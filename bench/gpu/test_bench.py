@@ -179,6 +179,7 @@ def test_smoke_run_of_host_times(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     record = load(str(out))
     assert "python bench/gpu/host.py --device cpu" in done.stdout
+    assert "us of a call (of logitless_run), 8x" in done.stdout
     eager = [row for row in record.rows if row.method == "canonical"]
     assert [row.pass_ for row in eager] == ["loss", "gradients"] and all(row.host_us for row in eager)
     assert all(row.back_to_back_ms for row in eager) and "| 32x200x16 |" in done.stdout
