@@ -16,7 +16,7 @@ from ._sampling.edits import Edits, are_set, distinct, largest_of_all, logits_fr
 from ._sampling.edits import entropy as entropy_of_all
 from ._sampling.operators import Pass, SampleRun, find, reads
 from ._sampling.operators import sample as _run
-from ._sampling.truncation import Drawn, Truncation, draw
+from ._sampling.truncation import Drawn, Truncation, Wanted, draw
 from .candidates import _numbers
 from .errors import InvalidArgumentError
 from .native import Cache
@@ -132,8 +132,8 @@ def sample(hidden: Tensor, weight: Tensor, **options: Unpack[SampleOptions]) -> 
     own.
 
     Truncated rows come from the 64 largest logits where these are sure to hold the set. Other rows are done again with
-    all of their logits, so sets are never approximated. This makes the host wait for the device. Greedy decoding is
-    :func:`logitless.linear_top_k` with ``k=1``.
+    all of their logits, so sets are never approximated. This makes the host wait for the device, except with ``top_k``
+    up to 64 and without ``top_p``. Greedy decoding is :func:`logitless.linear_top_k` with ``k=1``.
     """
     return Given(hidden, weight, options).sample()
 
@@ -330,11 +330,10 @@ class Given:
         tokens, device, stats = self.hidden.shape[0], self.hidden.device, self.stats
         parts: list[tuple[Tensor, Drawn]] = []
         again = torch.arange(tokens, device=device)
-        count = self._largest_count()
-        if tokens > 0 and self.truncation.may_be_held(count, self.weight.shape[0]):
-            held, drawn = self._from_largest()
-            parts.append((again[held], drawn))
-            again = again[~held]
+        if tokens > 0 and self.truncation.may_be_held(self._largest_count(), self.weight.shape[0]):
+            held, drawn = self._from_largest(again)
+            parts.append((again if held is None else again[held], drawn))
+            again = again[:0] if held is None else again[~held]
         at_once = max(1, _EXACT_BYTES // (_BYTES_OF_LOGIT * self.weight.shape[0]))
         for start in range(0, len(again), at_once):
             some = again[start : start + at_once]
@@ -342,6 +341,9 @@ class Given:
         order = torch.cat([rows for rows, _ in parts] or [again])
 
         def joined(field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            if len(parts) == 1:  # all rows in their order
+                of_all: Tensor = getattr(parts[0][1], field)
+                return of_all.to(dtype)
             out = torch.empty((tokens, *shape), dtype=dtype, device=device)
             if parts:
                 out[order] = torch.cat([getattr(drawn, field) for _, drawn in parts]).to(dtype)
@@ -362,29 +364,37 @@ class Given:
 
     def _drawn(self, rows: Tensor, ids: Tensor, log_probs: Tensor, full: Tensor, keeps: Tensor) -> Drawn:
         seed = self.seed[rows] if self.seed.dim() > 0 else self.seed
-        return draw(ids, log_probs, full, keeps, seed, rows, self.count)
+        wanted = Wanted(*(self.o[f"return_{name}"] for name in ("logprobs", "entropy", "kept")))
+        return draw(ids, log_probs, full, keeps, seed, rows, self.count, wanted)
 
     def _largest_count(self) -> int:
         top_k = self.truncation.top_k
         return min(top_k if 0 < top_k <= MOST_TOP_K else MOST_TOP_K, self.weight.shape[0])
 
-    def _from_largest(self) -> tuple[Tensor, Drawn]:
-        """Returns the rows whose largest logits hold the set, as a mask, and their samples."""
+    def _from_largest(self, rows: Tensor) -> tuple[Tensor | None, Drawn]:
+        """Returns the rows whose largest logits hold the set, as a mask (None: all), and their samples."""
         bits, edits = self._edits()
-        ids, log_probs, _, lse, _ = self.run([], bits, 0, self._largest_count())
-        log_probs, of_row = log_probs.double(), lse.double()[:, None]
-        unedited = logits_from(log_probs, of_row)
-        if edits is not None:
-            # One call makes all of these logits, so that equal rows of the weight have equal ones.
-            z = self._logits_of(torch.cat((ids, edits.ids), -1))
-            unedited = torch.where(unedited.isfinite(), z[:, : ids.shape[1]], unedited)
-            ids, z, unedited, of_row = largest_of_all(ids, unedited, of_row, edits.of(z[:, ids.shape[1] :]))
-            log_probs = z - of_row
-        full = unedited - self._lse_of_all() if self.is_edited and self.o["return_logprobs"] else log_probs
+        count, vocab = self._largest_count(), self.weight.shape[0]
+        is_sure, needs_full = self.truncation.is_sure(count, vocab), self.is_edited and self.o["return_logprobs"]
+        merges = not is_sure or needs_full or edits is not None
+        ids, log_probs, _, lse, _ = self.run([], bits, 0, count, merges)
+        full = log_probs = log_probs.double()
+        if merges:
+            of_row = lse.double()[:, None]
+            unedited = logits_from(log_probs, of_row)
+            if edits is not None:
+                # One call makes all of these logits, so that equal rows of the weight have equal ones.
+                z = self._logits_of(torch.cat((ids, edits.ids), -1))
+                unedited = torch.where(unedited.isfinite(), z[:, : ids.shape[1]], unedited)
+                ids, z, unedited, of_row = largest_of_all(ids, unedited, of_row, edits.of(z[:, ids.shape[1] :]))
+                log_probs = z - of_row
+            full = unedited - self._lse_of_all() if needs_full else log_probs
+        if is_sure:
+            return None, self._drawn(rows, ids, log_probs, full, self.truncation.kept(log_probs))
         is_empty = of_row[:, 0] == -math.inf  # by its mask
-        held = self.truncation.is_held(log_probs, self.weight.shape[0]) | is_empty
-        rows, log_probs = held.nonzero()[:, 0], log_probs[held]
-        return held, self._drawn(rows, ids[held], log_probs, full[held], self.truncation.kept(log_probs))
+        held = self.truncation.is_held(log_probs, vocab) | is_empty
+        log_probs = log_probs[held]
+        return held, self._drawn(rows[held], ids[held], log_probs, full[held], self.truncation.kept(log_probs))
 
     def _from_all(self, rows: Tensor) -> Drawn:
         """Samples from all logits of these rows."""
@@ -393,7 +403,9 @@ class Given:
         edited = self._edited(z, rows).log_softmax(-1) if self.is_edited else full
         log_probs, ids = edited.sort(stable=True, dim=-1, descending=True)
         full = full.gather(-1, ids) if self.is_edited else log_probs
-        return self._drawn(rows, ids, log_probs, full, self.truncation.kept(log_probs))
+        keeps = self.truncation.kept(log_probs)
+        width = max(1, int(keeps.sum(-1).max()))  # the kept ones come first
+        return self._drawn(rows, *(each[:, :width] for each in (ids, log_probs, full, keeps)))
 
     def _divisor(self, rows: Tensor) -> Tensor | float:
         if self.row_temperature is None:

@@ -537,12 +537,16 @@ def test_shards_have_the_samples_of_the_whole():
     torch.testing.assert_close(entropy, whole[4], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask", [None, torch.arange(5)[:, None] <= torch.arange(300)], ids=["whole", "mask"])
-def test_compiled(mask):
+MASK = {"mask": torch.arange(5)[:, None] <= torch.arange(300)}
+
+
+@pytest.mark.parametrize("more", [{}, MASK, MASK | {"top_k": 5, "min_p": 0.1}], ids=["whole", "mask", "top_k"])
+def test_compiled(more):
+    """Nothing waits for the device, or depends on data."""
     input, weight, _ = tensors()
 
     def step(input):
-        return logitless.sample(input, weight, seed=torch.tensor(3), num_samples=2, mask=mask, **ALL)[:4]
+        return logitless.sample(input, weight, seed=torch.tensor(3), num_samples=2, **more, **ALL)[:4]
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert all(map(torch.equal, compiled(input), step(input)))

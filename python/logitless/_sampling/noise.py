@@ -13,16 +13,20 @@ _LOW = 0xFFFFFFFF
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
+def _shifted(h: Tensor, shift: int) -> Tensor:
+    return h ^ (h >> shift) & ((1 << (64 - shift)) - 1)
+
+
 def _mix64(h: Tensor) -> Tensor:
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1)):
-        h = (h ^ (h >> shift) & ((1 << (64 - shift)) - 1)) * factor
-    return h
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64))):
+        h = _shifted(h, shift) * factor
+    return _shifted(h, 31)
 
 
 def _mix32(h: Tensor) -> Tensor:
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         h = ((h ^ (h >> shift)) * factor) & _LOW
-    return h
+    return h ^ (h >> 16)
 
 
 def noise(seed: Tensor, rows: Tensor, sample: int, ids: Tensor) -> Tensor:
@@ -30,8 +34,8 @@ def noise(seed: Tensor, rows: Tensor, sample: int, ids: Tensor) -> Tensor:
 
     seed: a scalar, or one of each of these rows. rows: ``[R]``, their numbers in the call.
     """
-    number = torch.zeros_like(rows) if seed.dim() > 0 else rows
-    key = _mix64(_mix64(_mix64(seed + _STEP) + number + _STEP) + sample + _STEP)[:, None]
+    number = _STEP if seed.dim() > 0 else rows + _STEP
+    key = _mix64(_mix64(_mix64(seed + _STEP) + number) + (sample + _STEP))[:, None]
     key_low, key_high = key & _LOW, (key >> 32) & _LOW
     high = (ids * 0x9E3779B1 + key_low) & _LOW
     high = ((high ^ (high >> 16)) * 0x7FEB352D + key_high) & _LOW

@@ -81,10 +81,10 @@ class SampleRun(PlannedRun):
         else:
             kind = "top" if of.num_samples == 0 else "sampled"
             ids, log_probs = f"{kind}_ids", f"{kind}_log_probs"
-            written = samples if of.num_samples > 0 else {ids: samples["sampled_ids"]}
-            written |= {"lse": of_row} | ({"entropy": of_row} if of.entropy else {})
-            if not of.merges:
-                del written["sampled_keys"], written["lse"]
+            written = {ids: samples["sampled_ids"]}
+            if of.merges:
+                written |= (samples if of.num_samples > 0 else {}) | {"lse": of_row}
+            written |= {"entropy": of_row} if of.entropy else {}
         written |= {log_probs: Result(of_ids, stats)}
         if of.num_samples + of.largest == 0:
             written = {name: result for name, result in written.items() if name not in (ids, log_probs)}

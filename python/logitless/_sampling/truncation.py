@@ -32,7 +32,7 @@ class Truncation(NamedTuple):
     def kept(self, log_probs: Tensor) -> Tensor:
         """Returns which of a row's first columns are kept, ``[R, K]``, from float64 log-probabilities in order."""
         keeps = log_probs > -math.inf
-        if self.top_k:
+        if 0 < self.top_k < keeps.shape[1]:
             keeps[:, self.top_k :] = False
         if self.top_p < 1:
             keeps &= self._before(log_probs, keeps) < _REACHED
@@ -54,6 +54,10 @@ class Truncation(NamedTuple):
             return False
         return self.min_p > 0 or self.top_p < 1 - _CLOSE
 
+    def is_sure(self, count: int, vocab: int) -> bool:
+        """Returns whether the K largest log-probabilities of every row hold the set, whatever they are."""
+        return (count == vocab or 0 < self.top_k <= count) and self.top_p == 1
+
     def is_held(self, log_probs: Tensor, vocab: int) -> Tensor:
         """Returns whether a row's K largest log-probabilities are sure to hold the set, ``[R]``.
 
@@ -74,23 +78,37 @@ class Truncation(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Samples of some rows ``[R, S]``, and the elements that they were drawn from, in the order of rows."""
+    """Samples of some rows ``[R, S]``, and the elements that they were drawn from, in the order of rows.
+
+    None stands for those that are not wanted.
+    """
 
     ids: Tensor
-    log_probs: Tensor
-    full_log_probs: Tensor
-    entropy: Tensor  # [R]
-    counts: Tensor  # [R]
-    kept_ids: Tensor  # [E]
-    kept_log_probs: Tensor
+    log_probs: Tensor | None = None
+    full_log_probs: Tensor | None = None
+    entropy: Tensor | None = None  # [R]
+    counts: Tensor | None = None  # [R]
+    kept_ids: Tensor | None = None  # [E]
+    kept_log_probs: Tensor | None = None
+
+
+class Wanted(NamedTuple):
+    log_probs: bool  # both kinds
+    entropy: bool
+    kept: bool
 
 
 def draw(
-    ids: Tensor, log_probs: Tensor, full: Tensor, keeps: Tensor, seed: Tensor, rows: Tensor, num_samples: int
+    ids: Tensor,
+    log_probs: Tensor,
+    full: Tensor,
+    keeps: Tensor,
+    seed: Tensor,
+    rows: Tensor,
+    num_samples: int,
+    wanted: Wanted,
 ) -> Drawn:
     """Samples from the kept ids of rows, all ``[R, K]``. log_probs: of any common sum; full: those to report."""
-    width = int(keeps.sum(-1).max()) if keeps.numel() else 0  # the kept ones come first
-    ids, log_probs, full, keeps = (each[:, : max(width, 1)] for each in (ids, log_probs, full, keeps))
     log_probs = log_probs.masked_fill(~keeps, -math.inf)
     log_probs = log_probs - log_probs.logsumexp(-1, keepdim=True)
     places = []
@@ -101,13 +119,13 @@ def draw(
         places.append(torch.where(is_best, ids, torch.iinfo(torch.int64).max).argmin(-1))
     place = torch.stack(places, -1)
     empty = ~keeps.any(-1, keepdim=True)  # a row of NaN
-    mass = torch.where(keeps, log_probs.exp() * log_probs, 0)
-    return Drawn(
-        ids.gather(-1, place).masked_fill(empty, -1),
-        log_probs.gather(-1, place).masked_fill(empty, math.nan),
-        full.gather(-1, place).masked_fill(empty, math.nan),
-        (-mass.sum(-1)).masked_fill(empty[:, 0], math.nan),
-        keeps.sum(-1),
-        ids[keeps],
-        log_probs[keeps],
-    )
+    drawn = Drawn(ids.gather(-1, place).masked_fill(empty, -1))
+    if wanted.log_probs:
+        of_ids, full = (each.gather(-1, place).masked_fill(empty, math.nan) for each in (log_probs, full))
+        drawn = drawn._replace(log_probs=of_ids, full_log_probs=full)
+    if wanted.entropy:
+        mass = torch.where(keeps, log_probs.exp() * log_probs, 0)
+        drawn = drawn._replace(entropy=(-mass.sum(-1)).masked_fill(empty[:, 0], math.nan))
+    if wanted.kept:
+        drawn = drawn._replace(counts=keeps.sum(-1), kept_ids=ids[keeps], kept_log_probs=log_probs[keeps])
+    return drawn
