@@ -181,9 +181,9 @@ def check_numbers(name: str, tensor: Tensor | None, shape: Sequence[int], meanin
 
 
 def check_matrices(tensors: dict[str, Tensor | None], least_vocab: int = 1) -> None:
-    """Checks hidden states, weight and bias of a head, by the caller's names."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
+    """Checks hidden states, weight and bias of a head, by the caller's names; None for no bias."""
+    for place, (name, tensor) in enumerate(tensors.items()):
+        if tensor is not None or place < 2:
             check_tensor(name, tensor)
     _options.check_matrices(tensors, least_vocab)
 
@@ -432,7 +432,7 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
     It is made outside of the operators, so a recomputed forward pass draws the same elements.
     """
     if isinstance(seed, Tensor):
-        return seed.reshape(())
+        return seed.reshape(()) if seed.dim() > 0 else seed
     if seed is None or isinstance(seed, torch.Generator):
         return torch.randint(_options.SEED_RANGE, (), dtype=torch.int64, device=device, generator=seed)
     return torch.full((), seed, dtype=torch.int64, device=device)
@@ -670,7 +670,7 @@ _NUMBER_OPTIONS = tuple(name for name in NUMBERS if name != "num_items")
 
 def can_run_eagerly(a: Arguments) -> bool:
     """Whether nothing in PyTorch watches calls, and the tensors are plain ones."""
-    if not are_off():
+    if not are_off() or a.hidden is None or a.weight is None or a.targets is None:
         return False
     tensors: tuple[object, ...] = a[:TENSORS]
     if a.num_items is not None or a.seed is not None:

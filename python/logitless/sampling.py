@@ -156,6 +156,8 @@ class _Checked:
         for name, value in learned.items():
             self.numbers[LOGIT_NUMBERS.index(name)] = float(value.detach())
         self.truncation = _truncation(o, weight.shape[0])
+        if o["mask"] is not None:
+            _check_mask(o["mask"], hidden, weight.shape[0])
         if o["return_kept"] and all(o[name] is None for name in OF_SETS):
             raise ValueError(f"return_kept: expected False without {', '.join(OF_SETS)}, got True")
         self.is_whole = self.truncation.is_none() and not o["return_kept"]
@@ -173,7 +175,7 @@ _SIMPLE = (type(None), bool, int, float, str)
 
 def _is_plain(hidden: Tensor, weight: Tensor, options: Mapping[str, Any]) -> bool:
     """Whether nothing in PyTorch watches the call, and all of its tensors are plain ones."""
-    if not call.are_off():
+    if not call.are_off() or hidden is None or weight is None:
         return False
     tensors = [hidden, weight, *[value for value in options.values() if isinstance(value, Tensor)]]
     penalties = options.get("penalties")
@@ -186,13 +188,13 @@ def _key(hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     key: list[Any] = [least_vocab, autocast, device_key(hidden, weight)]
     for name, value in (("hidden", hidden), ("weight", weight), *options.items()):
-        if name in ("mask", "penalties"):  # checked in every call
+        if name == "penalties":  # checked in every call
             key += (name, value is None)
         elif isinstance(value, Tensor):
             if name == "temperature":
                 if value.requires_grad or value.dim() == 0 or value.shape != hidden.shape[:-1]:
                     return None
-            elif name not in ("hidden", "weight", "bias", "seed"):
+            elif name not in ("hidden", "weight", "bias", "mask", "seed"):
                 return None
             key += (name, value.shape, value.stride(), value.dtype, value.device)
         elif name == "seed":
@@ -223,10 +225,15 @@ class Given:
         self.count, self.truncation = checked.count, checked.truncation
         self.numbers: list[float] = checked.numbers
         self.budget, self.stats, self.compute_dtype = checked.budget, checked.stats, _options.F32
+        is_flat = len(self.rows) == 1
         self.row_temperature: Tensor | None = None
         if checked.has_row_temperature:
-            self.row_temperature = o["temperature"].to(self.stats).reshape(-1)
-        self.mask = None if o["mask"] is None else _checked_mask(o["mask"], hidden, weight.shape[0])
+            temperature = o["temperature"].to(self.stats)
+            self.row_temperature = temperature if is_flat else temperature.reshape(-1)
+        self.mask: Tensor | None = o["mask"]
+        if self.mask is not None:
+            mask = self.mask if is_flat else self.mask.reshape(-1, self.mask.shape[-1])
+            self.mask = packed(mask) if mask.dtype == torch.bool else mask
         self.penalties = None
         if o["penalties"] is not None:
             self.penalties = _checked_penalties(o["penalties"], hidden, weight.shape[0])
@@ -235,7 +242,7 @@ class Given:
         operands, bias = [each.detach() if each.requires_grad else each for each in (hidden, weight)], o["bias"]
         if torch.is_autocast_enabled(hidden.device.type):
             operands, self.compute_dtype = call.cast_by_autocast(*operands)
-        self.hidden = operands[0] if hidden.dim() == 2 else operands[0].reshape(-1, hidden.shape[-1])
+        self.hidden = operands[0] if is_flat else operands[0].reshape(-1, hidden.shape[-1])
         self.weight, self.bias = operands[1], bias if bias is None or not bias.requires_grad else bias.detach()
 
     def sample(self) -> SampleOutput:
@@ -458,15 +465,13 @@ def _truncation(o: Mapping[str, Any], vocab: int) -> Truncation:
     return Truncation(kept, 1.0 if top_p is None else float(top_p), 0.0 if min_p is None else float(min_p))
 
 
-def _checked_mask(mask: Any, hidden: Tensor, vocab: int) -> Tensor:
+def _check_mask(mask: Any, hidden: Tensor, vocab: int) -> None:
     call.check_tensor("mask", mask)
     if mask.dtype not in (torch.bool, torch.int32):
         raise TypeError(f"mask: expected bool [..., V] or int32 bits [..., ceil(V / 32)], got {mask.dtype}")
     columns = vocab if mask.dtype == torch.bool else -(-vocab // 32)
     call.check_shape("mask", mask, (*hidden.shape[:-1], columns), "hidden without its last dimension, and all ids")
     call.check_devices(hidden.device, {"mask": mask})
-    checked: Tensor = mask.reshape(hidden.shape[:-1].numel(), columns)
-    return packed(checked) if mask.dtype == torch.bool else checked
 
 
 def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor]:

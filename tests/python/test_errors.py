@@ -110,6 +110,9 @@ BAD = [
 ]  # fmt: skip
 OF_TENSORS = [
     ({"hidden": [[1.0]]}, TypeError, "hidden: expected a torch.Tensor, got list"),
+    ({"hidden": None}, TypeError, "hidden: expected a torch.Tensor, got NoneType"),
+    ({"weight": None}, TypeError, "weight: expected a torch.Tensor, got NoneType"),
+    ({"targets": None}, TypeError, "targets: expected a torch.Tensor, got NoneType"),
     (
         {"hidden": INPUT.to("meta")},
         ValueError,

@@ -594,6 +594,8 @@ def test_later_calls_with_the_same_layouts():
             kept(**options)
     with pytest.raises(TypeError, match="num_samples: expected an integer, got bool"):
         logitless.sample(input, weight, num_samples=True, seed=3)
+    with pytest.raises(TypeError, match="weight: expected a torch.Tensor, got NoneType"):
+        logitless.sample(input, None)
 
 
 @pytest.mark.parametrize("shard", [[], [10, 400]], ids=["whole", "shard"])
