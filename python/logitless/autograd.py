@@ -293,7 +293,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
     """Returns the inputs of a backward pass, its options, and the outputs of the first pass."""
     call, a, _, direct = prepared
     if direct and call.reads is not None:
-        return {}, {}, _named(call, dict(zip(call.reads, a)))
+        return {}, {}, run_again(call, dict(zip(call.reads, a)))
     given = inputs_of(a, learned, call.trained)
     options: dict[str, Any] = call.options
     if not direct:
@@ -346,10 +346,11 @@ def _run_eagerly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], mai
         later = call.trains and not call.together
         if not (later or call.draws or call.draw_stats or call.passes_over_draw):
             call.reads = read_as_they_are(a, tensors)
-    return _named(call, tensors)
+    return run_again(call, tensors)
 
 
-def _named(call: PreparedCall, tensors: Tensors) -> Outputs:
+def run_again(call: PreparedCall, tensors: Tensors) -> Outputs:
+    """Runs the pass that an earlier call found, on tensors that the library reads as they are."""
     if torch._C._autograd._profiler_enabled():
         with torch.profiler.record_function(f"logitless::{_PASS_NAMES[call.pass_key.kind]}"):
             return call.run(tensors)  # type: ignore[no-any-return]

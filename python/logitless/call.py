@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,6 +84,51 @@ def are_plain(tensors: Iterable[object]) -> bool:
         if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS):
             return False
     return True
+
+
+_KEYS = (type(None), bool, int, float, str)  # types of options that a key holds
+
+
+def key_of(
+    function: str,
+    tensors: Sequence[Any],
+    options: Mapping[str, Any],
+    may_be_tensors: Sequence[str] = ("bias",),
+    data: Sequence[str] = (),
+    may_train: bool = True,
+) -> tuple[Any, ...] | None:
+    """Returns all that a call in eager mode depends on beside data, from the given arguments alone.
+
+    None if something watches the call or it depends on more: an option that is an object, or a tensor with a number.
+
+    tensors: hidden, weight and others. may_be_tensors: options whose tensors are data. data: options whose other values
+    are data. may_train: False gives None for a call with gradients.
+    """
+    if not are_off():
+        return None
+    key: list[Any] = [function]
+    is_constant = not may_train and torch.is_grad_enabled()
+    for tensor in (*tensors, *[value for value in options.values() if isinstance(value, Tensor)]):
+        if type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS:
+            return None
+        if is_constant and tensor.requires_grad:
+            return None
+        key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+    for name, value in options.items():
+        if isinstance(value, Tensor):
+            if name not in may_be_tensors:
+                return None
+            key.append(name)
+        elif name in data:
+            key += (name, type(value))
+        elif type(value) in _KEYS:
+            key += (name, type(value), value)
+        else:
+            return None
+    hidden, weight, *_ = tensors
+    device = "cuda" if hidden.is_cuda else "cpu"
+    key.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    return (*key, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), device_key(hidden, weight))
 
 
 def has_dtensor(values: Iterable[object]) -> bool:

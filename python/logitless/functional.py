@@ -19,13 +19,14 @@ from .call import (
     check_tensor,
     has_dtensor,
     inputs_of,
+    key_of,
     prepare,
     with_row_temperature,
 )
 from .errors import BudgetTooSmallError, InvalidTargetError, UnsupportedError
 from .inspection import plan
 from .options import HeadOptions, IdOptions, TopKOptions, Wants, accepts, shape_text
-from .outputs import LinearCrossEntropyOutput, LinearTopK, log_probs, loss, top_k
+from .outputs import LinearCrossEntropyOutput, LinearTopK, known, log_probs, loss, result_of, top_k, top_k_of
 from .passes import PassKey, spec_of
 from .quantized import BYTES, PIECE, QuantizedWeight, Saved, made_again
 from .run import plan_on, stats_dtype
@@ -217,6 +218,12 @@ def linear_cross_entropy(
     gradients directly. Other dtypes are cast as for ``F.linear``. On CUDA float32 products use TF32 where PyTorch
     permits it (``torch.backends.cuda.matmul``).
     """
+    given = {"return_stats": return_stats, **options}
+    key = key_of("linear_cross_entropy", (hidden, weight, targets), given, may_train=False)
+    again = known(key)
+    if again is not None:
+        outputs = again.run((hidden, weight, targets, options.get("bias")))
+        return result_of(again.prepared, outputs, again.rows)
     _options.check_names("linear_cross_entropy", options, _options.HEAD_OPTIONS)
     if isinstance(weight, QuantizedWeight):
         return _of_quantized(hidden, weight, targets, return_stats=return_stats, **options)
@@ -229,7 +236,7 @@ def linear_cross_entropy(
 
         of_dtensors: Tensor | LinearCrossEntropyOutput = _dtensor.linear_cross_entropy(a)
         return of_dtensors
-    return loss(a, plain)
+    return loss(a, plain, key)
 
 
 @accepts(IdOptions)
@@ -291,8 +298,13 @@ def linear_top_k(hidden: Tensor, weight: Tensor, k: int, **options: Unpack[TopKO
     Raises:
         TypeError, ValueError, BudgetTooSmallError: As in :func:`linear_cross_entropy`.
     """
+    key = key_of("linear_top_k", (hidden, weight), {"k": k, **options})
+    again = known(key)
+    if again is not None:
+        targets = torch.zeros(again.rows, dtype=torch.int64, device=hidden.device)
+        return top_k_of(again.run((hidden, weight, targets, options.get("bias"))), again.rows, k)
     _options.check_names("linear_top_k", options, _options.TOP_K_OPTIONS)
-    return top_k(Arguments(hidden, weight, hidden, reduction="sum", **options), k)
+    return top_k(Arguments(hidden, weight, hidden, reduction="sum", **options), k, key)
 
 
 def check_targets(targets: Tensor, vocab: int, *, ignore_index: int = -100) -> None:

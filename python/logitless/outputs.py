@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from . import options as _options
-from .autograd import perform
+from .autograd import perform, run_again
 from .call import (
+    TENSORS,
     Arguments,
     CallOf,
     Prepared,
@@ -20,6 +21,7 @@ from .call import (
     tokens_of,
     with_row_temperature,
 )
+from .native import Cache
 from .options import check_targets_shape
 
 
@@ -101,9 +103,44 @@ def result_of(
     return LinearCrossEntropyOutput(loss=loss, **stats)
 
 
-def loss(a: Arguments, plain: bool | None = None) -> Tensor | LinearCrossEntropyOutput:
+# ---- calls without gradients that were made before, by key_of()
+
+
+class Known(NamedTuple):
+    """A call without its tensors, which the library reads as they are."""
+
+    prepared: Prepared
+    rows: Sequence[int]
+
+    def run(self, tensors: Sequence[Tensor | None]) -> Mapping[str, Tensor]:
+        """tensors: in the order of Arguments."""
+        reads: Any = self.prepared.call.reads
+        return run_again(self.prepared.call, dict(zip(reads, tensors)))  # type: ignore[arg-type]
+
+
+_known: Cache[Any, Known] = Cache(256)
+
+
+def known(key: Any) -> Known | None:
+    return None if key is None else _known.get(key)
+
+
+def _keep(key: Any, a: Arguments, prepared: Prepared) -> None:
+    """Keeps a call that has run. a: before it was prepared."""
+    call = prepared.call
+    if key is None or call.trains or call.reads is None:
+        return
+    if all(own is given for own, given in zip(prepared.a[: len(call.reads)], a)):
+        bare = prepared.a._replace(**dict.fromkeys(Arguments._fields[:TENSORS]))
+        _known.put(key, Known(prepared._replace(a=bare), a.rows()))
+
+
+def loss(a: Arguments, plain: bool | None = None, key: Any = None) -> Tensor | LinearCrossEntropyOutput:
     """Returns the loss over a whole vocabulary, without DTensors. plain: as in prepare()."""
-    return loss_of(prepare(a, plain=plain))
+    prepared = prepare(a, plain=plain)
+    result = loss_of(prepared)
+    _keep(key, a, prepared)
+    return result
 
 
 def log_probs_of(prepared: Prepared, rows: Sequence[int]) -> Tensor:
@@ -118,15 +155,14 @@ def log_probs(a: Arguments) -> Tensor:
     return log_probs_of(prepare(a, CallOf("linear_log_probs")), rows)
 
 
-def top_k_of(prepared: Prepared, rows: Sequence[int], k: int) -> LinearTopK:
-    outputs = perform(prepared)
+def top_k_of(outputs: Mapping[str, Tensor], rows: Sequence[int], k: int) -> LinearTopK:
     ids, log_probs = outputs["top_ids"], outputs["top_log_probs"]
     if len(rows) != 1:
         ids, log_probs = (each.reshape((*rows, k)) for each in (ids, log_probs))
     return LinearTopK(ids, log_probs)
 
 
-def top_k(a: Arguments, k: int) -> LinearTopK:
+def top_k(a: Arguments, k: int, key: Any = None) -> LinearTopK:
     """Returns the largest logits of a whole vocabulary; there are no targets."""
     rows = getattr(a.hidden, "shape", ())[:-1]
     a = with_row_temperature(a, rows)
@@ -134,4 +170,8 @@ def top_k(a: Arguments, k: int) -> LinearTopK:
     if not plain:
         check_tensor("hidden", a.hidden)
     k = _options.checked_k(k, *getattr(a.weight, "shape", ())[:1])
-    return top_k_of(prepare(tokens_of(a, rows), CallOf("linear_top_k", k), plain), rows, k)
+    a = tokens_of(a, rows)
+    prepared = prepare(a, CallOf("linear_top_k", k), plain)
+    outputs = perform(prepared)
+    _keep(key, a, prepared)
+    return top_k_of(outputs, rows, k)

@@ -21,7 +21,7 @@ from .candidates import _numbers
 from .errors import InvalidArgumentError
 from .native import Cache
 from .options import LOGIT_NUMBERS, MOST_TOP_K, TopKOptions, accepts
-from .run import DTYPES, device_key, stats_dtype
+from .run import DTYPES, stats_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,7 +170,6 @@ class _Checked:
 _checked: Cache[Any, _Checked] = Cache(256)
 _DEFAULTS = _options.DEFAULTS | _MORE
 _OPTIONS = _options.names_of(SampleOptions)
-_SIMPLE = (type(None), bool, int, float, str)
 
 
 def _is_plain(hidden: Tensor, weight: Tensor, options: Mapping[str, Any]) -> bool:
@@ -183,35 +182,22 @@ def _is_plain(hidden: Tensor, weight: Tensor, options: Mapping[str, Any]) -> boo
 
 
 def _key(hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int) -> Any:
-    """Returns all that a _Checked depends on, and the layouts of all that its runs read. None: it depends on data."""
-    device = hidden.device
-    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    key: list[Any] = [least_vocab, autocast, device_key(hidden, weight)]
-    for name, value in (("hidden", hidden), ("weight", weight), *options.items()):
-        if name == "penalties":  # checked in every call
-            key += (name, value is None)
-        elif isinstance(value, Tensor):
-            if name == "temperature":
-                if value.requires_grad or value.dim() == 0 or value.shape != hidden.shape[:-1]:
-                    return None
-            elif name not in ("hidden", "weight", "bias", "mask", "seed"):
-                return None
-            key += (name, value.shape, value.stride(), value.dtype, value.device)
-        elif name == "seed":
-            key += (name, type(value))
-        elif type(value) in _SIMPLE:
-            key += (name, type(value), value)
-        else:
-            return None
-    return tuple(key)
+    """As key_of()."""
+    temperature = options.get("temperature")
+    if isinstance(temperature, Tensor) and (
+        temperature.requires_grad or temperature.dim() == 0 or temperature.shape != getattr(hidden, "shape", ())[:-1]
+    ):
+        return None  # it has a number
+    names = ("bias", "mask", "seed", "temperature")
+    return call.key_of(f"sample of {least_vocab}", (hidden, weight), options, names, ("seed",))
 
 
 class Given:
     """The checked arguments of a call. least_vocab: rows of the weight; a rank's shard may have none."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], least_vocab: int = 1) -> None:
-        self.is_plain = _is_plain(hidden, weight, options)
-        key = _key(hidden, weight, options, least_vocab) if self.is_plain else None
+        key = _key(hidden, weight, options, least_vocab)
+        self.is_plain = key is not None or _is_plain(hidden, weight, options)
         checked = None if key is None else _checked.get(key)
         o = self.o = {**_DEFAULTS, **options}
         if checked is None:

@@ -2,9 +2,10 @@
 
 import logitless
 import numpy as np
+import pytest
 import torch
 from logitless import call as calls
-from logitless import native
+from logitless import native, outputs
 from logitless import run as runs
 from logitless.native import Cache
 from support import Recorder, assert_same, head, in_threads, lce, results
@@ -87,7 +88,7 @@ def everything(call):
 
 
 def clear():
-    calls._calls, runs._runs = Cache(256), Cache(256)
+    calls._calls, runs._runs, outputs._known = Cache(256), Cache(256), Cache(256)
 
 
 def equal(a, b):
@@ -113,10 +114,48 @@ def test_what_is_kept_answers_for_nothing_else():
         names = [name for part in order for name in list(calls)[part::3]]
         for name in (*names, *reversed(names)):
             assert all(map(equal, everything(calls[name]), alone[name])), name
+
+
+def test_calls_without_gradients():
+    torch.set_num_threads(1)
+    calls = variants()
+
+    def all_of(call):
+        out = lce(**call)
+        return out if isinstance(out, tuple) else (out,)
+
     with torch.no_grad():
+        alone = {}
         for name, call in calls.items():
-            out = lce(**call)
-            assert not (out[0] if isinstance(out, tuple) else out).requires_grad
+            clear()
+            alone[name] = all_of(call)
+            assert not any(torch.is_tensor(part) and part.requires_grad for part in alone[name])
+        clear()
+        for name in (*calls, *reversed(calls), *calls):
+            assert all(map(equal, all_of(calls[name]), alone[name])), name
+        assert len(outputs._known) > 20
+    assert lce(**calls["none"]).requires_grad
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda input, weight: logitless.linear_cross_entropy(input, weight, torch.arange(5), reduction="none"),
+        lambda input, weight: logitless.linear_top_k(input, weight, 3).log_probs,
+        lambda input, weight: logitless.sample(input, weight, seed=0, return_logprobs=True).log_probs,
+    ],
+    ids=["loss", "top_k", "sample"],
+)
+def test_calls_without_gradients_under_autocast(of):
+    input, weight = torch.randn(5, 64), torch.randn(300, 64)
+    expected, short = of(input, weight), of(input.bfloat16(), weight.bfloat16())
+    for _ in range(2):
+        assert torch.equal(of(input, weight), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(of(input, weight), short)
+            assert torch.equal(of(input.bfloat16(), weight.bfloat16()), short)
+        with torch.inference_mode():
+            assert of(input, weight).is_inference()
 
 
 def test_threads_and_autocast_are_part_of_the_key(monkeypatch):

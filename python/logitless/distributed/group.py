@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import options as _options
+from ..autograd import perform
 from ..call import (
     Arguments,
     CallOf,
@@ -217,7 +218,7 @@ def linear_top_k(
             a = tokens_of(a, own)  # and this rank's temperatures
         k = _options.checked_k(k)
         prepared, rows = _prepared(a, "linear_top_k", group, vocab_start, vocab_total, sequence_parallel, k)
-    return top_k_of(prepared, rows, k)
+    return top_k_of(perform(prepared), rows, k)
 
 
 def next_labels(labels: Tensor, *, group: Any = None, shift: int = 1, ignore_index: int = -100) -> Tensor:
