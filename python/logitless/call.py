@@ -96,36 +96,42 @@ def key_of(
     may_be_tensors: Sequence[str] = ("bias",),
     data: Sequence[str] = (),
     may_train: bool = True,
+    is_flat: bool = False,
 ) -> tuple[Any, ...] | None:
     """Returns all that a call in eager mode depends on beside data, from the given arguments alone.
 
     None if something watches the call or it depends on more: an option that is an object, or a tensor with a number.
 
     tensors: hidden, weight and others. may_be_tensors: options whose tensors are data. data: options whose other values
-    are data. may_train: False gives None for a call with gradients.
+    are data. may_train: False gives None for a call with gradients. is_flat: gives None unless hidden is [N, D].
     """
     if not are_off():
         return None
-    key: list[Any] = [function]
     is_constant = not may_train and torch.is_grad_enabled()
-    for tensor in (*tensors, *[value for value in options.values() if isinstance(value, Tensor)]):
-        if type(tensor) not in _PLAIN_TYPES or _dispatch_keys(tensor).raw_repr() & _OTHER_BITS:
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES or (is_constant and tensor.requires_grad):
             return None
-        if is_constant and tensor.requires_grad:
-            return None
-        key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+    hidden, weight, *_ = tensors
+    if is_flat and hidden.dim() != 2:
+        return None
+    key: list[Any] = [function]
+    given = list(tensors)
     for name, value in options.items():
         if isinstance(value, Tensor):
-            if name not in may_be_tensors:
+            if name not in may_be_tensors or type(value) not in _PLAIN_TYPES or (is_constant and value.requires_grad):
                 return None
             key.append(name)
+            given.append(value)
         elif name in data:
             key += (name, type(value))
         elif type(value) in _KEYS:
             key += (name, type(value), value)
         else:
             return None
-    hidden, weight, *_ = tensors
+    for tensor in given:
+        if _dispatch_keys(tensor).raw_repr() & _OTHER_BITS:
+            return None
+        key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
     device = "cuda" if hidden.is_cuda else "cpu"
     key.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
     return (*key, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), device_key(hidden, weight))

@@ -219,7 +219,7 @@ def linear_cross_entropy(
     permits it (``torch.backends.cuda.matmul``).
     """
     given = {"return_stats": return_stats, **options}
-    key = key_of("linear_cross_entropy", (hidden, weight, targets), given, may_train=False)
+    key = key_of("linear_cross_entropy", (hidden, weight, targets), given, may_train=False, is_flat=True)
     again = known(key)
     if again is not None:
         outputs = again.run((hidden, weight, targets, options.get("bias")))
@@ -298,7 +298,7 @@ def linear_top_k(hidden: Tensor, weight: Tensor, k: int, **options: Unpack[TopKO
     Raises:
         TypeError, ValueError, BudgetTooSmallError: As in :func:`linear_cross_entropy`.
     """
-    key = key_of("linear_top_k", (hidden, weight), {"k": k, **options})
+    key = key_of("linear_top_k", (hidden, weight), {"k": k, **options}, is_flat=True)
     again = known(key)
     if again is not None:
         targets = torch.zeros(again.rows, dtype=torch.int64, device=hidden.device)

@@ -218,7 +218,7 @@ class Given:
             self.row_temperature = temperature if is_flat else temperature.reshape(-1)
         self.mask: Tensor | None = o["mask"]
         if self.mask is not None:
-            mask = self.mask if is_flat else self.mask.reshape(-1, self.mask.shape[-1])
+            mask = self.mask if is_flat else self.mask.reshape(self.rows.numel(), self.mask.shape[-1])
             self.mask = packed(mask) if mask.dtype == torch.bool else mask
         self.penalties = None
         if o["penalties"] is not None:

@@ -113,7 +113,8 @@ class SampleRun(PlannedRun):
         self._launch(buffers, written)
         if self._shard:
             lse = written["lse"] = written["max"] + written["sum_exp"].log()
-            written["sampled_logits"] -= lse[:, None]
+            if "sampled_logits" in written:
+                written["sampled_logits"] -= lse[:, None]
             if "sum_exp_logit" in written:
                 written["entropy"] = lse - written["sum_exp_logit"] / written["sum_exp"]
         return tuple(map(written.get, self._names))

@@ -211,6 +211,7 @@ def linear_top_k(
         check_sequence_parallel(hidden, sequence_parallel)
         own = tuple(hidden.shape[:-1])
         rows: Sequence[int] = (dist.get_world_size(group) * own[0], *own[1:]) if sequence_parallel else own
+        a = a._replace(hidden=hidden.detach())
         a = with_row_temperature(a, own)
         if a.row_temperature is None or tuple(a.row_temperature.shape) != own:
             a = tokens_of(a, rows)

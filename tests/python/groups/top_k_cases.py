@@ -43,7 +43,8 @@ def case_top_k_sequence_parallel(ranks):
     mine = ranks.part(data)
     expected = logitless.linear_top_k(data.input, data.weight, 6, temperature=data.temperature)
     for temperature in (data.temperature, data.temperature[mine]):
-        got = top_k(ranks, data, k=6, hidden=data.input[mine], temperature=temperature, sequence_parallel=True)
+        hidden = data.input[mine].clone().requires_grad_()
+        got = top_k(ranks, data, k=6, hidden=hidden, temperature=temperature, sequence_parallel=True)
         assert got.ids.shape == (24, 3, 6) and torch.equal(got.ids, expected.ids)
         torch.testing.assert_close(got.log_probs, expected.log_probs, rtol=1e-12, atol=0)
 
