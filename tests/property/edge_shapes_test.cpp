@@ -35,9 +35,7 @@ class EdgeShapes : public EngineTest {
           c->skew = 3;
         }};
     for (const PlainSize& size : sizes) {
-      // The reference is what expects, so it needs no large sizes.
-      const bool takes_long = is_slowed_down() || engine().is_reference();
-      if (takes_long && size.tokens * size.vocab * size.hidden > 50'000) continue;
+      if (is_slowed_down() && size.tokens * size.vocab * size.hidden > 50'000) continue;
       for (logitless_dtype dtype : {LOGITLESS_F32, LOGITLESS_BF16, LOGITLESS_F16}) {
         for (const auto& option : options) {
           Case c = plain_case(static_cast<uint64_t>(size.vocab), size, dtype);
@@ -101,7 +99,7 @@ TEST_P(EdgeShapes, RowsThatBeginAnywhereSlow) {
       c.d_weight_start.assign(static_cast<size_t>(19 * hidden), 0.5);
       if (!engine().can_run(c.problem)) continue;
       const Expected expected(c);
-      for (int64_t skew = 0; skew < 8; skew += engine().is_reference() ? 3 : 1) {
+      for (int64_t skew = 0; skew < 8; ++skew) {
         for (int64_t gap : {0, 1, 3, 8}) {
           c.hidden_layout = c.d_weight_layout = {gap, skew};
           c.weight_layout = c.d_hidden_layout = {gap + skew % 2, 7 - skew};

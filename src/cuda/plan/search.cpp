@@ -299,8 +299,9 @@ class Search {
   std::vector<int64_t> copied_windows(int64_t chunk) const {
     if (!base_.copies_weight) return {p_.vocab};
     std::vector<int64_t> windows;
-    const bool in_groups = p_.batch_invariant || saved_columns_ > 0 || p_.has.sample_mask;
-    int64_t least = in_groups ? smallest_window_ : 1;
+    // Masks have words of 32 columns.
+    const bool cuts_at_multiples = p_.batch_invariant || saved_columns_ > 0 || p_.has.sample_mask;
+    int64_t least = cuts_at_multiples ? smallest_window_ : 1;
     if (saved_columns_ > 0 && has_exponents(p_)) least = window_step_;
     for (int64_t most = std::min(p_.vocab, kCopiedWindow);;
          most = ceil_div(ceil_div(most, 4), least) * least) {

@@ -30,19 +30,17 @@ enum class Tiles : int {
   // A cluster of two blocks shares columns. Each computing warpgroup has its own 128 x 192 tile, and one's
   // epilogue runs under the other's products.
   kPingPong,
-  // Likewise, but both warpgroups work on one tile of 256 x 192. This moves fewer bytes for each product,
-  // with
-  // the epilogue exposed.
+  // Likewise, but both warpgroups work on one tile of 256 x 192. This moves fewer bytes for each product, and
+  // exposes the epilogue.
   kCooperative,
-  // For at most kFewRows rows, whose time is that of reading the weight. Blocks work alone, so that no block
-  // waits for another's columns. Each warpgroup multiplies half a tile, 64 x 192; the other half is zero.
+  // For at most kFewRows rows. Their time is that of reading the weight, so each block works alone: in a
+  // cluster the second one would have no rows. A warpgroup multiplies 64 x 192; its other 64 rows are zero.
   kFewRows,
 };
 
 inline constexpr int kFewRows = 64;
 
-// The rows of hidden that a copy brings, if there are few: whole groups of 8, in which shared memory is
-// swizzled.
+// Returns the rows of hidden that a copy brings if there are few: whole groups of 8, as the swizzle has them.
 LOGITLESS_HD constexpr int copied_few_rows(int64_t rows) {
   return static_cast<int>((rows + 7) / 8) * 8;
 }

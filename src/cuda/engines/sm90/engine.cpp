@@ -11,8 +11,8 @@ namespace {
 // Bytes of a raster group's hidden rows that stay in L2 beside the weight tiles that stream through it.
 constexpr int64_t kGroupBytes = 20'000'000;
 
-// Deep products use cooperative tiles, unless there are few rows and most of a tile would be padding. The
-// exception is for few rows only: then chunks of one problem, including the last, have enough partials.
+// Deep products use cooperative tiles, unless most of a tile would be padding. That exception is for at most
+// kSeveralRows rows: then chunks of one problem, including the last, have enough partials.
 Tiles tiles_for(const LogitsArgs& args, bool may_have_few_rows = true) {
   constexpr int64_t kSeveralRows = 2048;
   const auto has = [&](Tiles tiles) { return has_tiles(tiles, args.epilogue(), args.dtype); };

@@ -124,8 +124,8 @@ __device__ __forceinline__ void find_tiles(const SharedMemory<kConfig>& shared,
   }
 }
 
-// Bytes of hidden that a copy brings into a stage. Of few rows only those in whole groups of 8 come; the
-// others stay zero (clear_hidden()).
+// Bytes of hidden that a copy brings into a stage. With few rows these are copied_few_rows(); the rows behind
+// them stay zero (clear_hidden()).
 template <Config kConfig>
 __device__ __forceinline__ int copied_hidden_bytes(int64_t rows) {
   return kConfig.has_few_rows() ? copied_few_rows(rows) * kRowBytes : kConfig.hidden_bytes();
