@@ -11,10 +11,14 @@
 // smallest E_j / exp(z_j) wins with the probability softmax_j. That is the largest key z_j - log E_j. A
 // maximum merges over any cut of the vocabulary.
 //
-// E_j = -log(1 - v_j), where v_j has 64 bits of a counter-based generator. They depend on the seed, the row,
-// the number of the sample and the global column alone. So the columns of a row have distinct v_j of at
-// least 2^-65, and a probability is off by at most 2^-64. log E_j is rounded to float32, and so is a key, as
-// its logit is.
+// Groups of 16 columns have the least of their E_j in common: m = -log(1 - v) / 16 is the least of 16
+// independent exponential numbers. One of the columns, each as likely, has E_j = m. All others have
+// E_j = m - log(1 - v_j), because an exponential number beyond m is again an exponential number. So m alone
+// rules out most groups.
+//
+// v and v_j have 64 bits of a counter-based generator. They depend on the seed, the row, the number of the
+// sample and the group or the global column alone. So those of a row are distinct and at least 2^-65, and a
+// probability is off by at most 2^-64. log E_j is rounded to float32, and so is a key, as its logit is.
 namespace logitless {
 
 // Mixes 64 bits.
@@ -36,33 +40,78 @@ LOGITLESS_HD inline SampleKey sample_key(uint64_t seed, uint64_t row, uint64_t s
   return {static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32)};
 }
 
-inline constexpr uint32_t kSampleColumnStep = 0x9e3779b1u;
+inline constexpr uint32_t kSampleStep = 0x9e3779b1u;
 
-// The upper 32 bits of v, which differ in all columns. Kernels make them for every element, and compare the
-// upper 23. So the key's second half is an addend of a product, which costs nothing, and the lowest bits are
-// mixed least.
-LOGITLESS_HD inline uint32_t sample_high_bits(SampleKey key, uint32_t column) {
-  return mix_upper_bits(column * kSampleColumnStep + key.low, key.high);
+// The upper 32 bits of v_j, or of v with the key of groups. They differ for all counters. Kernels make them
+// for every group, and compare the upper 23. So the key's second half is an addend of a product, which costs
+// nothing, and the lowest bits are mixed least.
+LOGITLESS_HD inline uint32_t sample_high_bits(SampleKey key, uint32_t counter) {
+  return mix_upper_bits(counter * kSampleStep + key.low, key.high);
 }
 // The lower ones. For a known key the upper bits determine them, over all keys both are independent.
 LOGITLESS_HD inline uint32_t sample_low_bits(SampleKey key, uint32_t high) {
   return mix_bits(high + key.low);
 }
 
-// Returns -log E. Double arithmetic makes it the same on nearly all machines.
-LOGITLESS_HD inline float sample_noise(SampleKey key, uint32_t column) {
-  uint32_t high = sample_high_bits(key, column), low = sample_low_bits(key, high);
-  const bool is_large = high >> 31 != 0;  // then 1 - v is exact
-  if (is_large) high = ~high, low = ~low;
-  const double part = high * 0x1p-32 + (low + 0.5) * 0x1p-64;
-  return static_cast<float>(-std::log(is_large ? -std::log(part) : -std::log1p(-part)));
+// A group has columns 8 k + 2 q and 8 k + 2 q + 1 of 64 columns, k in 0..7: those that a thread of a fused
+// engine holds.
+inline constexpr uint32_t kSampleGroup = 16;
+LOGITLESS_HD inline uint32_t sample_group(uint32_t column) {
+  return column >> 6 << 2 | (column >> 1 & 3);
+}
+LOGITLESS_HD inline uint32_t place_in_group(uint32_t column) {
+  return (column >> 3 & 7) << 1 | (column & 1);
 }
 
-// The bound that a logit must reach for its key to exceed a known one. E_j >= v_j, so the logit must be at
-// least key + log v_j. v_j is compared without its lower bits, and `least` is below the key by more than all
-// roundings.
+// The numbers of one group.
+struct SampleGroup {
+  SampleKey key;  // of groups: the halves of the columns' key change places
+  uint32_t high;  // of v
+
+  LOGITLESS_HD SampleGroup(SampleKey of_columns, uint32_t column)
+      : key{of_columns.high, of_columns.low}, high(sample_high_bits(key, sample_group(column))) {}
+  // The place of the column with the least number.
+  LOGITLESS_HD uint32_t first_place() const { return mix_bits(high + key.high) / (1u << 28); }
+};
+
+// A v and 1 - v, each to nearly all bits of a double.
+struct SampleShare {
+  double v, rest;
+
+  LOGITLESS_HD SampleShare(SampleKey key, uint32_t high) {
+    uint32_t low = sample_low_bits(key, high);
+    const bool is_large = high >> 31 != 0;
+    if (is_large) high = ~high, low = ~low;
+    const double part = high * 0x1p-32 + (low + 0.5) * 0x1p-64;
+    v = is_large ? 1 - part : part;
+    rest = is_large ? part : 1 - part;
+  }
+};
+
+// Returns -log E. As E = -log((1 - v) (1 - v_j)^16) / 16, it takes two logarithms. Double arithmetic makes it
+// the same on nearly all machines.
+LOGITLESS_HD inline float sample_noise(SampleKey key, uint32_t column) {
+  const SampleGroup group(key, column);
+  SampleShare share(group.key, group.high);
+  if (group.first_place() != place_in_group(column)) {
+    SampleShare own(key, sample_high_bits(key, column));
+    for (uint32_t power = 1; power < kSampleGroup; power *= 2) {
+      own.v *= 2 - own.v;
+      own.rest *= own.rest;
+    }
+    share.v += share.rest * own.v;
+    share.rest *= own.rest;
+  }
+  const double number = share.rest < 0.5 ? -std::log(share.rest) : -std::log1p(-share.v);
+  return static_cast<float>(-std::log(number / kSampleGroup));
+}
+
+// The bound that a logit must reach for its key to exceed a known one. As -log(1 - v) >= v, a logit must be
+// at least key + log(v / 16 + v_j), without v_j in the group's first place. Both are compared without their
+// lower bits, and `least` is below the key by more than all roundings.
 //
-//   no candidate: sample_share(high_bits) > 1 + exp(z - least)
+//   no candidate in a group with logits up to z: sample_share(v) > 1 + 16 exp(z - least)
+//   no candidate: (sample_share(v) - 1) / 16 + sample_share(v_j) > 1 + exp(z - least)
 LOGITLESS_HD inline float least_of_key(float key) {
   return key - (0.01f + std::fabs(key) * 0x1p-20f);
 }
@@ -71,6 +120,21 @@ LOGITLESS_HD inline float sample_share(uint32_t high_bits) {  // 1 + v, rounded 
   float share;
   std::memcpy(&share, &number, sizeof(share));
   return share;
+}
+// Returns the left side of the latter.
+LOGITLESS_HD inline float column_share(const SampleGroup& group, SampleKey key, uint32_t column) {
+  const bool is_first = group.first_place() == place_in_group(column);
+  const float of_column = is_first ? 1.0f : sample_share(sample_high_bits(key, column));
+  return (sample_share(group.high) - 1) * (1.0f / kSampleGroup) + of_column;
+}
+
+// Whether a logit's key may exceed the known one of `least`. Logits of -inf exceed nothing.
+LOGITLESS_HD inline bool may_win(float z, float least, SampleKey key, uint32_t column) {
+  if (z == -std::numeric_limits<float>::infinity()) return false;
+  const SampleGroup group(key, column);
+  const float ratio = std::exp(z - least);
+  if (sample_share(group.high) > 1 + kSampleGroup * ratio) return false;
+  return !(column_share(group, key, column) > 1 + ratio);
 }
 
 // A key and its column as one number, in the order of is_better(). 0 is below all others.
@@ -100,10 +164,8 @@ struct SampleRace {
   float least = 0;
 
   LOGITLESS_HD SampleRace(SampleKey of, uint64_t packed) : key(of) { reach(packed); }
-  // Logits of -inf win nothing.
   LOGITLESS_HD bool may_win(float z, uint32_t column) const {
-    if (z == -std::numeric_limits<float>::infinity()) return false;
-    return !(sample_share(sample_high_bits(key, column)) > 1 + std::exp(z - least));
+    return logitless::may_win(z, least, key, column);
   }
   // Adds a logit, even one that may not win.
   LOGITLESS_HD void add(float z, uint32_t column) {

@@ -28,19 +28,31 @@ uint32_t mixed32(uint32_t h) {
   return h ^ (h >> 16);
 }
 
+// 64 random bits of a counter, as a number in (0, 1).
+struct Share {
+  uint32_t high;
+  long double v;
+
+  Share(uint32_t first, uint32_t second, uint32_t counter) {
+    high = counter * 0x9e3779b1u + first;
+    high = (high ^ (high >> 16)) * 0x7feb352du + second;
+    high = (high ^ (high >> 15)) * 0x846ca68bu;
+    v = (static_cast<long double>(high) * 0x1p32L + mixed32(high + first) + 0.5L) * 0x1p-64L;
+  }
+};
+
 // -log of an exponential number, from the definition in docs/sampling.md.
 double noise_of(int64_t seed, int64_t row, int64_t sample, int64_t column) {
   constexpr uint64_t kStep = 0x9e3779b97f4a7c15ull;
   uint64_t key = mixed64(static_cast<uint64_t>(seed) + kStep);
   key = mixed64(key + static_cast<uint64_t>(row) + kStep);
   key = mixed64(key + static_cast<uint64_t>(sample) + kStep);
-  const auto key_low = static_cast<uint32_t>(key & 0xffffffffu);
-  uint32_t high = static_cast<uint32_t>(column) * 0x9e3779b1u + key_low;
-  high = (high ^ (high >> 16)) * 0x7feb352du + static_cast<uint32_t>(key >> 32);
-  high = (high ^ (high >> 15)) * 0x846ca68bu;
-  const uint32_t low = mixed32(high + key_low);
-  const long double v = (static_cast<long double>(high) * 0x1p32L + low + 0.5L) * 0x1p-64L;
-  return static_cast<double>(-std::log(-std::log1p(-v)));
+  const auto low = static_cast<uint32_t>(key & 0xffffffffu), high = static_cast<uint32_t>(key >> 32),
+             id = static_cast<uint32_t>(column);
+  const Share group(high, low, id / 64 * 4 + id / 2 % 4), own(low, high, id);
+  long double number = -std::log1p(-group.v) / 16;
+  if (mixed32(group.high + low) >> 28 != id / 8 % 8 * 2 + id % 2) number -= std::log1p(-own.v);
+  return static_cast<double>(-std::log(number));
 }
 
 class Sampling : public EngineTest {

@@ -39,6 +39,14 @@ def mix32(h):
     return h ^ (h >> np.uint32(16))
 
 
+def shares(first, second, counters):
+    """Returns the upper bits of numbers in (0, 1), and the numbers."""
+    h = counters * np.uint32(0x9E3779B1) + first
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + second
+    high = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return high, high.astype(np.float64) * 2.0**-32 + (mix32(high + first).astype(np.float64) + 0.5) * 2.0**-64
+
+
 def noise(seed, row, sample, vocab):
     """Returns -log E of all ids, from docs/sampling.md."""
     step = np.uint64(0x9E3779B97F4A7C15)
@@ -47,12 +55,11 @@ def noise(seed, row, sample, vocab):
         for number in (0, row, sample):
             key = mix64(key + np.uint64(number) + step)
         low, high = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
-        h = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B1) + low
-        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + high
-        high = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
-        low = mix32(high + low)
-    v = high.astype(np.float64) * 2.0**-32 + (low.astype(np.float64) + 0.5) * 2.0**-64
-    return torch.from_numpy(-np.log(-np.log1p(-v)))
+        ids = np.arange(vocab, dtype=np.uint32)
+        bits, of_group = shares(high, low, ids // 64 * 4 + ids // 2 % 4)
+        is_first = mix32(bits + low) >> np.uint32(28) == ids // 8 % 8 * 2 + ids % 2
+        own = shares(low, high, ids)[1]
+    return torch.from_numpy(-np.log(-np.log1p(-of_group) / 16 - np.where(is_first, 0, np.log1p(-own))))
 
 
 def check(out, z, seeds, error, keeps=None, full=None):

@@ -49,7 +49,7 @@ TEST(Sampling, WinnersHaveTheProbabilitiesOfTheSoftmax) {
   std::vector<float> falling;
   for (int j = 0; j < 12; ++j) falling.push_back(static_cast<float>(-0.5 * j));
   for (const auto& z : {equal, falling}) {
-    for (const uint32_t step : {1u, 2u, 4096u, 5461u}) {
+    for (const uint32_t step : {1u, 2u, 8u, 4096u, 5461u}) {  // 8: of the same groups
       std::vector<int64_t> of_seed(z.size()), of_row(z.size()), of_sample(z.size());
       for (uint64_t i = 0; i < kDraws; ++i) {
         ++of_seed[winner(z, sample_key(i, 3, 0), step)];
@@ -83,27 +83,52 @@ TEST(Sampling, NeighborsAreIndependent) {
   }
 }
 
+// The numbers of two columns of a group, and of two groups, are exponential and independent: each quarter of
+// one meets each quarter of the other.
+TEST(Sampling, ColumnsOfAGroupAreIndependent) {
+  ASSERT_EQ(sample_group(1), sample_group(57));
+  ASSERT_NE(sample_group(1), sample_group(3));
+  const std::vector<double> probability(16, 1.0 / 16);
+  const auto quarter = [](SampleKey key, uint32_t column) {
+    const double v = -std::expm1(-std::exp(-double{sample_noise(key, column)}));
+    return std::min<size_t>(3, static_cast<size_t>(4 * v));
+  };
+  for (const uint32_t other : {0u, 57u, 3u, 65u}) {
+    std::vector<int64_t> counts(16);
+    for (uint64_t i = 0; i < kDraws; ++i) {
+      const SampleKey key = sample_key(i, 2, 0);
+      ++counts[4 * quarter(key, 1) + quarter(key, other)];
+    }
+    EXPECT_LT(std::fabs(deviation_of(counts, probability)), kMost) << other;
+  }
+}
+
 // A logit 22 nats below another wins with a probability of 2.8e-10. Over 2^20 such columns that is 2.9e-4,
 // which noise of 23 or 32 bits could not give.
 TEST(Sampling, ManyColumnsOfTinyProbabilities) {
-  constexpr uint32_t kColumns = 1 << 20;
+  constexpr uint32_t kGroups = 1 << 16;
 #ifdef LOGITLESS_TEST_SANITIZED  // which makes this loop 20 times as long
-  constexpr int kRaces = 300;
-#else
   constexpr int kRaces = 2'000;
+#else
+  constexpr int kRaces = 10'000;
 #endif
-  // Equal logits far below the first: the largest of their noises decides, as that of one column would.
+  // Equal logits far below the first: the largest of their noises decides, as that of one column would. It is
+  // in the group of the smallest v.
   int won = 0;
   double least = 0;
   for (int i = 0; i < kRaces; ++i) {
     const SampleKey key = sample_key(static_cast<uint64_t>(i), 0, 0);
-    uint32_t smallest = UINT32_MAX, at = 0;
-    for (uint32_t j = 1; j <= kColumns; ++j) {
-      const uint32_t high = sample_high_bits(key, j);
-      if (high < smallest) smallest = high, at = j;
+    uint32_t smallest = UINT32_MAX, first = 0;
+    for (uint32_t group = 1; group <= kGroups; ++group) {
+      const uint32_t column = group / 4 * 64 + group % 4 * 2, high = SampleGroup(key, column).high;
+      if (high < smallest) smallest = high, first = column;
+    }
+    float noise = -std::numeric_limits<float>::infinity();
+    for (uint32_t place = 0; place < kSampleGroup; ++place) {
+      noise = std::max(noise, sample_noise(key, first + place / 2 * 8 + place % 2));
     }
     // exp(-noise) times the number of columns is exponential.
-    const double e = std::exp(-double{sample_noise(key, at)}) * kColumns;
+    const double e = std::exp(-double{noise}) * kGroups * kSampleGroup;
     least += e;
     won += e < std::exp(-double{sample_noise(key, 0)});
   }

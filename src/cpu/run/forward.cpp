@@ -45,7 +45,8 @@ void add_to_top(const Runner& run, const WorkerArena& w, const LogitStrip& strip
   }
 }
 
-// Adds the strip's columns to the rows' samples. Nearly all columns are left out by their upper bits alone.
+// Adds the strip's columns to the rows' samples. Nearly all columns are left out by the upper bits of their
+// groups and by their own.
 void add_to_samples(const Runner& run, const WorkerArena& w, const LogitStrip& strip, int64_t block,
                     int64_t row) {
   const int64_t first = run.problem.vocab_start + block * run.shape.vocab_block;
@@ -58,9 +59,12 @@ void add_to_samples(const Runner& run, const WorkerArena& w, const LogitStrip& s
       SampledLogit<float> best;
       for (int64_t j = 0; j < count && w.columns[static_cast<size_t>(j)] < strip.columns; ++j) {
         const auto at = static_cast<size_t>(j);
+        const float z = w.element_logits[at];
+        const int64_t id = first + w.columns[at];
         // Masked rows have many logits of -inf, of which the first wins.
-        if (best.id >= 0 && w.element_logits[at] == -INFINITY) continue;
-        add_to_sample(best, sample.of, w.element_logits[at], first + w.columns[at]);
+        if (best.id >= 0 && !may_win(z, least_of_key(best.key), sample.of, static_cast<uint32_t>(id)))
+          continue;
+        add_to_sample(best, sample.of, z, id);
       }
       if (best.id < 0) continue;
       const RowLock lock(sample.lock);

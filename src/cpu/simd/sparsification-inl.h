@@ -84,20 +84,31 @@ HWY_INLINE VU counter_lanes(uint32_t j, uint32_t factor, uint32_t addend) {
   return hn::Add(hn::Mul(hn::Iota(du, j), hn::Set(du, factor)), hn::Set(du, addend));
 }
 
-// Columns are candidates unless sample_share() is beyond 1 + exp(z - least), see core/sampling.h.
+// Columns are candidates unless their group's share is beyond 1 + 16 exp(z - least), see core/sampling.h.
+// Groups repeat after 8 columns, within 64.
 int64_t sample_row(const SampleLogits& row) {
   const DF df;
   const DU du;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   const VF least = hn::Set(df, row.least), one = hn::Set(df, 1.0f);
+  const VF columns = hn::Set(df, static_cast<float>(kSampleGroup));
+  const bool repeats = lanes % 8 == 0 && row.first % lanes == 0;
+  VF share = one;
   int64_t count = 0;
   for (int64_t j = 0; j < row.padded_columns; j += lanes) {
+    const uint32_t first = row.first + static_cast<uint32_t>(j);
+    if (j == 0 || !repeats || first % 64 == 0) {
+      const VU column = hn::Iota(du, first);
+      const VU group = hn::Or(hn::ShiftLeft<2>(hn::ShiftRight<6>(column)),
+                              hn::And(hn::ShiftRight<1>(column), hn::Set(du, 3)));
+      const VU counter =
+          hn::Add(hn::Mul(group, hn::Set(du, kSampleStep)), hn::Set(du, row.key.high));  // of groups
+      const VU high = mix_upper_lanes(counter, row.key.low);
+      share = hn::BitCast(df, hn::Or(hn::ShiftRight<9>(high), hn::Set(du, 0x3f800000u)));
+    }
     const VF z = hn::LoadU(df, row.z + j);
-    const VU high = mix_upper_lanes(
-        counter_lanes(row.first + static_cast<uint32_t>(j), kSampleColumnStep, row.key.low), row.key.high);
-    const VF share = hn::BitCast(df, hn::Or(hn::ShiftRight<9>(high), hn::Set(du, 0x3f800000u)));
     const VF d = hn::Sub(z, least);
-    const auto mask = hn::Or(hn::IsNaN(d), hn::Not(hn::Gt(share, hn::Add(exp_lanes(d), one))));
+    const auto mask = hn::Or(hn::IsNaN(d), hn::Not(hn::Gt(share, hn::MulAdd(columns, exp_lanes(d), one))));
     if (!hn::AllFalse(df, mask)) count += append_elements(row, count, j, z, mask);
   }
   return count;

@@ -133,6 +133,9 @@ template <class T>
 T __reduce_add_sync(unsigned mask, T value) {
   return cuda_on_cpu::joined(mask, value, [](T a, T b) { return a + b; });
 }
+inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
+  return cuda_on_cpu::joined(mask, value, [](unsigned a, unsigned b) { return a | b; });
+}
 
 // Atomics.
 template <class T>
