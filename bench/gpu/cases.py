@@ -119,7 +119,7 @@ def options(bench: Bench) -> Iterator[Case]:
     for name, of_name in given.items():
         yield bench.loss(name, our_loss(**of_name), "plain", F)
     for k in (1, 8, 64):
-        yield Case(f"top_k {k}", functools.partial(logitless.linear_top_k, hidden, weight, k), ("plain", F))
+        yield Case(f"linear_top_k, {k}", functools.partial(logitless.linear_top_k, hidden, weight, k), ("plain", F))
     yield bench.both("plain, gradients", our_loss(), F)
     yield bench.both("batch_invariant, gradients", our_loss(batch_invariant=True), "plain, gradients", F)
 
