@@ -5,8 +5,8 @@
 
 A round times every call once, in random order, as several in one queue. Prints medians in ms for bf16 operands, and
 each sampler's median ratio to logitless.sample with its arguments. With --graphs the calls are replays of CUDA graphs,
-as in a server's decode step, but for those that wait for the device. Rates follow: GB/s of reading the weight once,
-beside those of a copy of it, which reads and writes.
+as in a server's decode step. Rates follow: GB/s of reading the weight once, beside those of a copy of it, which reads
+and writes.
 
 Before it is timed, a sampler's ids are checked against the softmax. A peer that is missing, fails or draws from another
 distribution is left out, with the reason. requirements-peers.txt has FlashInfer and FlashSampling.
@@ -35,11 +35,11 @@ SHAPES = [
     "1,128256,4096",
 ]
 
-TOP_K, TOP_P = 50, 0.9
-TRUNCATED = f", top-k {TOP_K}, top-p {TOP_P}"  # the end of a truncating sampler's name
+TOP_K = 50
+TRUNCATED = f", top-k {TOP_K}"  # the end of a truncating sampler's name
 OURS = "sample"
 NO_SAMPLERS = ("one matmul", "loss", "top 8", "copy")
-WAITS = OURS + TRUNCATED  # for the device, so no graph can capture it
+OURS_TRUNCATED = OURS + TRUNCATED
 # A sum of log-probabilities is nearly normal, and is further off than this once in 500 million samplers.
 STANDARD_ERRORS = 6.0
 
@@ -61,20 +61,20 @@ def calls_of(hidden: Tensor, weight: Tensor) -> dict[str, Call]:
         "loss": lambda: logitless.linear_cross_entropy(hidden, weight, targets, reduction="none"),
         OURS: lambda: logitless.sample(hidden, weight, seed=seed).ids,
         "4 samples": lambda: logitless.sample(hidden, weight, seed=seed, num_samples=4).ids,
-        WAITS: lambda: logitless.sample(hidden, weight, seed=seed, top_k=TOP_K, top_p=TOP_P).ids,
+        OURS_TRUNCATED: lambda: logitless.sample(hidden, weight, seed=seed, top_k=TOP_K).ids,
         "top 8": lambda: logitless.linear_top_k(hidden, weight, 8),
     }
 
 
 def flashinfer(hidden: Tensor, weight: Tensor) -> dict[str, Call]:
-    from flashinfer.sampling import sampling_from_logits, top_k_top_p_sampling_from_logits
+    from flashinfer.sampling import sampling_from_logits, top_k_sampling_from_probs
 
     # Numbers would be read from the generator on the host, which no graph captures.
     seed, offset = torch.zeros(2, 1, dtype=torch.int64, device=hidden.device)
     return {
         "FlashInfer": lambda: sampling_from_logits(hidden @ weight.T, seed=seed, offset=offset),
-        "FlashInfer" + TRUNCATED: lambda: top_k_top_p_sampling_from_logits(
-            hidden @ weight.T, TOP_K, TOP_P, seed=seed, offset=offset
+        "FlashInfer" + TRUNCATED: lambda: top_k_sampling_from_probs(
+            torch.softmax((hidden @ weight.T).float(), -1), TOP_K, seed=seed, offset=offset
         ),
     }
 
@@ -93,11 +93,9 @@ PEERS: dict[str, Callable[[Tensor, Tensor], dict[str, Call]]] = {
 
 
 def truncated(p: Tensor) -> Tensor:
-    """Keeps the TOP_K largest probabilities, and of these the fewest that reach the share TOP_P."""
+    """Keeps the TOP_K largest probabilities."""
     largest, ids = p.topk(min(TOP_K, p.shape[1]))
-    largest /= largest.sum(-1, keepdim=True)
-    kept = torch.where(largest.cumsum(-1) - largest < TOP_P, largest, 0)
-    return torch.zeros_like(p).scatter_(1, ids, kept / kept.sum(-1, keepdim=True))
+    return torch.zeros_like(p).scatter_(1, ids, largest / largest.sum(-1, keepdim=True))
 
 
 def standard_errors(ids: Tensor, log_p: Tensor, p: Tensor) -> float:
@@ -143,7 +141,7 @@ def prepared(
         try:
             if name not in NO_SAMPLERS:
                 check(name, call, hidden, weight)
-            ready[name] = graph_of(call) if graphs and name != WAITS else call
+            ready[name] = graph_of(call) if graphs else call
             ready[name]()
         except Exception as error:
             if not peers:
@@ -191,9 +189,9 @@ def main() -> None:
         medians = {name: statistics.median(of.values()) for name, of in times.items()}
         print(shape, {name: round(ms, 3) for name, ms in medians.items()}, flush=True)
         ratios = {
-            name: round(ratio_of(of, times[WAITS if TRUNCATED in name else OURS]) or 0.0, 3)
+            name: round(ratio_of(of, times[OURS_TRUNCATED if TRUNCATED in name else OURS]) or 0.0, 3)
             for name, of in times.items()
-            if name not in (OURS, WAITS)
+            if name not in (OURS, OURS_TRUNCATED)
         }
         print(f"{shape}, of {OURS}", ratios, flush=True)
         if args.graphs:

@@ -28,14 +28,10 @@ def drawn(p: Tensor) -> Tensor:
 def test_the_truncated_distribution_is_that_of_one_row_after_the_other() -> None:
     p = torch.softmax(2 * torch.randn(20, VOCAB, generator=torch.manual_seed(0)), -1)
     for row, got in zip(p, samples.truncated(p)):
-        order = row.argsort(descending=True)[: samples.TOP_K].tolist()
-        share = samples.TOP_P * row[order].sum()
-        kept: list[int] = []
-        for id_ in order:
-            kept += [id_] if row[kept].sum() < share else []
+        kept = row.argsort(descending=True)[: samples.TOP_K].tolist()
         expected = torch.zeros(VOCAB)
         expected[kept] = row[kept] / row[kept].sum()
-        assert 0 < len(kept) < samples.TOP_K and torch.allclose(got, expected)
+        assert torch.allclose(got, expected)
 
 
 WRONG: dict[str, Callable[[Tensor], Tensor]] = {
@@ -71,9 +67,9 @@ def test_peers_run_beside_ours_or_are_left_out_by_name(
         seen["whole"] = random
         return drawn(torch.softmax(logits.float(), -1))
 
-    def from_truncated(logits: Tensor, top_k: int, top_p: float, **random: Tensor) -> Tensor:
-        seen["truncated"] = {"top_k": top_k, "top_p": top_p, **random}
-        return drawn(samples.truncated(torch.softmax(logits.float(), -1)))
+    def from_truncated(probs: Tensor, top_k: int, **random: Tensor) -> Tensor:
+        seen["truncated"] = {"top_k": top_k, **random}
+        return drawn(samples.truncated(probs))
 
     def fused(weights: Tensor, hidden_states: Tensor, num_samples: int, temperature: Tensor, seed: int) -> Tensor:
         seen["fused"] = {"num_samples": num_samples, "temperature": temperature, "seed": seed}
@@ -83,7 +79,7 @@ def test_peers_run_beside_ours_or_are_left_out_by_name(
         "flashinfer": {},
         "flashinfer.sampling": {
             "sampling_from_logits": from_logits,
-            "top_k_top_p_sampling_from_logits": from_truncated,
+            "top_k_sampling_from_probs": from_truncated,
         },
         "fused_mm_sampling": {},
         "fused_mm_sampling.core": {"fused_mm_sample_triton": fused},
@@ -101,8 +97,9 @@ def test_peers_run_beside_ours_or_are_left_out_by_name(
     truncated = "FlashInfer" + samples.TRUNCATED
     assert all(f"'{name}': " in line for name in ("FlashInfer", truncated) for line in (times, ratios)), out
     assert "FlashSampling is left out: ValueError: log-probabilities of ids: expected within" in out
-    assert "FlashSampling" not in times and f"'{samples.WAITS}'" in times and f"'{samples.WAITS}'" not in ratios
-    assert seen["truncated"]["top_k"] == 50 and seen["truncated"]["top_p"] == 0.9
+    ours = f"'{samples.OURS_TRUNCATED}'"
+    assert "FlashSampling" not in times and ours in times and ours not in ratios
+    assert seen["truncated"]["top_k"] == 50
     assert seen["fused"]["num_samples"] == 1 and seen["fused"]["temperature"].shape == ()
     for random in (seen["whole"], seen["truncated"]):
         assert random["seed"].dtype == random["offset"].dtype == torch.int64
