@@ -187,16 +187,18 @@ typedef struct logitless_plan_info {
   double predicted_seconds;
   int64_t token_chunk; /* rows whose exponentials are kept at one time; 0: none */
   char backend[32];
-  char config[128];        /* the kernels' configuration, for people */
-  uint64_t saved_bytes;    /* size of the tensor saved; 0: it may be null */
-  char engine[32];         /* set of kernels, as logitless_context_options.engine takes it */
-  char reason[128];        /* reason for this engine, for people */
-  int64_t cached_columns;  /* first columns, whose exponentials stay for the gradients; 0: none */
-  int64_t vocab_window;    /* other columns that are computed at one time; 0: all */
-  int64_t gathers;         /* all-gathers in a run of a group: of statistics, lse estimates and cuts */
-  uint64_t gathered_bytes; /* bytes that these bring to each rank, its own included */
-  uint64_t reduced_bytes;  /* bytes of d_hidden that the group adds up; 0: none */
-  char choice[96];         /* reason for this plan among others, for people; "" in a list of plans */
+  char config[128];             /* the kernels' configuration, for people */
+  uint64_t saved_bytes;         /* size of the tensor saved; 0: it may be null */
+  char engine[32];              /* set of kernels, as logitless_context_options.engine takes it */
+  char reason[128];             /* reason for this engine, for people */
+  int64_t cached_columns;       /* first columns, whose exponentials stay for the gradients; 0: none */
+  int64_t vocab_window;         /* other columns that are computed at one time; 0: all */
+  int64_t gathers;              /* all-gathers in a run of a group: of statistics, lse estimates and cuts */
+  uint64_t gathered_bytes;      /* bytes that these bring to each rank, its own included */
+  uint64_t reduced_bytes;       /* bytes of d_hidden that the group adds up; 0: none */
+  char choice[96];              /* reason for this plan among others, for people; "" in a list of plans */
+  uint64_t screen_weight_bytes; /* size of the tensor screen_weight; 0: it may be null, and nothing is written
+                                   to it */
 } logitless_plan_info;
 
 /* A CUDA device. Versions as CUDA counts them: 13000 is 13.0. */
@@ -241,7 +243,8 @@ typedef struct logitless_error_info {
   const char* argument; /* "", as are the next two, if only the message is known */
   const char* expected;
   const char* got;
-  uint64_t required_bytes; /* budget, workspace or saved_bytes that works, if one was refused; else 0 */
+  uint64_t required_bytes; /* budget, workspace, saved_bytes or screen_weight_bytes that works, if one was
+                              refused; else 0 */
   int64_t row;             /* place in targets of one that is out of range, row * K + k; else -1 */
 } logitless_error_info;
 LOGITLESS_API void logitless_last_error_info(logitless_error_info* info);

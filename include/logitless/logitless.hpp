@@ -53,8 +53,9 @@ class Error : public std::runtime_error {
   logitless_status status() const noexcept { return status_; }
 
   std::string argument, expected, got;  // empty if only the message is known
-  uint64_t required_bytes = 0;          // the budget, workspace or saved_bytes that works, if one was refused
-  int64_t row = -1;                     // the place of a target that is out of range
+  uint64_t required_bytes =
+      0;  // what works of a budget, a workspace, saved_bytes or screen_weight_bytes that was refused
+  int64_t row = -1;  // the place of a target that is out of range
 
  private:
   logitless_status status_;

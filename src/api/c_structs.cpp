@@ -357,6 +357,7 @@ void write_plan_info(const Plan& plan, const Problem& problem, const char* backe
   write_text(plan.engine.c_str(), out.engine, sizeof out.engine);
   write_text(plan.reason.c_str(), out.reason, sizeof out.reason);
   write_text(plan.choice.c_str(), out.choice, sizeof out.choice);
+  out.screen_weight_bytes = plan.screen_weight_bytes;
   out.gathers = plan.gathers;
   out.gathered_bytes = plan.gathered_bytes;
   if (problem.group_d_hidden != GroupDHidden::kPart) {

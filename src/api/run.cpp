@@ -15,17 +15,25 @@
 namespace logitless {
 namespace {
 
-// Throws for a size that no plan says. It would mean whole columns of fewer bytes, and passes with different
-// columns read wrong ones.
-void check_saved_bytes(const Problem& problem, const Plan& plan) {
-  const uint64_t given = problem.saved_bytes;
-  if (given == 0 || given >= kFastest || given == plan.saved_bytes) return;
+// Throws unless the size of a tensor is 0 or what the plan says.
+void check_size(const char* argument, uint64_t given, uint64_t planned) {
+  if (given == 0 || given == planned) return;
   throw Error(Status::kInvalidArgument,
-              ErrorInfo{.argument = "saved_bytes",
-                        .expected = (plan.saved_bytes > 0 ? "0 or " : "") + std::to_string(plan.saved_bytes) +
+              ErrorInfo{.argument = argument,
+                        .expected = (planned > 0 ? "0 or " : "") + std::to_string(planned) +
                                     ", as this problem's plan says",
                         .got = std::to_string(given),
-                        .required_bytes = plan.saved_bytes});
+                        .required_bytes = planned});
+}
+
+// Checks the sizes of tensors that another run wrote. Another size of exp logits would mean whole columns of
+// fewer bytes, and passes with different columns read wrong ones. A rounded weight of another size is that of
+// another weight or engine. An exact plan reads none.
+void check_sizes(const Problem& problem, const Plan& plan) {
+  if (problem.saved_bytes < kFastest) check_size("saved_bytes", problem.saved_bytes, plan.saved_bytes);
+  if (plan.kind == PlanKind::kSparsified && problem.tokens > 0) {
+    check_size("screen_weight_bytes", problem.screen_weight_bytes, plan.screen_weight_bytes);
+  }
 }
 
 // Returns a backend's plans, with notes that hold for all backends.
@@ -33,7 +41,7 @@ std::vector<Plan> plans_of(const Backend& backend, const Problem& valid, const B
                            uint64_t max_workspace_bytes) {
   std::vector<Plan> plans = backend.plans(valid, options, max_workspace_bytes);
   for (Plan& plan : plans) {
-    check_saved_bytes(valid, plan);
+    check_sizes(valid, plan);
     if (valid.batch_invariant) plan.reason += "; a row's sums have the same bits in any batch";
   }
   return plans;
@@ -154,6 +162,9 @@ void run(const PlannedProblem& planned, const Buffers& buffers, void* workspace,
   check_workspace(workspace, workspace_bytes, planned.plan.workspace_bytes);
   if (planned.problem.tokens > 0 && planned.plan.saved_bytes > 0) {
     check_alignment(required(valid.saved, "saved"), "saved");
+  }
+  if (planned.problem.tokens > 0 && planned.plan.screen_weight_bytes > 0) {
+    check_alignment(required(valid.screen_weight, "screen_weight"), "screen_weight");
   }
   if (!planned.backend->device_memory) {
     check_stream(planned.options, stream);

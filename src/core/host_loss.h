@@ -11,6 +11,13 @@
 
 namespace logitless {
 
+// Bytes of Buffers::screen_weight on the host, where operands are rounded element by element: an int32
+// exponent (core/fp8.h) for each row of the weight.
+inline uint64_t host_screen_weight_bytes(const Problem& p) {
+  const bool keeps = p.has.screen_weight && p.tokens > 0;
+  return keeps ? static_cast<uint64_t>(p.vocab) * sizeof(int32_t) : 0;
+}
+
 // The work on N-vectors around the kernels, for backends whose buffers are host memory: from merged row
 // statistics to losses and outputs, and from upstream gradients to row coefficients. All of it is in double,
 // and rows are in order.

@@ -50,8 +50,12 @@ const Plan& choose_plan(const std::vector<Plan>& candidates, uint64_t max_worksp
     if (best == nullptr || rank(plan) < rank(*best)) best = &plan;
   }
   if (best != nullptr) return *best;
-  throw_budget_too_small(smallest->counted_bytes(), max_workspace_bytes,
-                         std::string(" (plan ") + plan_kind_name(smallest->kind) + ")");
+  std::string plan = std::string(" (plan ") + plan_kind_name(smallest->kind);
+  if (smallest->screen_weight_bytes > 0) {
+    plan += ": a workspace of " + bytes_text(smallest->workspace_bytes) + " and a screen_weight of " +
+            bytes_text(smallest->screen_weight_bytes);
+  }
+  throw_budget_too_small(smallest->counted_bytes(), max_workspace_bytes, plan + ")");
 }
 
 namespace {

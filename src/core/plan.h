@@ -44,7 +44,9 @@ struct Plan {
   PlanKind kind = PlanKind::kForward;
   uint64_t workspace_bytes = 0;  // memory beyond inputs and outputs: exact, and all that the run uses
   uint64_t saved_bytes = 0;      // size of Buffers::saved
-  double cost_matmuls = 0;       // work in matmuls of F = 2NVD FLOP
+  uint64_t screen_weight_bytes =
+      0;                    // size of Buffers::screen_weight; 0: the plan neither writes nor reads it
+  double cost_matmuls = 0;  // work in matmuls of F = 2NVD FLOP
   double predicted_seconds = 0;
   double rounding_penalty =
       1;  // factor of the seconds where plans are compared: a rounding must gain more than it
@@ -66,7 +68,7 @@ struct Plan {
 
   // The bytes that a budget limits. Draws do not count: no plan makes their lists smaller.
   uint64_t counted_bytes() const {
-    return workspace_bytes + (kind == PlanKind::kSparsified ? 0 : saved_bytes);
+    return workspace_bytes + screen_weight_bytes + (kind == PlanKind::kSparsified ? 0 : saved_bytes);
   }
 };
 

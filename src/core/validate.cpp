@@ -160,6 +160,9 @@ void check_sparsification(const Problem& p) {
 
 // A screen estimates lse and the kept elements' part of it, and nothing else of a row.
 void check_screen(const Problem& p) {
+  require(p.screens() || !p.has.screen_weight, "screen_weight", "none without a screen", "one");
+  require(p.has.screen_weight || p.screen_weight_bytes == 0, "screen_weight_bytes",
+          "0 in a plan without screen_weight", std::to_string(p.screen_weight_bytes));
   if (!p.screens()) return;
   require(p.gradient != GradientMethod::kExact, "screen", "none (0) unless gradient is sparsified",
           "fp8 (1)");

@@ -57,6 +57,7 @@ void find_exponents(const At& at, int64_t columns, std::span<int32_t> exponents)
 
 void find_exponents(const Problem& p, const Buffers& b, const Scratch& s) {
   find_exponents([&](int64_t i, int64_t k) { return hidden_at(p, b, i, k); }, p.hidden, s.hidden_exponent);
+  if (p.screen_weight_bytes > 0) return;  // they are those of an earlier run
   find_exponents([&](int64_t j, int64_t k) { return weight_at(p, b, j, k); }, p.hidden, s.weight_exponent);
 }
 
@@ -377,7 +378,7 @@ void backward(const Problem& p, const HostLoss& context, const Scratch& s, int64
   }
 }
 
-Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
+Scratch lay_out(const Problem& problem, int threads, Workspace& workspace, void* screen_weight = nullptr) {
   Scratch s;
   s.rows = workspace.take<int64_t>(problem.tokens);
   if (problem.needs_forward()) s.stats = workspace.take<RowStats<double>>(problem.tokens);
@@ -387,7 +388,9 @@ Scratch lay_out(const Problem& problem, int threads, Workspace& workspace) {
   if (problem.rounds_rows()) {
     s.hidden_exponent = workspace.take<int32_t>(problem.tokens);
     // All ranks of a group plan for its largest shard.
-    const auto exponents = workspace.take<int32_t>(std::max(problem.vocab, problem.group_vocab));
+    Workspace kept(screen_weight);
+    Workspace& of_weight = host_screen_weight_bytes(problem) > 0 ? kept : workspace;
+    const auto exponents = of_weight.take<int32_t>(std::max(problem.vocab, problem.group_vocab));
     s.weight_exponent = exponents.first(std::min(exponents.size(), static_cast<size_t>(problem.vocab)));
   }
   if (problem.screens()) s.lse8 = workspace.take<LogSumExp<double>>(problem.tokens);
@@ -422,7 +425,7 @@ class ReferencePlan final : public BackendPlan {
   ReferencePlan(const Problem& problem, const ParallelFor& pool) : problem_(problem), pool_(pool) {}
   void run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
            const Communicator* group) const override {
-    Scratch scratch = lay_out(problem_, pool_.threads, workspace);
+    Scratch scratch = lay_out(problem_, pool_.threads, workspace, buffers.screen_weight);
     scratch.seed = seed_of(problem_, buffers);
     if (problem_.is_sparsified() && problem_.has.saved && problem_.tokens > 0) {
       auto* kept_seed = static_cast<int64_t*>(buffers.saved);
@@ -450,6 +453,7 @@ std::vector<Plan> plans(const Problem& problem, const BackendOptions& options, u
   plan.workspace_bytes = counter.used();
   // The seed, from which draws are made again.
   if (problem.is_sparsified() && problem.has.saved) plan.saved_bytes = kWorkspaceAlignment;
+  plan.screen_weight_bytes = host_screen_weight_bytes(problem);
   plan.cost_matmuls = (problem.needs_forward() ? 1 : 0) + (problem.has.d_hidden ? 2 : 0) +
                       (problem.has.d_weight || problem.has.d_bias ? 2 : 0);
   constexpr double kFlopPerSecond = 1e9;  // a scalar loop; the order of magnitude is enough

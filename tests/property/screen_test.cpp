@@ -192,6 +192,113 @@ TEST_P(Screen, RowsOfZerosAndOfOnlyIgnoredTargets) {
   for (double value : got.d_hidden) EXPECT_EQ(value, 0);
 }
 
+// A case whose run writes the rounded weight; and the same one reading that of a run.
+Case writing(Case c) {
+  c.problem.has.screen_weight = 1;
+  return c;
+}
+Case reading(Case c, const Outputs& written) {
+  c = writing(std::move(c));
+  c.screen_weight = written.screen_weight;
+  c.problem.screen_weight_bytes = 4 * written.screen_weight.size();
+  return c;
+}
+
+// The whole weight is rounded at once, or in windows beside gradients that are added to and rows that begin
+// anywhere. Neither way, nor who has rounded it, changes a bit.
+TEST_P(Screen, AKeptWeightChangesNoBit) {
+  const auto all_equal = [&](const Case& c) {
+    SCOPED_TRACE(describe(c));
+    const Outputs plain = solve(c), written = solve(writing(c));
+    EXPECT_STREQ(first_difference(plain, written), "");
+    if (c.problem.tokens > 0) {
+      ASSERT_FALSE(written.screen_weight.empty());
+    }
+    const Outputs read = solve(reading(c, written));
+    EXPECT_STREQ(first_difference(written, read), "");
+  };
+  for (Case& c : random_cases(100, seeds(60), {.largest_dimension = 300, .allow_fp64 = false},
+                              [&](Case* c) { return may_screen(c) && engine().can_sparsify(c->problem); })) {
+    all_equal(screened(std::move(c), 0x1p-4, 5));
+  }
+  const PlainSize sizes[] = {{1, 1, 1}, {3, 7, 17}, {130, 200, 16}, {5, 2000, 24}, {2, 1601, 513}};
+  for (const PlainSize& size : sizes) {
+    Case c = screened(sparsified(size, 0x1p-5), 0x1p-5, 2);
+    all_equal(c);
+    c.mode = Mode::kForward;
+    all_equal(c);
+    c.mode = Mode::kForwardBackward;
+    c.weight_layout = {.padding = 5, .skew = 3};
+    c.d_weight_layout = {.padding = 1, .skew = 1};
+    all_equal(c);
+    c.problem.accumulate.d_weight = 1;
+    c.d_weight_start.assign(c.weight.size(), 0.25);
+    all_equal(c);
+  }
+}
+
+// A run over some rows reads what one over others wrote, also one whose rows are all ignored.
+TEST_P(Screen, AKeptWeightServesOtherRows) {
+  const Case all = screened(sparsified({40, 500, 24}, 0x1p-5), 0x1p-5, 3);
+  Case first = all;
+  std::fill(first.targets.begin(), first.targets.end(), first.problem.ignore_index);
+  const Outputs written = solve(writing(first));
+  EXPECT_EQ(written.screen_weight, solve(writing(all)).screen_weight);
+  const Case few = rows_of(all, {7, 1, 30});
+  for (const Case* c : {&all, &few}) {
+    EXPECT_STREQ(first_difference(solve(*c), solve(reading(*c, written))), "");
+  }
+  Case none = writing(rows_of(all, {}));
+  EXPECT_TRUE(solve(none).screen_weight.empty());
+  none.problem.screen_weight_bytes = 4 * written.screen_weight.size();
+  none.screen_weight = written.screen_weight;
+  solve(none);
+  for (const double bad : {NAN, INFINITY}) {
+    Case c = all;
+    c.weight[24 * 17 + 3] = bad;
+    const Outputs plain = solve(c), kept = solve(writing(c));
+    EXPECT_STREQ(first_difference(plain, kept), "") << bad;
+    EXPECT_STREQ(first_difference(plain, solve(reading(c, kept))), "") << bad;
+  }
+}
+
+TEST_P(Screen, AKeptWeightCountsInTheBudget) {
+  const Case c = writing(screened(sparsified({16, 300, 16}, 0x1p-5), 0x1p-5));
+  logitless::Problem p = pass_problem(c, logitless::Pass::forward_backward);
+  p.max_workspace_bytes = 1;
+  const logitless::Error error = refusal([&] { const logitless::Plan plan(context_, p); });
+  EXPECT_NE(std::string(error.what()).find("screen_weight of "), std::string::npos) << error.what();
+  p.max_workspace_bytes = error.required_bytes;
+  const logitless::PlanInfo info = logitless::Plan(context_, p).info();
+  EXPECT_EQ(info.workspace_bytes + info.screen_weight_bytes, error.required_bytes);
+  EXPECT_GE(info.screen_weight_bytes, uint64_t{is_device() ? 300 * 16 : 300});
+  p.has.screen_weight = 0;
+  p.max_workspace_bytes = 0;
+  EXPECT_EQ(logitless::Plan(context_, p).info().screen_weight_bytes, 0U);
+}
+
+TEST_P(Screen, AKeptWeightOfAnotherSizeIsRefused) {
+  const auto planned = [&](PlainSize size) {
+    return pass_problem(writing(screened(sparsified(size, 0x1p-5), 0x1p-5)),
+                        logitless::Pass::forward_backward);
+  };
+  const auto refused = [&](logitless::Problem p, uint64_t bytes) {
+    p.screen_weight_bytes = bytes;
+    const logitless::Error error = refusal([&] { const logitless::Plan plan(context_, p); });
+    EXPECT_EQ(error.argument, "screen_weight_bytes");
+    return error.required_bytes;
+  };
+  logitless::Problem p = planned({16, 300, 16});
+  const uint64_t size = logitless::Plan(context_, p).info().screen_weight_bytes;
+  for (const uint64_t bytes : {uint64_t{1}, size - 4, size + 64, uint64_t{INT64_MAX}}) {
+    EXPECT_EQ(refused(p, bytes), size);
+  }
+  EXPECT_NE(refused(planned({16, 301, 16}), size), size);
+  if (is_device()) refused(planned({16, 300, 17}), size);
+  p.screen_weight_bytes = size;
+  const logitless::Plan plan(context_, p);
+}
+
 TEST_P(Screen, Refusals) {
   const auto message = [&](auto change) {
     const Case c = screened(sparsified({4, 30, 8}, 0x1p-3), 0x1p-3);
@@ -220,6 +327,8 @@ TEST_P(Screen, Refusals) {
   names("top_k", [](P p) { p.top_k = 2; });
   names("screen", [](P p) { p.group_size = 2; });
   names("screen", [](P p) { p.vocab_total = 60; });
+  names("screen_weight_bytes", [](P p) { p.screen_weight_bytes = 64; });
+  names("screen_weight", [](P p) { p.has.screen_weight = 1, p.screen = 0; });
 }
 
 LOGITLESS_TEST_ON(Screen, engines());

@@ -35,6 +35,7 @@ struct Case {
   std::vector<double> grad_target_logit;
   std::vector<int64_t> sample_seed;     // [N], in place of the seed; empty: none
   std::vector<char> sample_mask;        // [N, V] whether the column may be sampled; empty: none
+  std::vector<double> screen_weight;    // words that an earlier run wrote; empty: this run writes them
   bool has_targets = true;              // false: the run gets none
   std::vector<int64_t> seed_in_memory;  // [1], used in place of the problem's seed; empty: the problem's seed
   std::vector<double> d_hidden_start;   // contents of the gradients' buffers before an accumulation

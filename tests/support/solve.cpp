@@ -126,6 +126,18 @@ void RunTensors::add_known(const Outputs& known, int64_t saved_bytes) {
   b_.saved = const_cast<void*>(input("saved", LOGITLESS_I32, words, 1, known.saved, {}).data());
 }
 
+void RunTensors::add_screen_weight(int64_t bytes) {
+  if (bytes == 0) return;
+  const std::vector<double>& known = c_.screen_weight;
+  if (p_.screen_weight_bytes == 0) {
+    b_.screen_weight =
+        output("screen_weight", LOGITLESS_I32, bytes / 4, 1, &Outputs::screen_weight, {}).data();
+    return;
+  }
+  EXPECT_EQ(bytes, static_cast<int64_t>(known.size()) * 4);
+  b_.screen_weight = const_cast<void*>(input("screen_weight", LOGITLESS_I32, bytes / 4, 1, known, {}).data());
+}
+
 int64_t RunTensors::elements(std::string_view shape) const {
   if (shape == "[N, top_k]") return p_.tokens * p_.top_k;
   if (shape == "[N, num_samples]") return p_.tokens * p_.num_samples;
@@ -156,7 +168,7 @@ void RunTensors::add_outputs(int64_t saved_bytes, bool on_device, bool only_loss
   const bool is_shard = p_.vocab_total != 0 && p_.vocab != p_.vocab_total && p_.group_size == 0;
   add_listed([&](const ListedTensor& t) {
     const std::string_view name = t.name;
-    if (name == "saved") return false;
+    if (t.dtype == TensorDtype::BYTES) return false;  // their sizes are the plan's
     if (name == "invalid_targets") return on_device;
     if (name == "kept_count" || name == "draw_variance") return true;
     if (name == "sum_exp" && p_.screen != LOGITLESS_SCREEN_NONE) return false;  // refused
@@ -251,12 +263,13 @@ Outputs run_pass(const logitless::Context& context, const logitless::Problem& pr
   const auto saved_bytes =
       static_cast<int64_t>(problem.has.saved && problem.tokens > 0 ? info.saved_bytes : 0);
   if (problem.max_workspace_bytes != 0) {
-    EXPECT_LE(info.workspace_bytes, problem.max_workspace_bytes);
+    EXPECT_LE(info.workspace_bytes + info.screen_weight_bytes, problem.max_workspace_bytes);
   }
   RunTensors tensors(problem, c);
   tensors.add_inputs();
   if (problem.pass == LOGITLESS_BACKWARD) tensors.add_known(*known, saved_bytes);
   tensors.add_outputs(saved_bytes, on_device, only_losses);
+  tensors.add_screen_weight(static_cast<int64_t>(info.screen_weight_bytes));
   const auto run = [&](const logitless::Buffers& buffers, std::span<std::byte> workspace, void* stream) {
     if (group == nullptr) return plan.run(buffers, workspace, stream);
     logitless::run_group(plan, buffers, workspace, *group, stream);
@@ -318,7 +331,7 @@ const char* first_difference(const Outputs& a, const Outputs& b) {
   for (const ListedTensor& each : kTensors) {
     const std::string_view name = each.name;
     // These outputs exist in only one of the two ways to the results.
-    if (name == "lse_residual" || name == "saved" || name == "invalid_targets") continue;
+    if (name == "lse_residual" || name == "invalid_targets" || each.dtype == TensorDtype::BYTES) continue;
     if (!same_bits(a.*each.values, b.*each.values)) return each.name;
   }
   return "";

@@ -49,6 +49,8 @@ class RunTensors {
   void add_outputs(int64_t saved_bytes, bool on_device, bool only_losses);
   // Adds inputs that a forward pass made.
   void add_known(const Outputs& known, int64_t saved_bytes);
+  // Adds the rounded weight: the case's, or memory for it.
+  void add_screen_weight(int64_t bytes);
   // Adds the tensors of functions on row statistics: the statistics of shards, which they read and write, and
   // all that follows from them.
   void add_statistics(const Outputs& from);

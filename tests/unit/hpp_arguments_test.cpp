@@ -117,6 +117,8 @@ std::vector<BadProblem> bad_problems() {
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.has.saved = 1; }},
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.group_size = 2, p.group_vocab = 5; }},
       {"num_samples", [=](P& p) { forward(p), p.num_samples = 2, p.vocab_total = int64_t{1} << 32; }},
+      {"screen_weight", [](P& p) { p.has.screen_weight = 1; }},
+      {"screen_weight_bytes", [](P& p) { p.screen_weight_bytes = 64; }},
       {"sample_mask", [](P& p) { p.has.sample_mask = 1; }},
       {"sample_mask", [=](P& p) { forward(p), p.has.sample_mask = 1; }},
       {"sample_mask",

@@ -103,6 +103,23 @@ struct Fixture {
     problem.has.saved = 1;
     buffers.saved = saved;
   }
+  // Turns the problem into a loss behind a screen whose rounded weight is kept.
+  void keep_weight(void* screen_weight) {
+    keep_draw(nullptr);
+    problem.has.saved = 0;
+    problem.has.entropy = problem.has.argmax = 0;
+    problem.label_smoothing = 0;
+    problem.screen = LOGITLESS_SCREEN_FP8;
+    problem.has.screen_weight = 1;
+    buffers = {.hidden = buffers.hidden,
+               .weight = buffers.weight,
+               .bias = buffers.bias,
+               .targets = buffers.targets,
+               .class_weight = buffers.class_weight,
+               .token_weight = buffers.token_weight,
+               .temperature = buffers.temperature,
+               .screen_weight = screen_weight};
+  }
   void give_two_targets() {
     problem.targets_per_row = 2;
     problem.has.class_weight = 0;
@@ -142,6 +159,10 @@ std::vector<BadRun> bad_runs() {
   std::vector<BadRun> runs = {
       {"saved: expected a pointer, got null", [](F& f) { f.keep_draw(nullptr); }},
       {"saved: expected 64-byte alignment", [](F& f) { f.keep_draw(reinterpret_cast<void*>(8)); }},
+      {"screen_weight: expected a pointer, got null", [](F& f) { f.keep_weight(nullptr); }},
+      {"screen_weight: expected 64-byte alignment", [](F& f) { f.keep_weight(reinterpret_cast<void*>(8)); }},
+      {"screen_weight: expected null unless the plan has it",
+       [](F& f) { f.buffers.screen_weight = f.rows.data(); }},
       {"hidden: expected ", [](F& f) { f.buffers.hidden = nullptr; }},
       {"weight: expected ", [](F& f) { f.buffers.weight = nullptr; }},
       {"bias: expected ", [](F& f) { f.buffers.bias = nullptr; }},

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/group_stats.h"
+#include "core/host_loss.h"
 #include "cpu/run/arena.h"
 
 namespace logitless::cpu {
@@ -115,6 +116,7 @@ class Planner {
       lay_out_draws(problem_, shape_, counter);
       plan.saved_bytes = counter.used();
     }
+    plan.screen_weight_bytes = host_screen_weight_bytes(problem_);
     plan.cost_matmuls = cost_of(schedule);
     plan.predicted_seconds = candidate.seconds;
     plan.threads = schedule.threads;
@@ -231,7 +233,7 @@ class Planner {
     Candidate made{schedule, bytes_of(schedule), 0};
     made.seconds = seconds_of(made);
     if (smallest_.bytes == 0 || made.bytes < smallest_.bytes) smallest_ = made;
-    if (budget_ != 0 && made.bytes > budget_) return;
+    if (budget_ != 0 && made.bytes + host_screen_weight_bytes(problem_) > budget_) return;
     const auto [at, is_new] = best_.try_emplace(kind_of(schedule), made);
     if (!is_new && made.seconds < at->second.seconds) at->second = made;
     if (budget_ == 0) near_fastest_.add({made.bytes, made.seconds}, made);

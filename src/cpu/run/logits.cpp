@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/fp8.h"
+#include "core/host_loss.h"
 #include "cpu/run/runner.h"
 
 namespace logitless::cpu {
@@ -88,20 +89,42 @@ void forget_packed_blocks(const Runner& run) {
   }
 }
 
-MatrixView rounded_rows(const Runner& run, const WorkerArena& w, const MatrixView& from, int64_t rows) {
+namespace {
+
+// Copies a row as products of it see it, and returns its exponent.
+int load_row(const MatrixView& from, int64_t row, int64_t columns, float* to) {
+  float largest = 0;
+  for (int64_t k = 0; k < columns; ++k) {
+    const auto value = static_cast<float>(load_as_double(from.data, from.dtype, row * from.stride + k));
+    to[k] = from.rounds() ? rounded_to(from.round_to, value) : value;
+    largest = std::max(largest, std::fabs(to[k]));
+  }
+  return fp8_row_exponent(largest);
+}
+
+}  // namespace
+
+MatrixView rounded_rows(const Runner& run, const WorkerArena& w, const MatrixView& from, int64_t rows,
+                        const int32_t* known) {
   const int64_t columns = run.problem.hidden;
   for (int64_t i = 0; i < rows; ++i) {
     float* to = w.rounded.data() + i * columns;
-    float largest = 0;
-    for (int64_t k = 0; k < columns; ++k) {
-      const auto value = static_cast<float>(load_as_double(from.data, from.dtype, i * from.stride + k));
-      to[k] = from.rounds() ? rounded_to(from.round_to, value) : value;
-      largest = std::max(largest, std::fabs(to[k]));
-    }
-    const int exponent = fp8_row_exponent(largest);
+    const int found = load_row(from, i, columns, to), exponent = known != nullptr ? known[i] : found;
     for (int64_t k = 0; k < columns; ++k) to[k] = screened(to[k], exponent);
   }
   return {w.rounded.data(), DType::kF32, columns};
+}
+
+void keep_exponents(const Runner& run) {
+  const Problem& p = run.problem;
+  if (host_screen_weight_bytes(p) == 0 || p.screen_weight_bytes > 0) return;
+  auto* kept = static_cast<int32_t*>(run.buffers.screen_weight);
+  run.loop(run.shape.blocks, [&](int64_t block, int worker) {
+    const int64_t first = block * run.shape.vocab_block;
+    for (int64_t j = first; j < first + run.shape.block_columns(p.vocab, block); ++j) {
+      kept[j] = load_row(run.weight_from(j), 0, p.hidden, run.worker(worker).rounded.data());
+    }
+  });
 }
 
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
@@ -112,9 +135,12 @@ void prepare_block(const Runner& run, WorkerArena& w, int64_t block) {
   const int64_t columns = s.block_columns(p.vocab, block);
   if (p.rounds_rows()) {
     const int64_t nr = run.kernels.nr;
+    const auto* kept = static_cast<const int32_t*>(run.buffers.screen_weight);
     for (int64_t j = 0; j < s.vocab_block; j += nr) {
       const int64_t rows = std::clamp<int64_t>(columns - j, 0, nr);
-      const MatrixView panel = rounded_rows(run, w, run.weight_from(first + std::min(j, columns)), rows);
+      const int64_t row = first + std::min(j, columns);
+      const MatrixView panel =
+          rounded_rows(run, w, run.weight_from(row), rows, kept != nullptr ? kept + row : nullptr);
       run.kernels.pack_transposed(panel, rows, p.hidden, 1, w.weight.data() + j * s.hidden_units);
     }
   } else {

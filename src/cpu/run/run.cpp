@@ -169,6 +169,7 @@ void CpuPlan::run(const Buffers& buffers, Workspace workspace, void* /*stream*/,
   if (problem.needs_forward()) write_ignored_defaults(problem, buffers);
   if (problem.is_sparsified()) {
     forget_packed_blocks(run);
+    keep_exponents(run);
     run_sparsified(run, loss);
   } else {
     run_exact(run, loss);

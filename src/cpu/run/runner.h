@@ -122,9 +122,12 @@ void for_chunks(const Runner& run, const Body& body) {
 }
 
 // logits.cpp. In order: copies at most nr rows of an operand into the worker's scratch, rounded to e4m3
-// (core/fp8.h); packs a block of the weight unless the worker holds it; computes dot products of a
-// strip with it; returns the strip as the softmax kernels want it.
-MatrixView rounded_rows(const Runner& run, const WorkerArena& w, const MatrixView& from, int64_t rows);
+// (core/fp8.h) with their exponents or with known ones; writes those of the weight's rows, if the run keeps
+// them and does not have them from an earlier run; packs a block of the weight unless the worker holds it;
+// computes dot products of a strip with it; returns the strip as the softmax kernels want it.
+MatrixView rounded_rows(const Runner& run, const WorkerArena& w, const MatrixView& from, int64_t rows,
+                        const int32_t* known = nullptr);
+void keep_exponents(const Runner& run);
 void prepare_block(const Runner& run, WorkerArena& w, int64_t block);
 void forget_packed_blocks(const Runner& run);
 void strip_logits(const Runner& run, const WorkerArena& w, int64_t row, int rows);

@@ -28,10 +28,14 @@ double cost_of(const Problem& p, const PlanDetail& d) {
 }  // namespace
 
 PlanBytes bytes_of(const Problem& problem, const PlanDetail& detail) {
-  Workspace workspace, saved;
+  Workspace workspace, saved, screen_weight;
   if (detail.is_sparsified()) {
     lay_out_sparsified(problem, detail, workspace, nullptr);
-    return {workspace.used(), problem.has.saved ? draws_bytes(problem) : 0};
+    if (problem.has.screen_weight && problem.tokens > 0) {
+      const DType dtype = rounded_dtype(detail.engine->traits().has_e4m3);
+      take_rounded_weight(problem, dtype, problem.vocab, screen_weight);
+    }
+    return {workspace.used(), problem.has.saved ? draws_bytes(problem) : 0, screen_weight.used()};
   }
   if (problem.stats_dtype() == DType::kF64) {
     lay_out_exact<double>(problem, detail, workspace, saved);

@@ -11,7 +11,8 @@ namespace logitless::cuda {
 // The bytes of a run beyond inputs and outputs.
 struct PlanBytes {
   uint64_t workspace = 0;
-  uint64_t saved = 0;  // of Buffers::saved
+  uint64_t saved = 0;          // of Buffers::saved
+  uint64_t screen_weight = 0;  // of Buffers::screen_weight
 };
 PlanBytes bytes_of(const Problem& problem, const PlanDetail& detail);
 // Returns a plan with its kind, its cuts and its work.

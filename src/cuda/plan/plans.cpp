@@ -18,6 +18,8 @@ std::vector<Plan> exact_plans(const Problem& problem, const Device& device, cons
   Problem exact = problem;
   exact.gradient = GradientMethod::kExact;
   exact.screen = Screen::kNone;
+  exact.has.screen_weight = false;
+  exact.screen_weight_bytes = 0;
   std::vector<Plan> plans = search_plans(exact, device, choose_engine(exact, device, requested), budget);
   for (Plan& plan : plans) {
     plan.reason += "; exact, because sparsified gradients of a flat softmax of these sizes may take longer";

@@ -32,14 +32,13 @@ class Prediction {
   // Time of a launch's logits and their reduction, with `bytes` written for each.
   double logits(int64_t rows, int64_t columns, double bytes) const {
     if (!p_.has_fp8_logits()) return logits_of(operand_dtype(p_), rows, columns, bytes);
-    return rounded_logits(rows, columns, d_.rounded_window, bytes);
+    return rounded(columns) + rounded_logits(rows, columns, d_.rounded_window, bytes);
   }
-  // Time of products of rounded rows, with the rounding of the weight's, window by window.
+  // Time of products of rounded rows, and of the launches that round the weight's, window by window.
   double rounded_logits(int64_t rows, int64_t columns, int64_t window, double bytes) const {
-    return rounded(columns) + KernelTimes::in_parts(columns, window, [&](int64_t part) {
-             return kLaunchSeconds +
-                    logits_of(rounded_dtype(d_.engine->traits().has_e4m3), rows, part, bytes);
-           });
+    const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
+    return KernelTimes::in_parts(
+        columns, window, [&](int64_t part) { return kLaunchSeconds + logits_of(dtype, rows, part, bytes); });
   }
   double rounded(int64_t rows) const {
     const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
@@ -155,8 +154,9 @@ class Prediction {
   // Time of a screen's logits: rows are rounded, and multiplied window by window.
   double screened_logits(int64_t rows) const {
     const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
-    const int64_t window = rounds_into_d_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype);
-    return rounded(rows) + rounded_logits(rows, p_.vocab, window, 0);
+    const int64_t window = rounds_whole_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype);
+    const double of_weight = p_.screen_weight_bytes == 0 ? rounded(p_.vocab) : 0;
+    return rounded(rows) + of_weight + rounded_logits(rows, p_.vocab, window, 0);
   }
 
   // Time with a flat softmax, which keeps 1 / threshold elements a row: the most of any softmax.

@@ -548,7 +548,7 @@ class Search {
 
   // Returns what a budget limits.
   uint64_t counted(const PlanBytes& bytes) const {
-    return bytes.workspace + (p_.is_sparsified() ? 0 : bytes.saved);
+    return bytes.workspace + bytes.screen_weight + (p_.is_sparsified() ? 0 : bytes.saved);
   }
   uint64_t counted_bytes(PlanKind kind, int64_t chunk, const PlanDetail& d) const {
     return counted(bytes_of(p_, completed(kind, chunk, d)));
@@ -585,6 +585,7 @@ class Search {
     const PlanBytes bytes = bytes_of(p_, d);
     plan.workspace_bytes = bytes.workspace;
     plan.saved_bytes = bytes.saved;
+    plan.screen_weight_bytes = bytes.screen_weight;
     plan.rounding_penalty = rounding_penalty(p_, d.token_chunk, d);
     plan.default_penalty = scratch_penalty(d);
     plan.predicted_seconds = candidate.seconds / plan.rounding_penalty;

@@ -159,17 +159,22 @@ ArenaOf<Real> lay_out_rows(const Problem& p, const PlanDetail& d, Workspace& w) 
 template Arena lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 template ArenaOf<double> lay_out_rows(const Problem&, const PlanDetail&, Workspace&);
 
+RoundedWeight take_rounded_weight(const Problem& p, DType dtype, int64_t rows, Workspace& w,
+                                  int64_t factors) {
+  const int64_t stride = rounded_stride(p);
+  RoundedWeight taken{{take_elements(w, dtype, rows * stride), dtype, stride}};
+  if (dtype == DType::kE4M3) taken.factor = take<float>(w, std::max(rows, factors));
+  return taken;
+}
+
 RoundedRows lay_out_rounded(const Problem& p, const PlanDetail& d, int64_t rows, int64_t window,
                             int64_t factors, Workspace& w) {
   RoundedRows r;
   r.dtype = rounded_dtype(d.engine->traits().has_e4m3);
   r.stride = rounded_stride(p);
   r.hidden = take_elements(w, r.dtype, rows * r.stride);
-  r.weight = take_elements(w, r.dtype, window * r.stride);
-  if (r.dtype == DType::kE4M3) {
-    r.hidden_factor = take<float>(w, rows);
-    r.weight_factor = take<float>(w, factors);
-  }
+  if (r.dtype == DType::kE4M3) r.hidden_factor = take<float>(w, rows);
+  r.weight = take_rounded_weight(p, r.dtype, window, w, factors);
   return r;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/engines/logits.h"
 #include "cuda/plan/plan_detail.h"
 #include "cuda/run/top/sizes.h"
+#include "cuda/runtime/matrix.h"
 
 namespace logitless::cuda {
 
@@ -83,13 +84,19 @@ GroupStats group_stats(const Problem& problem, float* gathered, int64_t rows);
 // Rows of operands that are rounded to e4m3 for products of logits (core/fp8.h). They begin at multiples of
 // kRoundedAlignment bytes.
 inline constexpr int64_t kRoundedAlignment = 16;
+struct RoundedWeight {
+  Matrix rows;
+  float* factor = nullptr;  // one a row with e4m3
+  RoundedWeight from(int64_t row) const {
+    return {rows.from(row), factor == nullptr ? nullptr : factor + row};
+  }
+};
 struct RoundedRows {
   DType dtype = DType::kBF16;      // rounded_dtype()
   int64_t stride = 0;              // elements between rows
   void* hidden = nullptr;          // [R, stride]
   float* hidden_factor = nullptr;  // [R] with e4m3
-  void* weight = nullptr;          // [window, stride]
-  float* weight_factor = nullptr;  // [window] with e4m3
+  RoundedWeight weight;            // [window, stride]
 };
 // Their dtype with an engine (EngineTraits::has_e4m3): bf16 holds e4m3 numbers with their factors.
 constexpr DType rounded_dtype(bool has_e4m3) {
@@ -98,6 +105,9 @@ constexpr DType rounded_dtype(bool has_e4m3) {
 inline int64_t rounded_stride(const Problem& problem) {
   return (problem.hidden + 15) / kRoundedAlignment * kRoundedAlignment;
 }
+// Takes rounded rows of the weight, and factors of as many or more.
+RoundedWeight take_rounded_weight(const Problem& problem, DType dtype, int64_t rows, Workspace& workspace,
+                                  int64_t factors = 0);
 // window: rows of the weight at a time; factors: as many of the weight are kept.
 RoundedRows lay_out_rounded(const Problem& problem, const PlanDetail& detail, int64_t rows, int64_t window,
                             int64_t factors, Workspace& workspace);

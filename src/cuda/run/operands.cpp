@@ -212,22 +212,22 @@ ConstMatrix round_hidden(const Runner& run, const Chunk& chunk, const ConstMatri
   return round_rows(run, c, r.hidden_factor);
 }
 
-ConstMatrix round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows,
-                         const Condition& condition, const Matrix& to) {
+void round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows, const Condition& condition,
+                  const RoundedWeight& to) {
   RowsCopy c{};
   c.from = weight;
-  c.to = to;
+  c.to = to.rows;
   c.rows = rows;
   c.condition = condition;
-  return round_rows(run, c, run.arena.rounded.weight_factor);
+  round_rows(run, c, to.factor);
 }
 
-void multiply_rounded(const Runner& run, LogitsProduct& product) {
+void multiply_rounded(const Runner& run, const RoundedWeight& weight, LogitsProduct& product) {
   const RoundedRows& r = run.arena.rounded;
   product.dtype = r.dtype;
   product.depth = r.stride;
   product.row_factor = r.hidden_factor;
-  product.column_factor = r.weight_factor;
+  product.column_factor = weight.factor;
 }
 
 template <class Real>

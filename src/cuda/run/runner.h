@@ -120,9 +120,9 @@ void launch_logits(const RunnerOf<Real>& run, const LogitsArgsOf<Real>& args);
 // Round a chunk's rows, and rows of the weight, to e4m3 (RoundedRows). Ignored rows become 0. Nothing of the
 // weight is done unless the condition holds. The third function makes a product of such rows.
 ConstMatrix round_hidden(const Runner& run, const Chunk& chunk, const ConstMatrix& hidden);
-ConstMatrix round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows,
-                         const Condition& condition, const Matrix& to);
-void multiply_rounded(const Runner& run, LogitsProduct& product);
+void round_weight(const Runner& run, const ConstMatrix& weight, int64_t rows, const Condition& condition,
+                  const RoundedWeight& to);
+void multiply_rounded(const Runner& run, const RoundedWeight& weight, LogitsProduct& product);
 template <class Real>
 LogitsProductOf<Real> logits_product(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatrix& hidden,
                                      const Window& window, const ConstMatrix& weight);
@@ -137,10 +137,10 @@ void for_products(const RunnerOf<Real>& run, const Chunk& chunk, const ConstMatr
       const RoundedRows& r = run.arena.rounded;
       const int64_t end = window.first + window.columns;
       for_windows(window.first, end, run.detail.rounded_window, [&](const Window& part) {
-        const ConstMatrix rounded = round_weight(run, weight.from(part.first - window.first), part.columns,
-                                                 condition, {r.weight, r.dtype, r.stride});
-        LogitsProduct product = logits_product(run, chunk, {r.hidden, r.dtype, r.stride}, part, rounded);
-        multiply_rounded(run, product);
+        round_weight(run, weight.from(part.first - window.first), part.columns, condition, r.weight);
+        LogitsProduct product =
+            logits_product(run, chunk, {r.hidden, r.dtype, r.stride}, part, r.weight.rows);
+        multiply_rounded(run, r.weight, product);
         body(product, part);
       });
       return;

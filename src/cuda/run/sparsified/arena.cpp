@@ -123,9 +123,11 @@ SparsifiedArena lay_out_sparsified(const Problem& p, const PlanDetail& d, Worksp
     t.hidden_sum = take<float>(w, p.hidden);
   }
   t.row_threshold = take<float>(w, rows);
-  if (p.screens()) {  // all rows of the weight may be rounded, in d_weight
+  if (p.screens()) {
     const int64_t window = screen_window(p, rounded_dtype(d.engine->traits().has_e4m3));
-    a.rounded = lay_out_rounded(p, d, rows, window, p.vocab, w);
+    // All rows of the weight may be rounded, in d_weight. Beside a copy that is kept only dense columns are.
+    a.rounded = p.has.screen_weight ? lay_out_rounded(p, d, rows, s.dense, s.dense, w)
+                                    : lay_out_rounded(p, d, rows, window, p.vocab, w);
     t.screen = lay_out_screen(p, w);
   }
   const auto operands = [&](Workspace& v) {

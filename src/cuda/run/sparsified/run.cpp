@@ -132,55 +132,68 @@ void launch_draws(const Runner& run, const SparsifiedArena& t, const Chunk& chun
   });
 }
 
-// Where the screen's rows of the weight are, and how many at a time.
+// Memory of rounded rows of the weight, and how many columns it holds at a time.
 struct ScreenedWeight {
-  Matrix rows;
+  RoundedWeight rows;
   int64_t window;
 };
 ScreenedWeight screened_weight(const Runner& run) {
   const Problem& p = run.problem;
   const RoundedRows& s = run.arena.rounded;
+  if (p.has.screen_weight) {
+    Workspace kept(run.buffers.screen_weight);
+    return {take_rounded_weight(p, s.dtype, p.vocab, kept), p.vocab};
+  }
   const Matrix d_weight = run.d_weight();
   if (rounds_into_d_weight(p, s.dtype)) {
     const auto address = reinterpret_cast<uintptr_t>(d_weight.data);
     const uintptr_t past = (kRoundedAlignment - address % kRoundedAlignment) % kRoundedAlignment;
     const int64_t pitch = d_weight.stride * static_cast<int64_t>(size_of(d_weight.dtype));
     if (d_weight.stride == p.hidden) {  // without gaps
-      return {{static_cast<std::byte*>(d_weight.data) + past, s.dtype, s.stride}, p.vocab};
+      return {{{static_cast<std::byte*>(d_weight.data) + past, s.dtype, s.stride}, s.weight.factor}, p.vocab};
     }
     if (past == 0 && pitch % kRoundedAlignment == 0) {
-      return {{d_weight.data, s.dtype, pitch / static_cast<int64_t>(size_of(s.dtype))}, p.vocab};
+      const int64_t stride = pitch / static_cast<int64_t>(size_of(s.dtype));
+      return {{{d_weight.data, s.dtype, stride}, s.weight.factor}, p.vocab};
     }
   }
-  return {{s.weight, s.dtype, s.stride}, screen_window(p, s.dtype)};
+  return {s.weight, screen_window(p, s.dtype)};
 }
 
 // The first draw behind a screen: from the products of rounded rows. The dense columns' part of the sums is
 // replaced by their exact sums, which the lse estimate has made.
 void draw_behind_screen(const Runner& run, const SparsifiedArena& t, const Chunk& chunk,
                         const ConstMatrix& operands) {
+  const Problem& p = run.problem;
   const ScreenArena& s = t.screen;
   const ConstMatrix hidden = round_hidden(run, chunk, operands);
-  const ScreenedWeight into = screened_weight(run);
-  const auto of_screen = [&](LogitsProduct& product, DrawArgs& args) {
-    multiply_rounded(run, product);
-    product.row_block_active = run.arena.active;
-    args.target_logit = s.target_logit8;
-    args.draws.certain_share = kCertainShare;
+  const auto [all, width] = screened_weight(run);
+  const auto launch = [&](const Window& window, const RoundedWeight& weight, const auto& set) {
+    launch_draw(run, t, chunk, hidden, window, weight.rows, [&](LogitsProduct& product, DrawArgs& args) {
+      multiply_rounded(run, weight, product);
+      product.row_block_active = run.arena.active;
+      args.target_logit = s.target_logit8;
+      args.draws.certain_share = kCertainShare;
+      set(product, args);
+    });
   };
-  const ConstMatrix dense =
-      round_weight(run, run.padded(t.columns_copy, run.dtype()), t.sizes.dense, {}, into.rows);
-  launch_draw(run, t, chunk, hidden, {0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
-    of_screen(product, args);
+  // A copy that is kept has no room for other rows than its own.
+  const RoundedWeight& dense = p.has.screen_weight ? run.arena.rounded.weight : all;
+  round_weight(run, run.padded(t.columns_copy, run.dtype()), t.sizes.dense, {}, dense);
+  launch({0, t.sizes.dense}, dense, [&](LogitsProduct& product, DrawArgs& args) {
     product.transform.bias = t.dense_bias;
     product.target = nullptr;
     args.draws.threshold = s.no_threshold;
   });
   launch_take_dense_sums(t, run.queue);
-  for_windows(0, run.problem.vocab, std::min(into.window, widest_window(run)), [&](const Window& window) {
-    const ConstMatrix weight =
-        round_weight(run, load_weight(run, window, active_rows(run, chunk)), window.columns, {}, into.rows);
-    launch_draw(run, t, chunk, hidden, window, weight, of_screen);
+  // Later runs read all of a copy that is kept, so it does not depend on this run's rows.
+  const Condition condition = p.has.screen_weight ? Condition{} : active_rows(run, chunk);
+  for_windows(0, p.vocab, std::min(width, widest_window(run)), [&](const Window& window) {
+    const RoundedWeight weight = all.from(width < p.vocab ? 0 : window.first);
+    if (p.screen_weight_bytes == 0) {
+      round_weight(run, load_weight(run, window, condition), window.columns, condition, weight);
+    }
+    launch(window, weight, [](LogitsProduct&, DrawArgs&) {});
   });
   launch_add_dense_sums(t, run.traits().base_2, run.queue);
 }

@@ -56,10 +56,15 @@ ColumnRanges column_ranges(const Problem& problem);
 // Whether the memory of d_weight has room for all rounded rows of the weight. A run writes it last, unless
 // the scale counts as 0 (Runner::products).
 inline bool rounds_into_d_weight(const Problem& p, DType dtype) {
-  return p.has.d_weight && !p.accumulate.d_weight && !p.unaligned_rows &&
+  return !p.has.screen_weight && p.has.d_weight && !p.accumulate.d_weight && !p.unaligned_rows &&
          std::abs(p.scale) >= double{std::numeric_limits<float>::min()} &&
          p.hidden * static_cast<int64_t>(size_of(p.dtype.d_weight)) >=
              rounded_stride(p) * static_cast<int64_t>(size_of(dtype)) + kRoundedAlignment;
+}
+
+// Whether all rounded rows of the weight lie in one place: there, or in Buffers::screen_weight.
+inline bool rounds_whole_weight(const Problem& p, DType dtype) {
+  return p.has.screen_weight || rounds_into_d_weight(p, dtype);
 }
 
 // Columns of the weight that are rounded at a time into the workspace, in whole tiles. Beside d_weight they
