@@ -35,7 +35,15 @@ from torch.autograd import DeviceType
 from clock import Call, Clock
 from data import Inputs, make_inputs
 from harness import ROOT, Case, has_device, measured, parser
-from methods import Loss, Method, budget_name, budget_of, our_loss, without_recordings
+from methods import (
+    Loss,
+    Method,
+    budget_name,
+    budget_of,
+    our_loss,
+    our_loss_of_kept_copies,
+    without_recordings,
+)
 from shapes import Shape, parse_budgets, parse_shapes
 from table import markdown
 from timing import gemm_cells, pass_call
@@ -103,6 +111,20 @@ def sparsified(bench: Bench) -> Iterator[Case]:
     for exponent in (9, 10):
         loss = our_loss(gradient="always-sparsified", threshold=2.0**-exponent, seed=0)
         yield bench.both(f"sparsified 2^-{exponent}", loss, "exact", "loss alone")
+
+
+def screen(bench: Bench) -> Iterator[Case]:
+    """Times sparsified gradients behind a screen, whose copy of the weight each call makes, or the first one."""
+    yield bench.product()
+    yield bench.both("exact", our_loss(), F)
+    for exponent in (8, 9):
+        given: dict[str, Any] = {"gradient": "always-sparsified", "threshold": 2.0**-exponent, "seed": 0}
+        yield bench.both(f"sparsified 2^-{exponent}", our_loss(**given), F, "exact")
+        made = f"screen, 2^-{exponent}"
+        yield bench.both(made, our_loss(screen="fp8", **given), F)
+        yield bench.both(f"{made}, kept copy", our_loss_of_kept_copies(**given), F, made)
+        yield bench.loss(f"{made}, loss", our_loss(screen="fp8", **given), F)
+        yield bench.loss(f"{made}, loss, kept copy", our_loss_of_kept_copies(**given), F, f"{made}, loss")
 
 
 def options(bench: Bench) -> Iterator[Case]:
@@ -421,6 +443,7 @@ class Set:
 SETS = {
     "torch": Set(torch_head, "2048x32768x256,1024x131072x1024,512x256000x2304", "256,32"),
     "sparsified": Set(sparsified, "1024x131072x1024"),
+    "screen": Set(screen, "8192x131072x2048,2048x131072x2048,512x131072x2048,8192x256000x2304"),
     "options": Set(options, "8192x128256x4096,8192x256000x2304,1024x128256x4096"),
     "mixed": Set(mixed, "4096x128256x2048"),
     "autocast": Set(autocast, "8192x128256x4096", "unlimited,2560,1280,160"),

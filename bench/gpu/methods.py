@@ -95,6 +95,20 @@ def our_loss(engine: str = "", **options: Any) -> Loss:
     return with_engine if engine else loss
 
 
+def our_loss_of_kept_copies(engine: str = "", **options: Any) -> Loss:
+    """Returns a loss behind a screen that makes the 8-bit copy of a weight once, and keeps it for further calls."""
+    import logitless
+
+    kept: list[Any] = []
+
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        if not kept or kept[0].weight is not weight:
+            kept[:] = [logitless.ScreenedWeight(weight)]
+        return our_loss(engine, screen=kept[0], **options)(hidden, weight, target)
+
+    return loss
+
+
 def our_loss_and_entropy(engine: str = "", **options: Any) -> LossAndEntropy:
     both: Callable[..., Any] = our_loss(engine, reduction="none", return_stats=("entropy",), **options)
 

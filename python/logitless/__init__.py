@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .quantized import QuantizedWeight
     from .retrieval import info_nce
     from .sampling import KeptIds, SampleOutput, sample
+    from .screened import ScreenedWeight
 
     __version__: str
 
@@ -67,6 +68,7 @@ __all__ = [
     "PlanInfo",
     "QuantizedWeight",
     "SampleOutput",
+    "ScreenedWeight",
     "UnsupportedError",
     "backends",
     "candidates",
@@ -107,6 +109,7 @@ _TORCH = {
     "LinearTopK": "outputs",
     "MultiHeadOutput": "multi_head",
     "QuantizedWeight": "quantized",
+    "ScreenedWeight": "screened",
     "linear_divergence": "_divergence",
     "linear_log_probs": "functional",
     "linear_top_k": "functional",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ from .run import (
     scale_in_place,
     unpack_numbers,
 )
+
+if TYPE_CHECKING:
+    from .screened import ScreenedWeight
 
 Outputs = dict[str, Tensor]  # by the names of results()
 _PASS_NAMES = ("forward", "backward", "forward_backward")  # index: PassKey.kind
@@ -291,7 +294,7 @@ _DRAW_FLAGS = Flags(want_d_hidden=True, want_draw_stats=True)
 
 def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor], dict[str, Any], Outputs]:
     """Returns the inputs of a backward pass, its options, and the outputs of the first pass."""
-    call, a, _, direct = prepared
+    call, a, _, direct, screen = prepared
     if direct and call.reads is not None:
         return {}, {}, run_again(call, dict(zip(call.reads, a)))
     given = inputs_of(a, learned, call.trained)
@@ -309,7 +312,7 @@ def _first_pass(prepared: Prepared, learned: Learned) -> tuple[dict[str, Tensor]
         seed_tensor(a.seed, device)
     main_grad = a.main_grad if call.trained.weight else None
     if direct and call.pass_key.ranks is None:
-        outputs = _run_eagerly(call, a, given, main_grad)
+        outputs = _run_eagerly(call, a, given, main_grad, screen)
     else:
         if direct:
             outputs = _passes(call.pass_key).run(call.pass_key, given, main_grad, options)
@@ -333,11 +336,15 @@ def _stats_of_draw(given: dict[str, Tensor], options: dict[str, Any], direct: bo
     return {name: outputs[name] for name in DRAW_STATS}
 
 
-def _run_eagerly(call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None) -> Outputs:
+def _run_eagerly(
+    call: PreparedCall, a: Arguments, given: dict[str, Tensor], main_grad: Tensor | None, screen: ScreenedWeight | None
+) -> Outputs:
     """Runs the library directly. Remembers the run, and whether the library reads the arguments as they are."""
     if main_grad is not None:
         check_own_memory(main_grad, given)
     tensors = readable(given, call.options["num_items"])
+    if screen is not None:
+        return screen.run(call, tensors)
     if call.run is None:
         if call.pass_key.kind == _options.FORWARD:
             call.run = find_forward(call.pass_key, tensors, call.options, main_grad)
@@ -378,7 +385,7 @@ class Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         *_, scale, temperature, prepared = args
-        call, a, _, direct = prepared
+        call, a, _, direct, _ = prepared
         ctx.call, ctx.direct, ctx.shape = call, direct, a.hidden.shape
         if scale is not None or temperature is not None:
             ctx.places = [None if t is None else (t.device, t.dtype) for t in (scale, temperature)]
@@ -508,7 +515,7 @@ def scaled_saved(saved: Sequence[Tensor | None], loss: Tensor, direct: bool) -> 
 
 def perform(prepared: Prepared) -> Outputs:
     """Runs a prepared call and returns its outputs, by the names of results()."""
-    call, a, learned, direct = prepared
+    call, a, learned, direct, _ = prepared
     if not call.trains:
         return _first_pass(prepared, learned)[2]
     apply = _apply if direct else Head.apply

@@ -36,6 +36,9 @@ from .options import (
 from .passes import PassKey
 from .run import CODES, check_learned_scale, check_learned_temperature, device_key, stats_dtype
 
+if TYPE_CHECKING:
+    from .screened import ScreenedWeight
+
 Number = float | Tensor
 Seed = int | Tensor | torch.Generator | None
 DEFAULTS = _options.DEFAULTS
@@ -645,6 +648,7 @@ class PreparedCall:
         # autograd.py keeps these in eager mode: the run, and the names of tensors that are its first arguments as is.
         self.run: Any = None
         self.reads: tuple[str, ...] | None = None
+        self.screened_runs: dict[int, Any] = {}  # those with a ScreenedWeight, by the size of the copy that they read
         self.packed: tuple[dict[str, Any], Tensor | None] = ({}, None)  # else its options, as operators take them
 
     def _choose(self, a: Arguments, learned: Learned, of: CallOf) -> None:
@@ -711,6 +715,7 @@ class Prepared(NamedTuple):
     a: Arguments
     learned: Learned
     direct: bool  # eager mode: no operator is needed
+    screen: ScreenedWeight | None = None  # used in eager mode alone
 
 
 _calls: Cache[Any, PreparedCall] = Cache(256)

@@ -171,6 +171,9 @@ def linear_cross_entropy(
             The product over the whole vocabulary is of e4m3 numbers, with one power of two for each row. Kept elements
             are evaluated from the tensors as they are. Gradients stay unbiased up to the ratio of two estimates. The
             loss is an estimate, with the standard error ``loss_error``; a loss without gradients is the same one.
+            A :class:`logitless.ScreenedWeight` of the weight does so too, and keeps the weight's 8-bit copy for further
+            calls. ``max_workspace_bytes`` limits the copy together with the workspace. ``torch.compile`` does not
+            support it; other modes and transforms of PyTorch leave it unused.
             Gradients come with the loss, so they are not supported with reduction "none", ``main_grad``,
             differentiable statistics and float16 tensors. Label smoothing, ranks that share a head and float64 are not
             supported either.

@@ -77,12 +77,13 @@ class PlanOptions(_options.MethodOptions, total=False):
     top_k: int
     targets_per_row: int
     later: bool
+    keeps_screen: bool
 
 
 _NAMES = _options.names_of(PlanOptions)
 _MORE: dict[str, Any] = dict.fromkeys(("weight_dtype", "threads", "backend", "device"))
 _MORE |= {"dtype": "float32", "gradients": ("hidden", "weight"), "bias": False}
-_MORE |= {"top_k": 0, "targets_per_row": 0, "later": False}
+_MORE |= {"top_k": 0, "targets_per_row": 0, "later": False, "keeps_screen": False}
 
 
 def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[native.Spec, int, str | None, int | str]:
@@ -104,6 +105,8 @@ def _planned(function: str, sizes: tuple[int, int, int], given: Any) -> tuple[na
             raise ValueError("later: expected False without gradients, got True")
         passes = {"pass_": _options.BACKWARD, "saved_bytes": _options.FASTEST}
         made["saved"] = 0
+    if _options.flag("keeps_screen", o["keeps_screen"]):
+        made["screen_weight"] = 0
     spec = native.spec(
         (_options.integer("tokens", tokens), _options.integer("vocab", vocab), _options.integer("hidden", hidden)),
         dtypes | made,
@@ -168,6 +171,8 @@ def plan(tokens: int, vocab: int, hidden: int, **options: Unpack[PlanOptions]) -
 
         later: Whether the gradients come after the loss, in a backward pass. The plan is then that pass's, and its
             ``saved_bytes`` live from the forward pass on. ``max_workspace_bytes`` limits both together.
+        keeps_screen: Whether the screen is a :class:`logitless.ScreenedWeight`. Its memory is the plan's
+            ``screen_weight_bytes``. ``max_workspace_bytes`` limits it together with the workspace.
 
     Raises:
         BudgetTooSmallError: No plan fits. Its ``required_bytes`` is the smallest budget that works.

@@ -102,7 +102,8 @@ class PlanInfoStruct(ctypes.Structure):
     _fields_ = _fields(
         """int32 kind, threads; size workspace_bytes; double cost_matmuls, predicted_seconds; int64 token_chunk;
         char backend[32], config[128]; size saved_bytes; char engine[32], reason[128];
-        int64 cached_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96]"""
+        int64 cached_columns, vocab_window, gathers; size gathered_bytes, reduced_bytes; char choice[96];
+        size screen_weight_bytes"""
     )
 
 
@@ -400,6 +401,8 @@ class PlanInfo:
         gathers: All-gathers in a run of a group of ranks: of row statistics, lse estimates and, on the host, cuts.
         gathered_bytes: Bytes that these bring to each rank.
         choice: Why the plan was chosen among others, for people; empty in lists of plans.
+        screen_weight_bytes: Memory of a :class:`logitless.ScreenedWeight`, which a budget limits together with the
+            workspace.
     """
 
     kind: str
@@ -418,6 +421,7 @@ class PlanInfo:
     gathers: int = 0
     gathered_bytes: int = 0
     choice: str = ""
+    screen_weight_bytes: int = 0
 
 
 def _to_info(info: Any) -> PlanInfo:

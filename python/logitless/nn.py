@@ -29,6 +29,7 @@ from .multi_head import (
 from .options import DEFAULTS, LOSS_OPTIONS, CallOptions, LossOptions, PairCallOptions, PairOptions, accepts
 from .retrieval import info_nce
 from .run import torch_dtype
+from .screened import ScreenedWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,7 +59,8 @@ def _keep(module: nn.Module, given: Mapping[str, Any], names: Sequence[str] = _N
     _options.check_names(type(module).__name__, given, frozenset(names))
     options = {name: given.get(name, defaults.get(name, DEFAULTS[name])) for name in names}
     _options.check_choice("reduction", options["reduction"], _options.REDUCTIONS)
-    _options.checked_training(options)
+    is_kept = isinstance(options["screen"], ScreenedWeight)
+    _options.checked_training(options | ({"screen": "fp8"} if is_kept else {}))
     smoothing = options["label_smoothing"]
     if not (isinstance(smoothing, (int, float, Tensor)) and 0 <= smoothing <= 1):
         raise ValueError(f"label_smoothing: expected a number in [0, 1], got {smoothing!r}")

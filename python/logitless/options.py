@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from .screened import ScreenedWeight
+
     Number = float | Tensor
     Seed = int | Tensor | torch.Generator | None
 
@@ -46,7 +48,7 @@ class MethodOptions(Budget, total=False):
 
     gradient: str
     threshold: Number
-    screen: str
+    screen: str | ScreenedWeight
     compute_dtype: Any
     batch_invariant: bool
 
@@ -507,6 +509,11 @@ def compute_code(given: str | None, rounds_to: int = F32) -> int:
 def product_code(compute_dtype: int) -> int:
     """Returns the dtype to which products round operands; F32: none."""
     return BF16 if compute_dtype == FP8 else compute_dtype
+
+
+def rounded_to(options: Mapping[str, Any]) -> int:
+    """As product_code(), from options of make_options()."""
+    return product_code(options["compute_dtype"])
 
 
 def check_learned(options: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from .call import (
 )
 from .native import Cache
 from .options import check_targets_shape
+from .screened import ScreenedWeight
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -137,7 +138,12 @@ def _keep(key: Any, a: Arguments, prepared: Prepared) -> None:
 
 def loss(a: Arguments, plain: bool | None = None, key: Any = None) -> Tensor | LinearCrossEntropyOutput:
     """Returns the loss over a whole vocabulary, without DTensors. plain: as in prepare()."""
-    prepared = prepare(a, plain=plain)
+    screen = a.screen
+    if isinstance(screen, ScreenedWeight):
+        screen.check(a.weight)
+        prepared = prepare(a._replace(screen="fp8"), plain=plain)._replace(screen=screen)
+    else:
+        prepared = prepare(a, plain=plain)
     result = loss_of(prepared)
     _keep(key, a, prepared)
     return result

@@ -298,12 +298,20 @@ class PlannedRun:
 class Run(PlannedRun):
     """One pass over tensors of one layout with the same options."""
 
-    def __init__(self, pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        pass_key: PassKey,
+        tensors: Tensors,
+        options: dict[str, Any],
+        saved_bytes: int = 0,
+        screen_weight_bytes: int = 0,
+    ) -> None:
         hidden, weight, flags = tensors["hidden"], tensors["weight"], pass_key.flags
         _check_rows(tensors)
         self.pass_key = pass_key
         self._targets_name = _options.FUNCTIONS[pass_key.function].targets  # for messages
-        more = {"saved_bytes": saved_bytes} if saved_bytes else {}
+        sizes = {"saved_bytes": saved_bytes, "screen_weight_bytes": screen_weight_bytes}
+        more = {name: size for name, size in sizes.items() if size}
         spec = spec_of(pass_key, tensors, options, unaligned_rows=are_unaligned(hidden, weight), **more)
         super().__init__(self._specified(spec), tensors)
         self._scale: float = options["scale"]
@@ -375,14 +383,17 @@ def layouts(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
     return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
-def find(pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0) -> Run:
+def find(
+    pass_key: PassKey, tensors: Tensors, options: dict[str, Any], saved_bytes: int = 0, screen_weight_bytes: int = 0
+) -> Run:
     """Returns the run of tensors with these names and layouts. options: resolved ones."""
     hidden, weight = tensors["hidden"], tensors["weight"]
-    key = (pass_key, hidden.device, device_key(hidden, weight), saved_bytes, *options.values(), *tensors)
+    sizes = saved_bytes, screen_weight_bytes
+    key = (pass_key, hidden.device, device_key(hidden, weight), *sizes, *options.values(), *tensors)
     key = (*key, *layouts(tensors.values()))
     run = _runs.get(key)
     if run is None:
-        run = Run(pass_key, tensors, options, saved_bytes)
+        run = Run(pass_key, tensors, options, *sizes)
         _runs.put(key, run)
     return run
 
