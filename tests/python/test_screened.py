@@ -8,7 +8,7 @@ import pytest
 import torch
 from logitless import screened
 from sparsified_cases import gradients, head
-from support import DEVICES, in_threads, lce
+from support import DEVICES, in_threads, lce, python
 
 SCREEN = {"gradient": "always-sparsified", "threshold": 2**-6, "screen": "fp8"}
 on_devices = pytest.mark.parametrize("device", DEVICES)
@@ -337,6 +337,35 @@ def test_what_has_no_copy():
         setattr(weight, mark, True)
         with pytest.raises(logitless.UnsupportedError, match=f"weight: expected .* got one that {client} gathers"):
             logitless.ScreenedWeight(weight)
+
+
+OF_FSDP2 = """
+import logitless, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 8, bias=False)
+
+    def forward(self, hidden):
+        try:
+            logitless.ScreenedWeight(self.head.weight)
+        except logitless.UnsupportedError as error:
+            print(error)
+        return hidden @ self.head.weight.T
+
+torch.distributed.init_process_group("gloo", init_method="file://{}", rank=0, world_size=1)
+model = Model()
+fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+model(torch.ones(2, 4))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_weights_that_fsdp2_gathers_are_refused(tmp_path):
+    assert "one that FSDP gathers before each use" in python(OF_FSDP2.replace("{}", str(tmp_path / "store")))
 
 
 def test_compiled_code_refuses_by_name():
