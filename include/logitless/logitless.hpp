@@ -53,8 +53,8 @@ class Error : public std::runtime_error {
   logitless_status status() const noexcept { return status_; }
 
   std::string argument, expected, got;  // empty if only the message is known
-  uint64_t required_bytes =
-      0;  // what works of a budget, a workspace, saved_bytes or screen_weight_bytes that was refused
+  // A budget, workspace, saved_bytes or screen_weight_bytes that works, if one was refused.
+  uint64_t required_bytes = 0;
   int64_t row = -1;  // the place of a target that is out of range
 
  private:

@@ -14,7 +14,7 @@ class LogitlessError(Exception):
         argument: The name of the argument. This one and the next two are ``""`` where only the message is known.
         expected: The expected value.
         got: The value that was passed.
-        required_bytes: What works in the place of a budget, a workspace or a size that was refused; None without one.
+        required_bytes: A budget, workspace or other size that works, if one was refused; else None.
         row: The index in ``targets`` of a target that is out of range; else None.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import options as _options
 from .call import PreparedCall, check_tensor
@@ -39,11 +39,14 @@ class _Steps:
     def begin(self) -> None:
         if not self._counts:
             self._counts = True
+            register_optimizer_step_pre_hook(self._add)  # a step may write and fail
             register_optimizer_step_post_hook(self._add)
 
+    # A compiled step would be compiled again for each count.
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def _add(self, *_: Any) -> None:
         self.count += 1
-        if not torch.compiler.is_compiling() and _captures():
+        if _captures():
             self.captured = True
 
 
@@ -67,12 +70,24 @@ def _sharded_params() -> Iterator[Any]:
             yield from getattr(group, "fsdp_params", ())
 
 
-def _gathered_by(weight: Tensor) -> str:
+def _marked_by(weight: Tensor) -> str:
     if getattr(weight, "_fsdp_flattened", False):
         return "FSDP"
-    if hasattr(weight, "ds_id"):
-        return "DeepSpeed ZeRO-3"
+    return "DeepSpeed ZeRO-3" if hasattr(weight, "ds_id") else ""
+
+
+def _gathered_by(weight: Tensor) -> str:
+    client = _marked_by(weight)
+    if client:
+        return client
     return "FSDP" if any(getattr(param, "_unsharded_param", None) is weight for param in _sharded_params()) else ""
+
+
+def _refuse_gathered(weight: Tensor, client: str) -> None:
+    if client:
+        raise UnsupportedError(
+            f"weight: expected a tensor whose changes PyTorch counts, got one that {client} gathers before each use"
+        )
 
 
 # ---- the copy
@@ -87,11 +102,15 @@ class ScreenedWeight:
                 hidden, model.lm_head.weight, labels, gradient="sparsified", screen=screen
             )
 
-    The first call makes the copy: V x D bytes and a few more on GPUs with 8-bit products, twice as many on others, 4 V
-    on CPUs. Later calls read it. It is made again after a change of the weight: an optimizer's step (any optimizer of
-    the process), an operation in place, ``load_state_dict``, an assignment to ``weight.data``, another device or dtype.
-    PyTorch does not see writes through ``weight.data`` or a pointer, such as ``weight.data.mul_(2)`` and
-    ``torch.distributed.broadcast(weight.data, 0)``. Call :meth:`refresh` after these.
+    The first call makes the copy: V x D bytes and a few more on GPUs with 8-bit products, twice as many on others or
+    for float32, 4 V on CPUs. Later calls read it. It is made again after a change of the weight: an optimizer's step
+    (any optimizer of the process), an operation in place, ``load_state_dict``, an assignment of other memory to
+    ``weight.data``, another device or dtype.
+
+    PyTorch does not count every write. Call :meth:`refresh` after writes through ``weight.data`` or another tensor of
+    the same memory, collectives such as ``torch.distributed.broadcast``, replays of CUDA graphs that write the weight,
+    and inside a step's closure. An older copy acts as larger 8-bit errors do: estimates become noisier, which
+    ``loss_error`` reports. CPUs keep exponents alone, and a far larger element makes a row NaN.
 
     A copy belongs to one tensor. Copies of a module, by ``copy.deepcopy`` or pickle, get their own.
 
@@ -113,18 +132,14 @@ class ScreenedWeight:
             raise ValueError(f"weight: expected shape [V, D], got {list(weight.shape)}")
         if weight.is_inference():
             raise UnsupportedError("weight: expected a tensor whose changes PyTorch counts, got one of inference mode")
-        client = _gathered_by(weight)
-        if client:
-            raise UnsupportedError(
-                f"weight: expected a tensor whose changes PyTorch counts, got one that {client} gathers before each use"
-            )
+        _refuse_gathered(weight, _gathered_by(weight))
         _steps.begin()
         self.weight = weight
         self._lock = threading.Lock()
         self._bytes: Tensor | None = None
         self._made_of: Any = None  # the state of the weight, and the call's dtypes; None: there is no copy
         self._storage: StorageWeakRef | None = None  # no other storage can have its address
-        self._stream: Any = None  # of the last use
+        self._stream: Any = None  # the last use's
 
     def __repr__(self) -> str:
         return f"ScreenedWeight(shape={list(self.weight.shape)}, nbytes={self.nbytes})"
@@ -139,12 +154,14 @@ class ScreenedWeight:
 
     def refresh(self) -> None:
         """Lets the next call make the copy again."""
-        self._made_of = None
+        with self._lock:
+            self._made_of = None
 
     def check(self, weight: object) -> None:
         """Raises unless a call with this weight may use the copy."""
         if weight is not self.weight:
             raise ValueError("screen: expected a ScreenedWeight of this call's weight, got one of another tensor")
+        _refuse_gathered(self.weight, _marked_by(self.weight))  # it may be wrapped since
         if torch.compiler.is_compiling():
             raise UnsupportedError('screen: expected "fp8" under torch.compile, got a ScreenedWeight')
         if self.weight.is_cuda and (_steps.captured or _captures()):
@@ -162,6 +179,7 @@ class ScreenedWeight:
             run = self._find(call, tensors, self.nbytes if has_copy else 0)
             size: int = run.plan.info.screen_weight_bytes
             if size == 0:  # an exact plan, or no rows
+                self._bytes = self._stream = self._made_of = None
                 return run(tensors | {"screen_weight": _NONE})  # type: ignore[no-any-return]
             if not has_copy:
                 self._made_of = None

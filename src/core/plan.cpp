@@ -62,6 +62,11 @@ namespace {
 
 constexpr uint64_t kDefaultExtra = uint64_t{64} << 20;
 
+// A kept copy of the weight is the caller's wish. So it does not count where a plan is chosen by default.
+uint64_t chosen_bytes(const Plan& plan) {
+  return plan.counted_bytes() - plan.screen_weight_bytes;
+}
+
 double ranked_seconds(const Plan& plan) {
   return plan.predicted_seconds * plan.rounding_penalty * plan.default_penalty;
 }
@@ -69,7 +74,7 @@ double ranked_seconds(const Plan& plan) {
 // Returns null if there is none.
 const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
   const Plan* smallest = nullptr;
-  const auto rank = [](const Plan& p) { return std::pair(p.counted_bytes(), ranked_seconds(p)); };
+  const auto rank = [](const Plan& p) { return std::pair(chosen_bytes(p), ranked_seconds(p)); };
   for (const Plan& plan : plans) {
     if (ranked_seconds(plan) > seconds) continue;
     if (smallest == nullptr || rank(plan) < rank(*smallest)) smallest = &plan;
@@ -79,9 +84,9 @@ const Plan* smallest_within(const std::vector<Plan>& plans, double seconds) {
 
 const Plan* fastest_within(const std::vector<Plan>& plans, uint64_t bytes, double seconds) {
   const Plan* fastest = nullptr;
-  const auto rank = [](const Plan& p) { return std::pair(ranked_seconds(p), p.counted_bytes()); };
+  const auto rank = [](const Plan& p) { return std::pair(ranked_seconds(p), chosen_bytes(p)); };
   for (const Plan& plan : plans) {
-    if (plan.counted_bytes() > bytes || plan.predicted_seconds > seconds) continue;
+    if (chosen_bytes(plan) > bytes || plan.predicted_seconds > seconds) continue;
     if (fastest == nullptr || rank(plan) < rank(*fastest)) fastest = &plan;
   }
   return fastest;
@@ -97,13 +102,13 @@ Plan default_plan(const PlansWithin& plans_within, uint64_t most) {
   const std::vector<Plan> plans = plans_within(0);
   const Plan& fastest = choose_plan(plans, 0);
   const Plan& smallest = *smallest_within(plans, kNearlyFastest * ranked_seconds(fastest));
-  if (smallest.counted_bytes() > most) {
+  if (chosen_bytes(smallest) > most) {
     const double seconds = kFastEnough * fastest.predicted_seconds;
     const char* choice =
         "within a quarter of the float32 logits + 64 MiB, at most 6% slower than the fastest";
     if (const Plan* plan = fastest_within(plans, most, seconds)) return with_choice(*plan, choice);
     // A search within a budget tries other sizes.
-    const std::vector<Plan> others = plans_within(most);
+    const std::vector<Plan> others = plans_within(most + smallest.screen_weight_bytes);
     if (const Plan* plan = fastest_within(others, most, seconds)) return with_choice(*plan, choice);
   }
   return with_choice(smallest, "the smallest within 3% of the fastest");

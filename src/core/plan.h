@@ -44,8 +44,8 @@ struct Plan {
   PlanKind kind = PlanKind::kForward;
   uint64_t workspace_bytes = 0;  // memory beyond inputs and outputs: exact, and all that the run uses
   uint64_t saved_bytes = 0;      // size of Buffers::saved
-  uint64_t screen_weight_bytes =
-      0;                    // size of Buffers::screen_weight; 0: the plan neither writes nor reads it
+  // Size of Buffers::screen_weight; 0: the plan neither writes nor reads it.
+  uint64_t screen_weight_bytes = 0;
   double cost_matmuls = 0;  // work in matmuls of F = 2NVD FLOP
   double predicted_seconds = 0;
   double rounding_penalty =

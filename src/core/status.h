@@ -26,7 +26,7 @@ struct ErrorInfo {
   std::string argument = {};
   std::string expected = {};
   std::string got = {};
-  uint64_t required_bytes = 0;  // what works in the place of a size that was refused
+  uint64_t required_bytes = 0;  // a size that works, if one was refused
   int64_t row = -1;             // element of the argument; with several targets a row, row * K + k
   std::string place = {};       // this element for people; empty: none
 };

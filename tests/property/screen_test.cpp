@@ -274,7 +274,7 @@ TEST_P(Screen, AKeptWeightCountsInTheBudget) {
   p.max_workspace_bytes = error.required_bytes;
   const logitless::PlanInfo info = logitless::Plan(context_, p).info();
   EXPECT_EQ(info.workspace_bytes + info.screen_weight_bytes, error.required_bytes);
-  EXPECT_GE(info.screen_weight_bytes, uint64_t{is_device() ? 300 * 16 : 300});
+  EXPECT_GE(info.screen_weight_bytes, static_cast<uint64_t>(is_device() ? 300 * 16 : 300));
   p.has.screen_weight = 0;
   p.max_workspace_bytes = 0;
   EXPECT_EQ(logitless::Plan(context_, p).info().screen_weight_bytes, 0U);

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import logitless
 import pytest
@@ -173,8 +174,52 @@ def test_unseen_writes_need_a_refresh():
     screen = logitless.ScreenedWeight(weight)
     results(hidden, weight, bias, target, screen)
     weight.data.mul_(300)
+    fresh = results(hidden, weight, bias, target, "fp8")
+    assert not same(results(hidden, weight, bias, target, screen), fresh)  # so a copy is read
     screen.refresh()
+    assert same(results(hidden, weight, bias, target, screen), fresh)
+
+
+def test_a_step_that_fails_after_writing_is_seen():
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].data.mul_(300)
+            raise RuntimeError("out of memory")
+
+    hidden, weight, bias, target = problem()
+    weight = torch.nn.Parameter(weight.detach())
+    screen = logitless.ScreenedWeight(weight)
+    results(hidden, weight, bias, target, screen)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Fails([weight]).step()
     assert same(results(hidden, weight, bias, target, screen), results(hidden, weight, bias, target, "fp8"))
+
+
+def test_a_refresh_during_a_call_is_kept():
+    hidden, weight, bias, target = problem()
+    screen = logitless.ScreenedWeight(weight)
+    results(hidden, weight, bias, target, screen)
+    with screen._lock:  # as a call holds it
+        thread = threading.Thread(target=screen.refresh)
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive() and screen._made_of is not None
+    thread.join()
+    assert screen._made_of is None
+
+
+def test_weights_that_are_wrapped_later_are_refused():
+    hidden, weight, bias, target = problem()
+    screen = logitless.ScreenedWeight(weight)
+    weight.ds_id = 1
+    with pytest.raises(logitless.UnsupportedError, match="got one that DeepSpeed ZeRO-3 gathers"):
+        results(hidden, weight, bias, target, screen)
+
+
+def test_a_kept_copy_does_not_change_the_default_plan():
+    sizes = {"dtype": "bf16", "device": "h100", **SCREEN, "gradient": "sparsified", "threshold": 2**-11}
+    kept, made = (logitless.plan(512, 256000, 2048, keeps_screen=k, **sizes) for k in (True, False))
+    assert kept.kind == made.kind == "sparsified" and kept.workspace_bytes <= made.workspace_bytes
 
 
 @on_devices

@@ -151,12 +151,12 @@ class Prediction {
     return p_.has.d_hidden ? copied_weight(p_.vocab - last) : 0;
   }
 
-  // Time of a screen's logits: rows are rounded, and multiplied window by window.
+  // Time of a screen's logits: rows are rounded, and multiplied window by window. A run that reads a kept
+  // copy of the weight is predicted like the one that wrote it, so that both have one plan.
   double screened_logits(int64_t rows) const {
     const DType dtype = rounded_dtype(d_.engine->traits().has_e4m3);
     const int64_t window = rounds_whole_weight(p_, dtype) ? p_.vocab : screen_window(p_, dtype);
-    const double of_weight = p_.screen_weight_bytes == 0 ? rounded(p_.vocab) : 0;
-    return rounded(rows) + of_weight + rounded_logits(rows, p_.vocab, window, 0);
+    return rounded(rows) + rounded(p_.vocab) + rounded_logits(rows, p_.vocab, window, 0);
   }
 
   // Time with a flat softmax, which keeps 1 / threshold elements a row: the most of any softmax.
