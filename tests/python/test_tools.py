@@ -203,8 +203,10 @@ def test_saved_tensors_come_back_in_other_layouts(name):
     function, (input, *leaves) = prepared(name)
     wide = torch.cat([input, input], 1).detach()[:, : input.shape[1]].requires_grad_()  # rows with a stride
     expected = run(function, [wide, *leaves])
+    # One list for all rows is multiplied by PyTorch, whose sums depend on the layout on some processors.
+    same = torch.testing.assert_close if name == "one list of candidates" else assert_same
     for hooks in [torch.autograd.graph.saved_tensors_hooks(*pair) for pair in PACKS.values()]:
         with hooks:
-            assert_same(run(function, [wide, *leaves]), expected)
+            same(run(function, [wide, *leaves]), expected)
     with torch.autograd.graph.save_on_cpu():
-        assert_same(run(function, [wide, *leaves]), expected)
+        same(run(function, [wide, *leaves]), expected)
