@@ -158,6 +158,12 @@ class DivergenceTiles(ctypes.Structure):
     weight_sums: int
 
 
+class SampleNoise(ctypes.Structure):
+    """logitless_sample_noise"""
+
+    _fields_ = _fields("int64 rows, columns, sample; int32 has_seeds_of_rows; pointer seed, row_numbers, ids, noise")
+
+
 _FILES = {"win32": "logitless.dll", "darwin": "liblogitless.dylib"}
 
 
@@ -205,6 +211,7 @@ _FUNCTIONS = {  # types of result and arguments
     "candidates_run": "int32 pointer pointer pointer size pointer",
     "divergence_plan": "int32 pointer pointer pointer pointer",
     "divergence_run": "int32 pointer pointer pointer",
+    "sample_noise_run": "int32 pointer pointer pointer",
     "run": "int32 pointer pointer size pointer size pointer",
     "tune": "int32 pointer pointer",
     "run_group": "int32 pointer pointer size pointer size pointer pointer",
@@ -569,6 +576,11 @@ def scale_gradients(
 def run_divergence(given: Divergence, threads: int, device: int, stream: int | None = None) -> None:
     """Calls logitless_divergence_run."""
     check(library().logitless_divergence_run(_context(threads, None, device).pointer, ctypes.byref(given), stream))
+
+
+def run_sample_noise(given: SampleNoise, threads: int, device: int, stream: int | None = None) -> None:
+    """Calls logitless_sample_noise_run."""
+    check(library().logitless_sample_noise_run(_context(threads, None, device).pointer, ctypes.byref(given), stream))
 
 
 def plan_divergence(given: DivergenceProblem, device: int) -> tuple[DivergenceTiles, DivergenceTiles]:

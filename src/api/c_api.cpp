@@ -17,6 +17,7 @@
 #include "logitless/distributed.h"
 #include "logitless/divergence.h"
 #include "logitless/logitless.h"
+#include "logitless/sampling.h"
 
 using namespace logitless;
 
@@ -356,6 +357,17 @@ logitless_status logitless_divergence_run(const logitless_context* context,
     refuse_without_device(c.options);
     const Backend& backend = backend_of_rows(c, d.dtype);
     if (d.rows > 0) backend.divergence(d, c.options, stream);
+  });
+}
+
+logitless_status logitless_sample_noise_run(const logitless_context* context,
+                                            const logitless_sample_noise* lists, void* stream) {
+  return guarded([&] {
+    const Context& c = required(context, "context")->context;
+    const NoiseLists given = to_noise_lists(lists);
+    if (given.rows == 0 || given.columns == 0) return;
+    refuse_without_device(c.options);
+    backend_of_rows(c, DType::kF32).noise(given, c.options, stream);
   });
 }
 

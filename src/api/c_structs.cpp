@@ -285,6 +285,30 @@ Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
   return validated(c, given.temperature, sizes_only);
 }
 
+namespace {
+int64_t at_least_0(int64_t value, const char* argument) {
+  if (value < 0) throw_invalid(argument, "at least 0", std::to_string(value));
+  return value;
+}
+}  // namespace
+
+NoiseLists to_noise_lists(const logitless_sample_noise* pointer) {
+  const logitless_sample_noise& given = *required(pointer, "lists");
+  NoiseLists lists{.rows = at_least_0(given.rows, "rows"),
+                   .columns = at_least_0(given.columns, "columns"),
+                   .sample = at_least_0(given.sample, "sample"),
+                   .has_seeds_of_rows = to_flag(given.has_seeds_of_rows, "has_seeds_of_rows")};
+  if (lists.rows == 0 || lists.columns == 0) return lists;
+  if (lists.columns > std::numeric_limits<int64_t>::max() / lists.rows) {
+    throw_invalid("columns", "fewer than 2^63 ids in all rows", std::to_string(lists.columns));
+  }
+  lists.seed = required(given.seed, "seed");
+  lists.row_numbers = given.row_numbers;
+  lists.ids = required(given.ids, "ids");
+  lists.noise = required(given.noise, "noise");
+  return lists;
+}
+
 Divergence to_divergence(const logitless_divergence* pointer) {
   const logitless_divergence& given = *required(pointer, "divergence");
   Divergence d;

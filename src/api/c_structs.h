@@ -7,10 +7,12 @@
 #include "core/candidates.h"
 #include "core/divergence.h"
 #include "core/divergence_plan.h"
+#include "core/sampling.h"
 #include "logitless/candidates.h"
 #include "logitless/distributed.h"
 #include "logitless/divergence.h"
 #include "logitless/logitless.h"
+#include "logitless/sampling.h"
 
 namespace logitless {
 
@@ -22,6 +24,7 @@ Communicator to_communicator(const logitless_communicator* communicator);
 Candidates to_candidates(const logitless_candidates* candidates, bool sizes_only);  // validated
 Divergence to_divergence(const logitless_divergence* divergence);                   // validated
 DivergenceProblem to_divergence_problem(const logitless_divergence_problem* problem, bool on_host);
+NoiseLists to_noise_lists(const logitless_sample_noise* lists);  // validated
 logitless_divergence_tiles to_c(const DivergenceTiles& tiles);
 
 void write_plan_info(const Plan& plan, const Problem& problem, const char* backend,

@@ -14,6 +14,7 @@ namespace logitless {
 
 struct Candidates;
 struct Divergence;
+struct NoiseLists;
 
 inline constexpr int kHostMemory = -1;
 
@@ -83,6 +84,8 @@ struct Backend {
   uint64_t (*candidates_bytes)(const Candidates& candidates, const BackendOptions& options);
   void (*candidates)(const Candidates& candidates, const BackendOptions& options, Workspace workspace,
                      void* stream);
+  // Makes the noise of lists with at least one id.
+  void (*noise)(const NoiseLists& lists, const BackendOptions& options, void* stream);
   // Lists all devices, usable or not, or writes why there is none. Null: the backend works on host memory.
   std::vector<DeviceInfo> (*devices)(std::string* why_none);
   // Measures a device's engines, writes the device record and returns its text. Null if devices is.
@@ -92,5 +95,7 @@ struct Backend {
 // Backend::scale for backends on host memory.
 void scale_on_host(std::span<const GradientArray> arrays, const void* factor, const BackendOptions& options,
                    void* stream);
+// Backend::noise for such backends.
+void noise_on_host(const NoiseLists& lists, const BackendOptions& options, void* stream);
 
 }  // namespace logitless

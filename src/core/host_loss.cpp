@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/backend.h"
+#include "core/sampling.h"
 #include "core/targets.h"
 
 namespace logitless {
@@ -174,6 +175,15 @@ void scale_on_host(std::span<const GradientArray> arrays, const void* factor, co
       }
     });
   }
+}
+
+void noise_on_host(const NoiseLists& lists, const BackendOptions& options, void* /*stream*/) {
+  constexpr int64_t kPart = 1 << 12;
+  const int64_t count = lists.rows * lists.columns;
+  options.parallel_for((count + kPart - 1) / kPart, [&](int64_t part, int) {
+    const int64_t end = std::min(count, (part + 1) * kPart);
+    for (int64_t i = part * kPart; i < end; ++i) lists.make(i);
+  });
 }
 
 RowStats<double> read_row_stats(const Problem& problem, const Buffers& buffers, int64_t row) {

@@ -106,6 +106,28 @@ LOGITLESS_HD inline float sample_noise(SampleKey key, uint32_t column) {
   return static_cast<float>(-std::log(number / kSampleGroup));
 }
 
+// Lists of ids whose noise is wanted: logitless_sample_noise.
+struct NoiseLists {
+  int64_t rows = 0, columns = 0, sample = 0;
+  bool has_seeds_of_rows = false;
+  const int64_t* seed = nullptr;
+  const int64_t* row_numbers = nullptr;
+  const int64_t* ids = nullptr;
+  float* noise = nullptr;
+
+  LOGITLESS_HD SampleKey key(int64_t row) const {
+    if (has_seeds_of_rows)
+      return sample_key(static_cast<uint64_t>(seed[row]), 0, static_cast<uint64_t>(sample));
+    const int64_t number = row_numbers == nullptr ? row : row_numbers[row];
+    return sample_key(static_cast<uint64_t>(*seed), static_cast<uint64_t>(number),
+                      static_cast<uint64_t>(sample));
+  }
+  // i: the place of an id among all.
+  LOGITLESS_HD void make(int64_t i) const {
+    noise[i] = sample_noise(key(i / columns), static_cast<uint32_t>(ids[i]));
+  }
+};
+
 // The bound that a logit must reach for its key to exceed a known one. As -log(1 - v) >= v, a logit must be
 // at least key + log(v / 16 + v_j), without v_j in the group's first place. Both are compared without their
 // lower bits, and `least` is below the key by more than all roundings.

@@ -165,6 +165,7 @@ const Backend& cuda_backend() {
                                .divergence = cuda::divergence,
                                .candidates_bytes = cuda::candidates_bytes,
                                .candidates = cuda::candidates,
+                               .noise = cuda::noise,
                                .devices = devices,
                                .tune = cuda::tune};
   return backend;

@@ -44,6 +44,10 @@ void candidates(const Candidates& /*candidates*/, const BackendOptions& /*option
   refuse();
 }
 
+void noise(const NoiseLists& /*lists*/, const BackendOptions& /*options*/, void* /*stream*/) {
+  refuse();
+}
+
 int device_count(std::string* why_not) {
   if (why_not != nullptr) *why_not = kWhyNot;
   return 0;

@@ -479,6 +479,7 @@ const Backend& backend() {
                                 .divergence = divergence,
                                 .candidates_bytes = candidates_bytes,
                                 .candidates = candidates,
+                                .noise = noise_on_host,
                                 .devices = nullptr};
   return kBackend;
 }

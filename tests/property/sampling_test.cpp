@@ -1,10 +1,12 @@
 // Samples of the softmax, compared with keys from logits in float64 and noise computed here.
 #include <gtest/gtest.h>
+#include <logitless/sampling.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "device_memory.h"
 #include "engine_test.h"
 
 namespace logitless_test {
@@ -145,6 +147,77 @@ class Sampling : public EngineTest {
     EXPECT_EQ(merged.sampled_keys, whole.sampled_keys);
   }
 };
+
+// Ids, seeds and numbers of rows of one list, and the noise that an engine made.
+struct NoiseOfLists {
+  int64_t rows, columns;
+  Tensor seed, row_numbers, ids, noise;
+  bool has_seeds_of_rows = false, has_row_numbers = false;
+
+  void make(const Engine& engine, int64_t sample) {
+    const logitless::Context context = make_context(engine);
+    const auto run = [&](auto place, void* stream) {
+      logitless_sample_noise lists{};
+      lists.rows = rows;
+      lists.columns = columns;
+      lists.sample = sample;
+      lists.has_seeds_of_rows = has_seeds_of_rows;
+      lists.seed = static_cast<const int64_t*>(place(seed));
+      lists.row_numbers = has_row_numbers ? static_cast<const int64_t*>(place(row_numbers)) : nullptr;
+      lists.ids = static_cast<const int64_t*>(place(ids));
+      lists.noise = static_cast<float*>(place(noise));
+      logitless::check(logitless_sample_noise_run(context.handle(), &lists, stream));
+    };
+    if (engine.is_device()) {
+      run_on_device({seed.memory(), row_numbers.memory(), ids.memory(), noise.memory()}, 0,
+                    [&](const OnDevice& device) {
+                      run([&](Tensor& t) { return device.of(t.data()); }, device.stream);
+                    });
+    } else {
+      run([](Tensor& t) { return t.data(); }, nullptr);
+    }
+    for (Tensor* each : {&seed, &row_numbers, &ids, &noise}) EXPECT_EQ(each->violation(), "");
+  }
+};
+
+// The noise of lists is that of whole rows, up to a rounding to float32.
+TEST_P(Sampling, NoiseOfListsIsThatOfRows) {
+  constexpr int64_t kRows = 37, kColumns = 45;
+  for (const bool has_seeds_of_rows : {false, true}) {
+    for (const bool has_row_numbers : {false, true}) {
+      NoiseOfLists lists{.rows = kRows,
+                         .columns = kColumns,
+                         .seed = Tensor(LOGITLESS_I64, has_seeds_of_rows ? kRows : 1, 1),
+                         .row_numbers = Tensor(LOGITLESS_I64, kRows, 1),
+                         .ids = Tensor(LOGITLESS_I64, kRows, kColumns),
+                         .noise = Tensor(LOGITLESS_F32, kRows, kColumns)};
+      lists.has_seeds_of_rows = has_seeds_of_rows;
+      lists.has_row_numbers = has_row_numbers;
+      std::vector<double> seeds, numbers, ids;
+      for (int64_t row = 0; row < kRows; ++row) {
+        if (row == 0 || has_seeds_of_rows) seeds.push_back(static_cast<double>((row - 5) * 1000003));
+        numbers.push_back(static_cast<double>(row * row));
+        for (int64_t k = 0; k < kColumns; ++k)
+          ids.push_back(static_cast<double>(k * k * k * 20011 % 2147483648));
+        ids.back() = 2147483647;
+      }
+      lists.seed.fill(seeds);
+      lists.row_numbers.fill(numbers);
+      lists.ids.fill(ids);
+      lists.make(engine(), 3);
+      const std::vector<double> got = lists.noise.values();
+      for (size_t i = 0; i < got.size(); ++i) {
+        const size_t row = i / kColumns;
+        const double number = has_seeds_of_rows ? 0
+                              : has_row_numbers ? numbers[row]
+                                                : static_cast<double>(row);
+        const double wanted = noise_of(static_cast<int64_t>(seeds[has_seeds_of_rows ? row : 0]),
+                                       static_cast<int64_t>(number), 3, static_cast<int64_t>(ids[i]));
+        ASSERT_NEAR(got[i], wanted, std::abs(wanted) * 0x1p-23) << i;
+      }
+    }
+  }
+}
 
 TEST_P(Sampling, WinsTheRaceOfAllColumns) {
   const PlainSize sizes[] = {{1, 1, 1},       {3, 7, 5},      {17, 449, 24},

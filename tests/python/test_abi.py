@@ -37,6 +37,7 @@ STRUCTS = {
     "logitless_divergence": native.Divergence,
     "logitless_divergence_problem": native.DivergenceProblem,
     "logitless_divergence_tiles": native.DivergenceTiles,
+    "logitless_sample_noise": native.SampleNoise,
 }
 
 
@@ -53,6 +54,7 @@ def header_view(tmp_path_factory):
         "#include <logitless/distributed.h>",
         "#include <logitless/divergence.h>",
         "#include <logitless/logitless.h>",
+        "#include <logitless/sampling.h>",
         "#include <stdio.h>",
         "int main(void) {",
     ]
@@ -109,7 +111,7 @@ def test_a_field_of_every_line_is_mirrored():
     """A field added at the end of the header's struct, without a mirror, moves no offset: compare the names too."""
     text = "".join(
         (INCLUDE / "logitless" / name).read_text()
-        for name in ("logitless.h", "candidates.h", "distributed.h", "divergence.h")
+        for name in ("logitless.h", "candidates.h", "distributed.h", "divergence.h", "sampling.h")
     )
     for name, struct in STRUCTS.items():
         body = text.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0]

@@ -620,6 +620,9 @@ def test_operator_with_a_mask(num_samples, largest):
     mask = mask if num_samples + largest > 0 else None
     arguments = (input, weight, None, None, seed, [1.0, 0.0, 1.0], num_samples, False, [], 0, 0, mask, largest)
     torch.library.opcheck(torch.ops.logitless.sample.default, arguments)
+    ids = torch.tensor([[5, 0, 9], [1, 2, 3]])
+    for seed in (torch.tensor(3), torch.tensor([3, 4])):
+        torch.library.opcheck(torch.ops.logitless.sample_noise.default, (seed, torch.tensor([7, 1]), 2, ids))
 
 
 def test_autocast():

@@ -110,16 +110,17 @@ def draw(
 ) -> Drawn:
     """Samples from the kept ids of rows, all ``[R, K]``. log_probs: of any common sum; full: those to report."""
     log_probs = log_probs.masked_fill(~keeps, -math.inf)
-    log_probs = log_probs - log_probs.logsumexp(-1, keepdim=True)
     places = []
     for sample in range(num_samples):
         keys = log_probs + noise(seed, rows, sample, ids)
         # The smallest id wins among equal keys, as in the library.
         is_best = keys == keys.amax(-1, keepdim=True)
-        places.append(torch.where(is_best, ids, torch.iinfo(torch.int64).max).argmin(-1))
-    place = torch.stack(places, -1)
-    empty = ~keeps.any(-1, keepdim=True)  # a row of NaN
-    drawn = Drawn(ids.gather(-1, place).masked_fill(empty, -1))
+        places.append(torch.where(is_best, ids, torch.iinfo(torch.int64).max).argmin(-1, keepdim=True))
+    place = places[0] if num_samples == 1 else torch.cat(places, -1)
+    empty = ~keeps[:, :1]  # a row of NaN
+    drawn = Drawn(ids.gather(-1, place).masked_fill_(empty, -1))
+    if any(wanted):
+        log_probs = log_probs - log_probs.logsumexp(-1, keepdim=True)
     if wanted.log_probs:
         of_ids, full = (each.gather(-1, place).masked_fill(empty, math.nan) for each in (log_probs, full))
         drawn = drawn._replace(log_probs=of_ids, full_log_probs=full)

@@ -12,7 +12,8 @@
 
 namespace logitless {
 struct Divergence;
-}
+struct NoiseLists;
+}  // namespace logitless
 
 namespace logitless::cuda {
 
@@ -388,6 +389,8 @@ void launch_dot_products(const Gemm& g, const ExistingRows& rows, const Queue& q
 // Implements Backend::scale. If the factor is 1, only the factor is read and nothing is written.
 void launch_scale_unless_one(std::span<const GradientArray> arrays, const void* factor, const Queue& queue);
 
+// Implements Backend::noise.
+void launch_noise(const NoiseLists& lists, const Queue& queue);
 // Implements Backend::divergence, for 1 to 2^31 - 1 rows.
 void launch_divergence(const Divergence& divergence, const Queue& queue);
 

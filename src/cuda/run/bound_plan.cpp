@@ -143,4 +143,9 @@ void divergence(const Divergence& d, const BackendOptions& options, void* stream
   launch_divergence(d, static_cast<cudaStream_t>(stream));
 }
 
+void noise(const NoiseLists& lists, const BackendOptions& options, void* stream) {
+  const DeviceGuard guard(options.device);
+  launch_noise(lists, static_cast<cudaStream_t>(stream));
+}
+
 }  // namespace logitless::cuda

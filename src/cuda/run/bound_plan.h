@@ -43,5 +43,7 @@ void candidates(const Candidates& candidates, const BackendOptions& options, Wor
 
 // Implements Backend::divergence.
 void divergence(const Divergence& divergence, const BackendOptions& options, void* stream);
+// Implements Backend::noise.
+void noise(const NoiseLists& lists, const BackendOptions& options, void* stream);
 
 }  // namespace logitless::cuda
