@@ -18,6 +18,8 @@ def packed(mask: Tensor) -> Tensor:
     """Returns the bits of a mask of bools ``[N, V]``, ``[N, ceil(V / 32)]``."""
     rows, vocab = mask.shape
     words = -(-vocab // 32)
+    if mask.numel() == 0:  # such a tensor cannot be viewed as words
+        return mask.new_zeros((rows, words), dtype=torch.int32)
     bools = torch.nn.functional.pad(mask.to(torch.uint8), (0, 32 * words - vocab)).reshape(rows, 4 * words, 8)
     octets = bools[..., 0].clone(memory_format=torch.contiguous_format)
     for place in range(1, 8):

@@ -4,6 +4,7 @@ import functools
 
 import logitless
 import torch
+from logitless._sampling.edits import packed
 
 from groups.common import Data, assert_close, call, largest_logit, refused
 from groups.ranks import sizes
@@ -42,6 +43,25 @@ def case_sample_without_a_seed(ranks):
     assert all(torch.equal(first, other) for other in ranks.gather(first))
 
 
+def case_sample_with_a_mask(ranks):
+    """Some rows have ids in one shard alone, and row 1 has none."""
+    for dtype in (torch.float64, torch.float32):
+        data = Data(ranks, dtype)
+        tokens, vocab = len(data.input), len(data.weight)
+        mask = torch.rand(tokens, vocab, generator=torch.Generator().manual_seed(3)) < 0.5
+        mask[0, : vocab - 1] = False
+        mask[0, -1] = True
+        mask[1] = False
+        expected = logitless.sample(data.input, data.weight, seed=5, mask=mask, **ALL)
+        own = mask[:, data.shard]
+        for given in (own, packed(own)):
+            got = sample(ranks, data, seed=5, mask=given, **ALL)
+            assert torch.equal(got.ids, expected.ids)
+            assert (got.ids[1] == -1).all()
+            for name in ("log_probs", "full_log_probs", "entropy"):
+                torch.testing.assert_close(getattr(got, name), getattr(expected, name), equal_nan=True)
+
+
 @sizes(2)
 def case_sample_of_starts_that_are_given(ranks):
     data = Data(ranks)
@@ -56,5 +76,9 @@ def case_sample_that_one_rank_asks_for_otherwise(ranks):
     otherwise("seed: expected the same on all ranks", seed=1, normal={"seed": 0})
     otherwise("num_samples: expected the same", num_samples=2)
     otherwise("softcap: expected the same", softcap=3.0)
+    data = Data(ranks)
+    mask = torch.ones(len(data.input), data.rows[ranks.rank], dtype=torch.bool)
+    otherwise("mask: expected the same on all ranks", mask=mask)
+    otherwise("return_kept: expected False for a head that ranks share", on="all", mask=mask, return_kept=True)
     otherwise("top_k: expected None for a head that ranks share", top_k=3, on="all")
     otherwise("max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
