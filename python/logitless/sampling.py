@@ -160,7 +160,6 @@ class _Checked:
             _check_mask(o["mask"], hidden, weight.shape[0])
         if o["return_kept"] and all(o[name] is None for name in OF_SETS):
             raise ValueError(f"return_kept: expected False without {', '.join(OF_SETS)}, got True")
-        self.is_whole = self.truncation.is_none() and not o["return_kept"]
         self.budget = _options.budget(o["max_workspace_bytes"])
         _check_seed(o["seed"], hidden)
         self.stats = stats_dtype(hidden)
@@ -207,7 +206,7 @@ class Given:
                 _checked.put(key, checked)
         elif not isinstance(o["seed"], Tensor):
             _check_seed(o["seed"], hidden)
-        self.checked, self.rows = checked, hidden.shape[:-1]
+        self.checked, self.rows, self.vocab = checked, hidden.shape[:-1], weight.shape[0]
         self.count, self.truncation = checked.count, checked.truncation
         self.numbers: list[float] = checked.numbers
         self.budget, self.stats, self.compute_dtype = checked.budget, checked.stats, _options.F32
@@ -222,7 +221,7 @@ class Given:
             self.mask = packed(mask) if mask.dtype == torch.bool else mask
         self.penalties = None
         if o["penalties"] is not None:
-            self.penalties = _checked_penalties(o["penalties"], hidden, weight.shape[0])
+            self.penalties = _checked_penalties(o["penalties"], hidden)
         self.is_edited = self.mask is not None or self.penalties is not None
         self.seed = _seed(o["seed"], hidden)
         operands, bias = [each.detach() if each.requires_grad else each for each in (hidden, weight)], o["bias"]
@@ -232,14 +231,51 @@ class Given:
         self.weight, self.bias = operands[1], bias if bias is None or not bias.requires_grad else bias.detach()
 
     def sample(self) -> SampleOutput:
-        if self.checked.is_whole:
+        if self.penalties is not None:
+            _check_ids(self.penalties[0], self.vocab)
+        if self.truncation.is_none() and not self.o["return_kept"]:
             return self._whole()
         return self._of_sets()
+
+    # ---- passes over all ids, of which distributed/_sampling.py has some on other ranks
+
+    def _samples(self, bits: Tensor | None, merges: bool) -> Any:
+        """Returns ids, log-probabilities, keys, lse and entropy of samples of the ids with these bits."""
+        return self.run([], bits, merges=merges)
+
+    def _largest(self, bits: Tensor | None, count: int, merges: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns ids and log-probabilities of the largest logits with these bits, and their lse."""
+        ids, log_probs, _, lse, _ = self.run([], bits, 0, count, merges)
+        return ids, log_probs, lse
+
+    def _lse_of_all(self) -> Tensor:
+        """The lse of each row without mask and penalties, ``[N, 1]``."""
+        lse: Tensor = self.run([], count=0)[3]
+        return lse.double()[:, None]
+
+    def _logits_of(self, ids: Tensor) -> Tensor:
+        """Returns logits in float64 of ids of each row, of -inf for -1."""
+        integers = (-1, self.compute_dtype, self.budget)
+        lists = ListArguments(ids, None, self.row_temperature, self.numbers, *integers)
+        return logits_of(self.hidden, self.weight, self.bias, lists, False).reshape(ids.shape).double()
+
+    def _are_allowed(self, bits: Tensor, ids: Tensor) -> Tensor:
+        return are_set(bits, ids)
+
+    def _in_weight(self, ids: Tensor) -> Tensor:
+        """Returns the rows of the weight that ids have, -1 for others."""
+        return ids
+
+    def _allowed(self, rows: Tensor) -> Tensor | None:
+        """Returns the mask of rows, ``[R, V]``; None for none."""
+        return None if self.mask is None else unpacked(self.mask[rows], self.weight.shape[0])
+
+    # ---- the whole softmax
 
     def _whole(self) -> SampleOutput:
         bits, edits = self._edits()
         merges = edits is not None or (self.is_edited and self.o["return_logprobs"])
-        ids, log_probs, keys, lse, entropy = self.run([], bits, merges=merges)
+        ids, log_probs, keys, lse, entropy = self._samples(bits, merges)
         if not merges:
             return self.output(ids, log_probs, entropy)
         of_row = lse.double()[:, None]
@@ -262,18 +298,8 @@ class Given:
         if bits is None:
             bits = ids.new_full((ids.shape[0], -(-self.weight.shape[0] // 32)), -1, dtype=torch.int32)
         added = values / self._divisor(torch.arange(len(ids), device=ids.device))
-        return without(bits, ids), Edits(ids, added, are_set(bits, ids))
-
-    def _logits_of(self, ids: Tensor) -> Tensor:
-        """Returns logits in float64 of ids of each row, of -inf for -1."""
-        integers = (-1, self.compute_dtype, self.budget)
-        lists = ListArguments(ids, None, self.row_temperature, self.numbers, *integers)
-        return logits_of(self.hidden, self.weight, self.bias, lists, False).reshape(ids.shape).double()
-
-    def _lse_of_all(self) -> Tensor:
-        """The lse of each row without mask and penalties, ``[N, 1]``."""
-        lse: Tensor = self.run([], count=0)[3]
-        return lse.double()[:, None]
+        rows = self._in_weight(ids)
+        return without(bits, rows), Edits(ids, added, self._are_allowed(bits, rows))
 
     def run(
         self,
@@ -323,11 +349,11 @@ class Given:
         tokens, device, stats = self.hidden.shape[0], self.hidden.device, self.stats
         parts: list[tuple[Tensor, Drawn]] = []
         again = torch.arange(tokens, device=device)
-        if tokens > 0 and self.truncation.may_be_held(self._largest_count(), self.weight.shape[0]):
+        if tokens > 0 and self.truncation.may_be_held(self._largest_count(), self.vocab):
             held, drawn = self._from_largest(again)
             parts.append((again if held is None else again[held], drawn))
             again = again[:0] if held is None else again[~held]
-        at_once = max(1, _EXACT_BYTES // (_BYTES_OF_LOGIT * self.weight.shape[0]))
+        at_once = max(1, _EXACT_BYTES // (_BYTES_OF_LOGIT * self.vocab))
         for start in range(0, len(again), at_once):
             some = again[start : start + at_once]
             parts.append((some, self._from_all(some)))
@@ -362,15 +388,15 @@ class Given:
 
     def _largest_count(self) -> int:
         top_k = self.truncation.top_k
-        return min(top_k if 0 < top_k <= MOST_TOP_K else MOST_TOP_K, self.weight.shape[0])
+        return min(top_k if 0 < top_k <= MOST_TOP_K else MOST_TOP_K, self.vocab)
 
     def _from_largest(self, rows: Tensor) -> tuple[Tensor | None, Drawn]:
         """Returns the rows whose largest logits hold the set, as a mask (None: all), and their samples."""
         bits, edits = self._edits()
-        count, vocab = self._largest_count(), self.weight.shape[0]
+        count, vocab = self._largest_count(), self.vocab
         is_sure, needs_full = self.truncation.is_sure(count, vocab), self.is_edited and self.o["return_logprobs"]
         merges = not is_sure or needs_full or edits is not None
-        ids, log_probs, _, lse, _ = self.run([], bits, 0, count, merges)
+        ids, log_probs, lse = self._largest(bits, count, merges)
         full = log_probs = log_probs.double()
         if merges:
             of_row = lse.double()[:, None]
@@ -430,7 +456,8 @@ class Given:
             ids, values = (each[rows] for each in self.penalties)
             added = torch.where(ids < 0, 0, values.double()) / self._divisor(rows)
             z = z.scatter_add(-1, ids.clamp(min=0), added)
-        return z if self.mask is None else z.masked_fill(~unpacked(self.mask[rows], z.shape[-1]), -math.inf)
+        allowed = self._allowed(rows)
+        return z if allowed is None else z.masked_fill(~allowed, -math.inf)
 
 
 def _truncation(o: Mapping[str, Any], vocab: int) -> Truncation:
@@ -460,7 +487,7 @@ def _check_mask(mask: Any, hidden: Tensor, vocab: int) -> None:
     call.check_devices(hidden.device, {"mask": mask})
 
 
-def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+def _checked_penalties(penalties: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(penalties, (tuple, list)) or len(penalties) != 2:
         raise TypeError(f"penalties: expected a pair of ids and numbers, got {type(penalties).__name__}")
     ids, values = penalties
@@ -473,14 +500,16 @@ def _checked_penalties(penalties: Any, hidden: Tensor, vocab: int) -> tuple[Tens
     call.check_shape("penalties[1]", values, ids.shape, "that of penalties[0]")
     call.check_devices(hidden.device, {"penalties[0]": ids, "penalties[1]": values})
     flat = (hidden.shape[:-1].numel(), ids.shape[-1])
-    ids, values = ids.reshape(flat).long(), values.detach().reshape(flat)
+    return ids.reshape(flat).long(), values.detach().reshape(flat)
+
+
+def _check_ids(ids: Tensor, vocab: int) -> None:
     is_wrong = (ids < -1) | (ids >= vocab)
     if bool(is_wrong.any()):
         row, place = is_wrong.nonzero()[0].tolist()
         raise InvalidArgumentError(
             f"penalties[0]: expected ids in [0, {vocab}) or -1, got {int(ids[row, place])} in row {row}"
         )
-    return ids, values
 
 
 def _is_of_rows(seed: Any, hidden: Tensor) -> bool:

@@ -49,7 +49,7 @@ build_and_run(installed -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 build_and_run(installed -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_STANDARD=17)
 
 # The library alone is built: without kernels, which take a minute.
-set(small -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON)
+set(small -DCMAKE_BUILD_TYPE=Debug -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON)
 read_block(cmake "include(FetchContent)" fetched)
 write_program(fetched "${fetched}")
 run(${CMAKE_COMMAND} -E chdir ${ROOT} ${CMAKE_COMMAND} -E tar czf ${WORK}/fetched/logitless.tar.gz

@@ -45,7 +45,7 @@ foreach(package CLI11 nlohmann_json GTest OpenMP)
   list(APPEND missing -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
 endforeach()
 run(${CMAKE_COMMAND} -S ${ROOT} -B ${WORK}/alone -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C}
-  -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON ${missing})
+  -DCMAKE_BUILD_TYPE=Debug -DLOGITLESS_CPU=OFF -DLOGITLESS_CUDA=OFF -DCMAKE_UNITY_BUILD=ON ${missing})
 foreach(said "CPU backend: OFF" "Command line: left out" "Tests and examples: left out")
   if(NOT output MATCHES "${said}")
     message(FATAL_ERROR "configuring with a compiler alone does not say \"${said}\":\n${output}")

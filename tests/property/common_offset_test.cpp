@@ -127,6 +127,7 @@ class CommonOffset : public EngineTest {
 
 TEST_P(CommonOffset, ChangesNoGradient) {
   const Case plain = base(0x1p-3);
+  size_t place = 0;
   for (const Case& way : ways_with_upstream(plain)) {
     const Expected expected(way);
     const Answer& truth = expected.truth();
@@ -142,6 +143,7 @@ TEST_P(CommonOffset, ChangesNoGradient) {
                              {By::kWeight, 1e6},
                              {By::kScale, 0x1p10},
                              {By::kScale, 0x1p20}}) {
+      if (is_slowed_down() && place++ % 4 != 0) continue;  // of 11 variants, so others for the next way
       SCOPED_TRACE(testing::Message() << "by " << static_cast<int>(v.by) << ", offset " << v.offset
                                       << ", sparsified " << way.problem.gradient);
       Case c = way;

@@ -77,7 +77,7 @@ class Groups : public GroupTest {
 };
 
 TEST_P(Groups, AnyCutOfSmallVocabulariesSlow) {
-  for (uint64_t seed = 0; seed < (is_device() ? 20 : seeds(120)); ++seed) {
+  for (uint64_t seed = 0; seed < seeds(is_device() ? 20 : 120); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 9, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);
@@ -86,7 +86,7 @@ TEST_P(Groups, AnyCutOfSmallVocabulariesSlow) {
 }
 
 TEST_P(Groups, LargerVocabulariesUnderBudgetsSlow) {
-  for (uint64_t seed = 500; seed < 500 + (is_device() ? 12 : seeds(40)); ++seed) {
+  for (uint64_t seed = 500; seed < 500 + seeds(is_device() ? 12 : 40); ++seed) {
     const Case c = grouped(seed, {.largest_dimension = 1500, .allow_fp64 = allows_fp64()});
     Random random(seed);
     const Expected expected(c);

@@ -159,7 +159,7 @@ constexpr Join kJoins[] = {Join::kForwards, Join::kBackwards, Join::kPairs, Join
                            Join::kRebaseAndSum};
 
 TEST_P(Shards, EveryCutOfSmallVocabularies) {
-  for (uint64_t seed = 0; seed < (is_device() ? 12 : seeds(60)); ++seed) {
+  for (uint64_t seed = 0; seed < seeds(is_device() ? 12 : 60); ++seed) {
     const Case c = shardable(seed, {.largest_dimension = 7, .allow_fp64 = engine().has_float64()});
     const Expected expected(c);
     const Join how = kJoins[seed % std::size(kJoins)];
@@ -168,7 +168,7 @@ TEST_P(Shards, EveryCutOfSmallVocabularies) {
 }
 
 TEST_P(Shards, RandomCutsOfLargerVocabularies) {
-  for (uint64_t seed = 500; seed < 500 + (is_device() ? 12 : seeds(30)); ++seed) {
+  for (uint64_t seed = 500; seed < 500 + seeds(is_device() ? 12 : 30); ++seed) {
     const Case c = shardable(seed, {.largest_dimension = 700, .allow_fp64 = engine().has_float64()});
     const Expected expected(c);
     Random random(seed);

@@ -84,7 +84,8 @@ Engine best_engine();
 // Returns why an engine cannot sparsify gradients; empty when it can.
 std::string why_not_sparsified(const Engine& engine);
 
-// ThreadSanitizer makes everything ten times slower: suites then take fewer random problems.
+// ThreadSanitizer makes everything ten times slower, and an emulated device is slow. Suites then take fewer
+// problems.
 bool is_slowed_down();
 inline uint64_t seeds(uint64_t count) {
   return is_slowed_down() ? (count + 7) / 8 : count;

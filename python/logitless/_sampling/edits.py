@@ -34,12 +34,16 @@ def unpacked(bits: Tensor, vocab: int) -> Tensor:
 
 def without(bits: Tensor, ids: Tensor) -> Tensor:
     """Clears the bits of distinct ids ``[N, K]``; -1 is none."""
+    if bits.shape[1] == 0:
+        return bits
     bit = torch.where(ids < 0, 0, torch.ones_like(ids) << (ids & 31)).int()
     return bits & ~torch.zeros_like(bits).scatter_add(-1, ids.clamp(min=0) >> 5, bit)
 
 
 def are_set(bits: Tensor, ids: Tensor) -> Tensor:
     """Returns the bits of ids; false for -1."""
+    if bits.shape[1] == 0:
+        return torch.zeros_like(ids, dtype=torch.bool)
     return ((bits.gather(-1, ids.clamp(min=0) >> 5) >> (ids & 31).int()) & 1).bool() & (ids >= 0)
 
 

@@ -6,6 +6,7 @@ Each rank samples from its shard, with the noise of global ids. The sample of th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from .._sampling.edits import logits_from
 from ..options import LOGIT_NUMBERS
-from ..sampling import Given, SampleOptions, SampleOutput, accepts_samples
+from ..sampling import Given, SampleOptions, SampleOutput, _truncation, accepts_samples
 from ..sampling import sample as of_one_rank
 from . import _agreement
 from . import group as _group
@@ -22,9 +23,6 @@ from ._channel import all_gather
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-NOT_SHARED = ("top_k", "top_p", "min_p", "penalties")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -44,8 +42,8 @@ def sample(
     samples of the whole vocabulary: those that one device has with this seed, unless two ids nearly tie. Ranks exchange
     a few numbers a row.
 
-    Arguments not listed here are those of :func:`logitless.sample`. Truncation, penalties and ``return_kept`` are not
-    supported.
+    Arguments not listed here are those of :func:`logitless.sample`. Truncated rows whose largest logits do not hold the
+    set are done again with the logits of all ranks.
 
     Args:
         hidden: Hidden states, ``[..., D]``, the same on every rank.
@@ -66,69 +64,138 @@ def sample(
     if _group.is_whole_head(group, weight, vocab_start, vocab_total):
         return of_one_rank(hidden, weight, **options)
     with _group.refused_for_all(group):
-        given = Given(hidden, weight, options, least_vocab=0)
-        for name in NOT_SHARED:
-            if given.o[name] is not None:
-                raise ValueError(
-                    f"{name}: expected None for a head that ranks share, got {type(given.o[name]).__name__}"
-                )
-        if given.o["return_kept"]:
-            raise ValueError("return_kept: expected False for a head that ranks share, got True")
+        given = _Shared(hidden, weight, options, group)
         start, total = (
             _group._classes(name, value) for name, value in (("vocab_start", vocab_start), ("vocab_total", vocab_total))
         )
-    agreed = _agreed(group, given, start, total)
-    if agreed.new is None:
-        return _merged(group, given, _numbers(given, agreed.shard))
-    error, numbers = None, given.hidden
-    try:
-        numbers = _numbers(given, agreed.shard)
-    except Exception as raised:
-        error = raised
-    _agreement.of_all(group, None, error, "has no samples")  # a rank without a plan would keep the others waiting
-    _agreement.keep(group, agreed)
-    return _merged(group, given, numbers)
+    given.agreed = agreed = _agreed(group, given, start, total)
+    given.vocab, given.truncation = agreed.shard.total, _truncation(given.o, agreed.shard.total)
+    out = given.sample()
+    if agreed.new is not None:
+        _agreement.keep(group, agreed)
+    return out
 
 
-def _numbers(given: Given, shard: _agreement.Shard) -> Tensor:
-    """Returns the numbers that ranks exchange, ``[N, 3 S + 3]`` in float64.
+class _Shared(Given):
+    """A call whose ids are spread over ranks. All passes return the same on every rank."""
 
-    They are keys, ids, logits, lse, entropy, and the lse without a mask where log-probabilities are wanted.
-    """
-    tokens, rows = given.hidden.shape[0], given.weight.shape[0]
-    if rows == 0:
-        no_column = given.hidden.new_full((tokens, 3 * given.count + 3), -math.inf, dtype=torch.float64)
-        no_column[:, given.count : 2 * given.count] = shard.total
-        return no_column
-    part = [shard.start, shard.total] if rows < shard.total else []
-    ids, log_probs, keys, lse, entropy = given.run(part, given.mask)
-    of_all = given.run(part, count=0)[3] if given.mask is not None and given.o["return_logprobs"] else lse
-    entropy = entropy if given.o["return_entropy"] else torch.zeros_like(lse)
-    of_row = lse.double()[:, None]
-    logits = logits_from(log_probs, of_row)
-    return torch.cat(
-        (keys.double(), ids.double(), logits, of_row, entropy.double()[:, None], of_all.double()[:, None]), -1
-    )
+    agreed: _agreement.Agreed
+
+    def __init__(self, hidden: Tensor, weight: Tensor, options: Mapping[str, Any], group: Any) -> None:
+        super().__init__(hidden, weight, options, least_vocab=0)
+        self.group = group
+
+    def _own(self, make: Callable[[], Tensor]) -> Tensor:
+        """Returns this rank's numbers. In a call of a new kind an error is that of all ranks, which would wait."""
+        if self.agreed.new is None:
+            return make()
+        error, made = None, self.hidden
+        try:
+            made = make()
+        except Exception as raised:
+            error = raised
+        _agreement.of_all(self.group, None, error, "has no samples")
+        return made
+
+    def _every(self, mine: Tensor) -> Tensor:
+        every = mine.new_empty((dist.get_world_size(self.group), *mine.shape))
+        all_gather(every.view(-1), mine.contiguous().view(-1), group=self.group)
+        return every
+
+    def _sum(self, mine: Tensor) -> Tensor:
+        """Adds up numbers of which one rank has each, and the others have 0."""
+        dist.all_reduce(mine, group=self.group)
+        return mine
+
+    def _samples(self, bits: Tensor | None, merges: bool) -> Any:
+        tokens, rows, shard = self.hidden.shape[0], self.weight.shape[0], self.agreed.shard
+
+        def numbers() -> Tensor:  # keys, ids, logits, lse and entropy
+            if rows == 0:
+                no_column = self.hidden.new_full((tokens, 3 * self.count + 2), -math.inf, dtype=torch.float64)
+                no_column[:, self.count : 2 * self.count] = shard.total
+                return no_column
+            part = [shard.start, shard.total] if rows < shard.total else []
+            ids, log_probs, keys, lse, entropy = self.run(part, bits)
+            entropy = entropy if self.o["return_entropy"] else torch.zeros_like(lse)
+            of_row = lse.double()[:, None]
+            logits = logits_from(log_probs, of_row)
+            return torch.cat((keys.double(), ids.double(), logits, of_row, entropy.double()[:, None]), -1)
+
+        every, sizes = self._every(self._own(numbers)), (*3 * (self.count,), 1, 1)
+        keys, ids, logits, lse, entropies = every.split(sizes, dim=-1)  # type: ignore[no-untyped-call]
+        best = keys.amax(0)
+        is_best = (keys == best) | (keys.isnan() & best.isnan())
+        chosen = torch.where(is_best, ids, math.inf).argmin(0, keepdim=True)  # the smallest of equal ones
+        total = lse.logsumexp(0)
+        log_probs = logits.gather(0, chosen)[0] - total
+        # A rank without columns, or with masked ones alone, has no share.
+        share = torch.where(lse == -math.inf, 0, (lse - total).exp() * (lse - entropies))
+        entropy = (total - share.sum(0)).masked_fill(total == -math.inf, math.nan)[:, 0]
+        of_ids, of_row = log_probs.to(self.stats), entropy.to(self.stats)
+        return ids.gather(0, chosen)[0].long(), of_ids, best, total[:, 0], of_row
+
+    def _largest(self, bits: Tensor | None, count: int, merges: bool) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, own = self.hidden.shape[0], min(count, self.weight.shape[0])
+
+        def numbers() -> Tensor:  # ids, logits and lse
+            made = self.hidden.new_full((tokens, 2 * count + 1), -math.inf, dtype=torch.float64)
+            made[:, :count] = self.vocab
+            if own > 0:
+                ids, log_probs, _, lse, _ = self.run([], bits, 0, own)
+                made[:, :own] = ids + self.agreed.shard.start
+                made[:, -1] = lse
+                made[:, count : count + own] = logits_from(log_probs, made[:, -1:])
+            return made
+
+        every = self._every(self._own(numbers))
+        total = every[..., -1:].logsumexp(0)
+        ids, logits = (part.transpose(0, 1).flatten(1) for part in (every[..., :count], every[..., count:-1]))
+        by_id = ids.argsort(stable=True)
+        order = by_id.gather(-1, logits.gather(-1, by_id).argsort(stable=True, descending=True))[:, :count]
+        return ids.gather(-1, order).long(), logits.gather(-1, order) - total, total[:, 0]
+
+    def _lse_of_all(self) -> Tensor:
+        def numbers() -> Tensor:
+            if self.weight.shape[0] == 0:
+                return self.hidden.new_full((self.hidden.shape[0], 1), -math.inf, dtype=torch.float64)
+            return super(_Shared, self)._lse_of_all()
+
+        return self._every(self._own(numbers)).logsumexp(0)
+
+    def _in_weight(self, ids: Tensor) -> Tensor:
+        start = self.agreed.shard.start
+        return torch.where((ids >= start) & (ids < start + self.weight.shape[0]), ids - start, -1)
+
+    def _logits_of(self, ids: Tensor) -> Tensor:
+        rows = self._in_weight(ids)
+
+        def numbers() -> Tensor:
+            if self.weight.shape[0] == 0:
+                return torch.zeros_like(ids, dtype=torch.float64)
+            return torch.where(rows < 0, 0, super(_Shared, self)._logits_of(rows))
+
+        return self._sum(self._own(numbers)).masked_fill(ids < 0, -math.inf)
+
+    def _are_allowed(self, bits: Tensor, ids: Tensor) -> Tensor:
+        return self._sum(super()._are_allowed(bits, ids).int()) > 0
+
+    def _joined(self, of_rank: Tensor) -> Tensor:
+        """Returns columns of all ranks, ``[R, V]``, from this rank's."""
+        start = self.agreed.shard.start
+        joined = of_rank.new_zeros(of_rank.shape[0], self.vocab)
+        joined[:, start : start + of_rank.shape[1]] = of_rank
+        return self._sum(joined)
+
+    def _allowed(self, rows: Tensor) -> Tensor | None:
+        of_rank = super()._allowed(rows)
+        return None if of_rank is None else self._joined(of_rank.to(torch.uint8)).bool()
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        return self._joined(super()._logits(rows))
 
 
-def _merged(group: Any, given: Given, mine: Tensor) -> SampleOutput:
-    ranks, count, stats = dist.get_world_size(group), given.count, given.stats
-    every = mine.new_empty((ranks, *mine.shape))
-    all_gather(every.view(-1), mine.contiguous().view(-1), group=group)
-    keys, ids, logits, lse, entropies, of_all = every.split((count, count, count, 1, 1, 1), dim=-1)  # type: ignore[no-untyped-call]
-    best = keys.amax(0)
-    is_best = (keys == best) | (keys.isnan() & best.isnan())
-    chosen = torch.where(is_best, ids, math.inf).argmin(0, keepdim=True)  # the smallest of equal ones
-    logits, total = logits.gather(0, chosen)[0], lse.logsumexp(0)
-    # A rank without columns, or with masked ones alone, has no share.
-    share = torch.where(lse == -math.inf, 0, (lse - total).exp() * (lse - entropies))
-    entropy = (total - share.sum(0)).masked_fill(total == -math.inf, math.nan)[:, 0]
-    log_probs, full = ((logits - each).to(stats) for each in (total, of_all.logsumexp(0)))
-    full = full.masked_fill(log_probs.isnan(), math.nan)
-    return given.output(ids.gather(0, chosen)[0].long(), log_probs, entropy.to(stats), full)
-
-
-def _agreed(group: Any, given: Given, start: int, total: int) -> _agreement.Agreed:
+def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Agreed:
     """Compares the calls of all ranks, and gives them rank 0's seed."""
     o, seed = given.o, given.seed
     drawn = o["seed"] is None or isinstance(o["seed"], torch.Generator)
@@ -140,6 +207,7 @@ def _agreed(group: Any, given: Given, start: int, total: int) -> _agreement.Agre
         "bias": None if given.bias is None else str(given.bias.dtype),
         "temperatures of rows": given.row_temperature is not None,
         "mask": given.mask is not None,
+        "penalties": None if given.penalties is None else f"{list(given.penalties[0].shape)}",
         **{name: o[name] for name in o if name != "seed" and isinstance(o[name], (bool, int, float, str))},
         **dict(zip(LOGIT_NUMBERS, given.numbers)),
         "seed": f"{list(seed.shape)}",

@@ -43,23 +43,50 @@ def case_sample_without_a_seed(ranks):
     assert all(torch.equal(first, other) for other in ranks.gather(first))
 
 
-def case_sample_with_a_mask(ranks):
-    """Some rows have ids in one shard alone, and row 1 has none."""
+SETS = (
+    {"top_k": 5},
+    {"top_k": 1 << 40},
+    {"top_p": 0.7},
+    {"min_p": 0.3},
+    {"top_k": 9, "top_p": 0.5, "min_p": 0.01},
+    {"return_kept": True, "top_p": 0.9},
+)
+
+
+def edits_of(data):
+    """Returns a mask and penalties. Row 0 has one id, row 1 none, and row 2 edited ones alone."""
+    tokens, vocab = len(data.input), len(data.weight)
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.rand(tokens, vocab, generator=generator) < 0.5
+    mask[:3] = False
+    mask[0, -1] = True
+    ids = torch.randint(-1, vocab, (tokens, 6), generator=generator)
+    mask[2, ids[2].clamp(min=0)] = True
+    return mask, (ids, torch.randn(tokens, 6, generator=generator))
+
+
+def case_sample_of_some_ids(ranks):
     for dtype in (torch.float64, torch.float32):
         data = Data(ranks, dtype)
-        tokens, vocab = len(data.input), len(data.weight)
-        mask = torch.rand(tokens, vocab, generator=torch.Generator().manual_seed(3)) < 0.5
-        mask[0, : vocab - 1] = False
-        mask[0, -1] = True
-        mask[1] = False
-        expected = logitless.sample(data.input, data.weight, seed=5, mask=mask, **ALL)
-        own = mask[:, data.shard]
-        for given in (own, packed(own)):
-            got = sample(ranks, data, seed=5, mask=given, **ALL)
-            assert torch.equal(got.ids, expected.ids)
-            assert (got.ids[1] == -1).all()
-            for name in ("log_probs", "full_log_probs", "entropy"):
-                torch.testing.assert_close(getattr(got, name), getattr(expected, name), equal_nan=True)
+        mask, penalties = edits_of(data)
+        for more in ({}, *SETS):
+            for edits in ({}, {"mask": mask}, {"penalties": penalties}, {"mask": mask, "penalties": penalties}):
+                if not more and not edits:
+                    continue
+                given = ALL | more | edits | {"temperature": data.temperature}
+                expected = logitless.sample(data.input, data.weight, seed=5, bias=data.bias, **given)
+                forms = [given]
+                if "mask" in given:
+                    own = mask[:, data.shard]
+                    forms = [given | {"mask": own}, given | {"mask": packed(own)}]
+                for form in forms:
+                    got = sample(ranks, data, seed=5, bias=data.bias[data.shard], **form)
+                    assert torch.equal(got.ids, expected.ids), (more, edits.keys())
+                    for name in ("log_probs", "full_log_probs", "entropy"):
+                        torch.testing.assert_close(getattr(got, name), getattr(expected, name), equal_nan=True)
+                    if got.kept is not None:
+                        assert torch.equal(got.kept.offsets, expected.kept.offsets)
+                        assert torch.equal(got.kept.ids, expected.kept.ids)
 
 
 @sizes(2)
@@ -79,6 +106,9 @@ def case_sample_that_one_rank_asks_for_otherwise(ranks):
     data = Data(ranks)
     mask = torch.ones(len(data.input), data.rows[ranks.rank], dtype=torch.bool)
     otherwise("mask: expected the same on all ranks", mask=mask)
-    otherwise("return_kept: expected False for a head that ranks share", on="all", mask=mask, return_kept=True)
-    otherwise("top_k: expected None for a head that ranks share", top_k=3, on="all")
+    otherwise("top_k: expected the same", top_k=3)
+    ids = torch.full((len(data.input), 1), len(data.weight))
+    wrong = (ids, torch.zeros(ids.shape))
+    otherwise(f"penalties.0.: expected ids in .0, {len(data.weight)}. or -1", on="all", penalties=wrong)
+    otherwise("penalties: expected the same", penalties=wrong)
     otherwise("max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
