@@ -232,10 +232,18 @@ class Given:
 
     def sample(self) -> SampleOutput:
         if self.penalties is not None:
-            _check_ids(self.penalties[0], self.vocab)
+            self._check_ids(self.penalties[0])
         if self.truncation.is_none() and not self.o["return_kept"]:
             return self._whole()
         return self._of_sets()
+
+    def _check_ids(self, ids: Tensor) -> None:
+        is_wrong = (ids < -1) | (ids >= self.vocab)
+        if bool(is_wrong.any()):
+            row, place = is_wrong.nonzero()[0].tolist()
+            raise InvalidArgumentError(
+                f"penalties[0]: expected ids in [0, {self.vocab}) or -1, got {int(ids[row, place])} in row {row}"
+            )
 
     # ---- passes over all ids, of which distributed/_sampling.py has some on other ranks
 
@@ -454,8 +462,8 @@ class Given:
     def _edited(self, z: Tensor, rows: Tensor) -> Tensor:
         if self.penalties is not None:
             ids, values = (each[rows] for each in self.penalties)
-            added = torch.where(ids < 0, 0, values.double()) / self._divisor(rows)
-            z = z.scatter_add(-1, ids.clamp(min=0), added)
+            ids, added = distinct(ids, torch.where(ids < 0, 0, values.double()))  # as in _edits()
+            z = z.scatter_add(-1, ids.clamp(min=0), torch.where(ids < 0, 0, added / self._divisor(rows)))
         allowed = self._allowed(rows)
         return z if allowed is None else z.masked_fill(~allowed, -math.inf)
 
@@ -501,15 +509,6 @@ def _checked_penalties(penalties: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     call.check_devices(hidden.device, {"penalties[0]": ids, "penalties[1]": values})
     flat = (hidden.shape[:-1].numel(), ids.shape[-1])
     return ids.reshape(flat).long(), values.detach().reshape(flat)
-
-
-def _check_ids(ids: Tensor, vocab: int) -> None:
-    is_wrong = (ids < -1) | (ids >= vocab)
-    if bool(is_wrong.any()):
-        row, place = is_wrong.nonzero()[0].tolist()
-        raise InvalidArgumentError(
-            f"penalties[0]: expected ids in [0, {vocab}) or -1, got {int(ids[row, place])} in row {row}"
-        )
 
 
 def _is_of_rows(seed: Any, hidden: Tensor) -> bool:

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._sampling.edits import logits_from
+from ..errors import InvalidArgumentError
 from ..options import LOGIT_NUMBERS
+from ..run import are_unaligned
 from ..sampling import Given, SampleOptions, SampleOutput, _truncation, accepts_samples
 from ..sampling import sample as of_one_rank
 from . import _agreement
@@ -85,9 +87,12 @@ class _Shared(Given):
         super().__init__(hidden, weight, options, least_vocab=0)
         self.group = group
 
-    def _own(self, make: Callable[[], Tensor]) -> Tensor:
-        """Returns this rank's numbers. In a call of a new kind an error is that of all ranks, which would wait."""
-        if self.agreed.new is None:
+    def _own(self, make: Callable[[], Tensor], always: bool = False) -> Tensor:
+        """Returns this rank's numbers. An error is that of all ranks, which would wait.
+
+        Later calls of a known kind do not ask the others, except `always`: data decide whether such a step runs.
+        """
+        if self.agreed.new is None and not always:
             return make()
         error, made = None, self.hidden
         try:
@@ -145,7 +150,10 @@ class _Shared(Given):
                 ids, log_probs, _, lse, _ = self.run([], bits, 0, own)
                 made[:, :own] = ids + self.agreed.shard.start
                 made[:, -1] = lse
-                made[:, count : count + own] = logits_from(log_probs, made[:, -1:])
+                z = logits_from(log_probs, made[:, -1:])
+                # Log-probabilities are rounded by the shard's lse. These make equal logits equal on all ranks.
+                exact = super(_Shared, self)._logits_of(ids)
+                made[:, count : count + own] = torch.where(z.isfinite(), exact, z)
             return made
 
         every = self._every(self._own(numbers))
@@ -180,19 +188,34 @@ class _Shared(Given):
     def _are_allowed(self, bits: Tensor, ids: Tensor) -> Tensor:
         return self._sum(super()._are_allowed(bits, ids).int()) > 0
 
-    def _joined(self, of_rank: Tensor) -> Tensor:
+    def _joined(self, make: Callable[[], Tensor]) -> Tensor:
         """Returns columns of all ranks, ``[R, V]``, from this rank's."""
-        start = self.agreed.shard.start
-        joined = of_rank.new_zeros(of_rank.shape[0], self.vocab)
-        joined[:, start : start + of_rank.shape[1]] = of_rank
-        return self._sum(joined)
+
+        def placed() -> Tensor:
+            of_rank, start = make(), self.agreed.shard.start
+            joined = of_rank.new_zeros(of_rank.shape[0], self.vocab)
+            joined[:, start : start + of_rank.shape[1]] = of_rank
+            return joined
+
+        return self._sum(self._own(placed, always=True))
 
     def _allowed(self, rows: Tensor) -> Tensor | None:
-        of_rank = super()._allowed(rows)
-        return None if of_rank is None else self._joined(of_rank.to(torch.uint8)).bool()
+        if self.mask is None:
+            return None
+        of_rank = super()._allowed
+        return self._joined(lambda: of_rank(rows).to(torch.uint8)).bool()  # type: ignore[union-attr]
 
     def _logits(self, rows: Tensor) -> Tensor:
-        return self._joined(super()._logits(rows))
+        of_rank = super()._logits
+        return self._joined(lambda: of_rank(rows))
+
+    def _check_ids(self, ids: Tensor) -> None:
+        error = None
+        try:
+            super()._check_ids(ids)
+        except InvalidArgumentError as raised:
+            error = raised
+        _agreement.of_all(self.group, None, error, "refused its arguments")
 
 
 def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Agreed:
@@ -208,16 +231,28 @@ def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Ag
         "temperatures of rows": given.row_temperature is not None,
         "mask": given.mask is not None,
         "penalties": None if given.penalties is None else f"{list(given.penalties[0].shape)}",
-        **{name: o[name] for name in o if name != "seed" and isinstance(o[name], (bool, int, float, str))},
+        **{name: o[name] for name in o if isinstance(o[name], bool)},
+        **{name: None if o[name] is None else float(o[name]) for name in ("top_k", "top_p", "min_p")},
         **dict(zip(LOGIT_NUMBERS, given.numbers)),
+        "num_samples": given.count,
+        "max_workspace_bytes": given.budget,
         "seed": f"{list(seed.shape)}",
         "seed given": not drawn,
         "vocab_start given": start >= 0,
         "vocab_total": None if total < 0 else total,
     }
-    own = _agreement.RankInfo(given.weight.shape[0], start, 0, 0)
+    on_host = given.hidden.device.type == "cpu"
+    unaligned = are_unaligned(given.hidden, given.weight)
+    own = _agreement.RankInfo(given.weight.shape[0], start, torch.get_num_threads() if on_host else 0, int(unaligned))
+    shared = {} if drawn else {"seed": [seed]}
+    if on_host:
+        shared |= {} if given.penalties is None else {"penalties": [*given.penalties]}
+        shared |= {} if given.row_temperature is None else {"temperature": [given.row_temperature]}
+    parts = [each.reshape(-1).contiguous() for some in shared.values() for each in some]
+    if on_host:
+        parts = [part.view(torch.uint8) for part in parts]
     number = int(seed) if drawn else 0
-    agreed = _agreement.agree(group, fields, own, None if drawn else seed, "seed", number)
+    agreed = _agreement.agree(group, fields, own, torch.cat(parts) if parts else None, ", ".join(shared), number)
     if drawn:
         given.seed = torch.full_like(seed, agreed.seed)
     return agreed

@@ -3,6 +3,9 @@
 import functools
 
 import logitless
+import logitless.sampling
+import numpy
+import pytest
 import torch
 from logitless._sampling.edits import packed
 
@@ -89,6 +92,42 @@ def case_sample_of_some_ids(ranks):
                         assert torch.equal(got.kept.ids, expected.kept.ids)
 
 
+def case_sample_of_equal_logits(ranks):
+    """Of equal ids the smaller one is kept, whatever rank has it."""
+    data = Data(ranks)
+    vocab, ids = len(data.weight), torch.zeros(len(data.input), 1, dtype=torch.int64)
+    numbers = torch.full(ids.shape, -1.0)
+    for weight in (torch.full_like(data.weight, 0.02), data.weight[: -(-vocab // 2)].repeat(2, 1)[:vocab]):
+        for more in ({"top_k": 1}, {"top_k": 5}, {"top_k": 5, "penalties": (ids, numbers)}, {"min_p": 1.0}):
+            given = {"seed": 2, "return_kept": True} | more
+            expected = logitless.sample(data.input, weight, **given)
+            got = sample(ranks, data, weight=weight[data.shard], **given)
+            assert torch.equal(got.ids, expected.ids), more
+            assert torch.equal(got.kept.ids, expected.kept.ids), more
+
+
+@sizes(2)
+def case_sample_with_logits_that_one_rank_cannot_make(ranks):
+    """Whether rows are done again depends on data, so it may be the first time in a call of a known kind."""
+    data = Data(ranks)
+    peaked, flat = data.input * 100, data.input * 0
+    weight = data.weight.repeat(20, 1)
+    shard = slice(ranks.rank * len(weight) // 2, (ranks.rank + 1) * len(weight) // 2)
+    given = {"weight": weight[shard], "top_p": 0.5, "seed": 1}
+    sample(ranks, data, hidden=peaked, **given)
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+            patch.setattr(logitless.sampling, "dense_logits", _out_of_memory)
+        with pytest.raises((RuntimeError, ValueError), match="no memory"):
+            sample(ranks, data, hidden=flat, **given)
+    expected = logitless.sample(flat, weight, top_p=0.5, seed=1)
+    assert torch.equal(sample(ranks, data, hidden=flat, **given).ids, expected.ids)
+
+
+def _out_of_memory(*_):
+    raise RuntimeError("no memory")
+
+
 @sizes(2)
 def case_sample_of_starts_that_are_given(ranks):
     data = Data(ranks)
@@ -111,4 +150,13 @@ def case_sample_that_one_rank_asks_for_otherwise(ranks):
     wrong = (ids, torch.zeros(ids.shape))
     otherwise(f"penalties.0.: expected ids in .0, {len(data.weight)}. or -1", on="all", penalties=wrong)
     otherwise("penalties: expected the same", penalties=wrong)
+    ids = ids.clamp(max=0)
+    normal = {"penalties": (ids, torch.ones(ids.shape))}
+    otherwise(
+        "penalties: expected ids in|refused its arguments.*expected ids in|penalties: expected the same",
+        penalties=wrong,
+        normal=normal,
+    )
+    otherwise("penalties: expected the same", penalties=(ids, torch.zeros(ids.shape)), normal={"seed": 0} | normal)
+    otherwise("top_k: expected the same", top_k=numpy.int64(3), normal={"top_k": numpy.int64(4)})
     otherwise("max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
