@@ -6,6 +6,7 @@ Each rank samples from its shard, with the noise of global ids. The sample of th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,15 @@ class _Shared(Given):
         _agreement.of_all(self.group, None, error, "refused its arguments")
 
 
+def _plain(value: Any) -> bool | int | float | str | None:
+    """Returns an option that is text or a number of any type; None for others."""
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Tensor) or not (hasattr(value, "__index__") or hasattr(value, "__float__")):
+        return None
+    return operator.index(value) if hasattr(value, "__index__") else float(value)
+
+
 def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Agreed:
     """Compares the calls of all ranks, and gives them rank 0's seed."""
     o, seed = given.o, given.seed
@@ -231,11 +241,8 @@ def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Ag
         "temperatures of rows": given.row_temperature is not None,
         "mask": given.mask is not None,
         "penalties": None if given.penalties is None else f"{list(given.penalties[0].shape)}",
-        **{name: o[name] for name in o if isinstance(o[name], bool)},
-        **{name: None if o[name] is None else float(o[name]) for name in ("top_k", "top_p", "min_p")},
+        **{name: number for name, value in o.items() if name != "seed" and (number := _plain(value)) is not None},
         **dict(zip(LOGIT_NUMBERS, given.numbers)),
-        "num_samples": given.count,
-        "max_workspace_bytes": given.budget,
         "seed": f"{list(seed.shape)}",
         "seed given": not drawn,
         "vocab_start given": start >= 0,
@@ -247,7 +254,7 @@ def _agreed(group: Any, given: _Shared, start: int, total: int) -> _agreement.Ag
     shared = {} if drawn else {"seed": [seed]}
     if on_host:
         shared |= {} if given.penalties is None else {"penalties": [*given.penalties]}
-        shared |= {} if given.row_temperature is None else {"temperature": [given.row_temperature]}
+        shared |= {} if given.row_temperature is None else {"temperatures of rows": [given.row_temperature]}
     parts = [each.reshape(-1).contiguous() for some in shared.values() for each in some]
     if on_host:
         parts = [part.view(torch.uint8) for part in parts]
