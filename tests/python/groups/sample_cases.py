@@ -93,7 +93,7 @@ def case_sample_of_some_ids(ranks):
 
 
 def case_sample_of_equal_logits(ranks):
-    """Of equal ids the smaller one is kept, whatever rank has it."""
+    """The smaller of equal ids is kept, whatever rank has it."""
     data = Data(ranks)
     vocab, ids = len(data.weight), torch.zeros(len(data.input), 1, dtype=torch.int64)
     numbers = torch.full(ids.shape, -1.0)
