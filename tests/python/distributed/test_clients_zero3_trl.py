@@ -188,8 +188,10 @@ def trained(mesh, name, folder, teacher, output, zero):
     return results
 
 
-@pytest.mark.parametrize("zero", [FREED, KEPT], ids=["freed", "kept"])
-@pytest.mark.parametrize("name", ["Trainer", "SFT", "DPO", "KTO", "GRPO", "Distillation"])
+OF_TRAINERS = {"Trainer": FREED, "SFT": KEPT, "DPO": FREED, "KTO": KEPT, "GRPO": FREED, "Distillation": KEPT}
+
+
+@pytest.mark.parametrize(("name", "zero"), OF_TRAINERS.items(), ids=OF_TRAINERS)
 def test_trainers(two, tmp_path, name, zero):
     if name != "Trainer":
         needs_trl()
