@@ -27,6 +27,11 @@ bool to_flag(int32_t value, const char* argument) {
   return value == 1;
 }
 
+int64_t at_least_0(int64_t value, const char* argument) {
+  if (value < 0) throw_invalid(argument, "at least 0", std::to_string(value));
+  return value;
+}
+
 DType to_dtype(int32_t value, const char* argument) {
   return to_enum(value, DType::kI64, argument);
 }
@@ -284,13 +289,6 @@ Candidates to_candidates(const logitless_candidates* pointer, bool sizes_only) {
   }
   return validated(c, given.temperature, sizes_only);
 }
-
-namespace {
-int64_t at_least_0(int64_t value, const char* argument) {
-  if (value < 0) throw_invalid(argument, "at least 0", std::to_string(value));
-  return value;
-}
-}  // namespace
 
 NoiseLists to_noise_lists(const logitless_sample_noise* pointer) {
   const logitless_sample_noise& given = *required(pointer, "lists");

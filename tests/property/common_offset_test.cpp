@@ -143,7 +143,7 @@ TEST_P(CommonOffset, ChangesNoGradient) {
                              {By::kWeight, 1e6},
                              {By::kScale, 0x1p10},
                              {By::kScale, 0x1p20}}) {
-      if (is_slowed_down() && place++ % 4 != 0) continue;  // of 11 variants, so others for the next way
+      if (is_slowed_down() && place++ % 4 != 0) continue;  // 11 is no multiple: other ways take others
       SCOPED_TRACE(testing::Message() << "by " << static_cast<int>(v.by) << ", offset " << v.offset
                                       << ", sparsified " << way.problem.gradient);
       Case c = way;

@@ -152,11 +152,7 @@ def case_sample_that_one_rank_asks_for_otherwise(ranks):
     otherwise("penalties: expected the same", penalties=wrong)
     ids = ids.clamp(max=0)
     normal = {"penalties": (ids, torch.ones(ids.shape))}
-    otherwise(
-        "penalties: expected ids in|refused its arguments.*expected ids in|penalties: expected the same",
-        penalties=wrong,
-        normal=normal,
-    )
+    otherwise("penalties: expected the same", penalties=wrong, normal=normal)
     otherwise("penalties: expected the same", penalties=(ids, torch.zeros(ids.shape)), normal={"seed": 0} | normal)
     otherwise("top_k: expected the same", top_k=numpy.int64(3), normal={"top_k": numpy.int64(4)})
     otherwise("max_workspace_bytes: expected at least", on="all", max_workspace_bytes=64)
